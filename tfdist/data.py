@@ -1,0 +1,157 @@
+"""How a data set is spread over the replicas.
+
+Every worker reads the same global batches and takes its own slice of each: N replicas see the
+examples, the batches and the order that one device sees, and every worker takes the same number of
+steps. File sharding, where it is asked for, is TensorFlow's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Which slices of a global batch belong to this process.
+
+    Attributes:
+        workers: processes that read the data.
+        worker: this process's number among them.
+        local: replicas in this process.
+    """
+
+    workers: int
+    worker: int
+    local: int
+
+    @property
+    def replicas(self) -> int:
+        """All replicas."""
+        return self.workers * self.local
+
+    def positions(self) -> list[int]:
+        """Positions in the global batch of this process's replicas, in order.
+
+        Replica `l` of worker `w` takes slice `l * workers + w`: the order in which Keras puts the
+        replicas' predictions together again.
+        """
+        return [replica * self.workers + self.worker for replica in range(self.local)]
+
+
+def slice_bounds(size: Any, position: Any, parts: int) -> tuple[Any, Any]:
+    """Start and end of one of `parts` contiguous slices whose sizes differ by one at most.
+
+    Args:
+        size: number of examples; an int or an integer tensor.
+        position: which slice; an int or an integer tensor.
+        parts: number of slices.
+    """
+    small, extra = size // parts, size % parts
+    if isinstance(size, int) and isinstance(position, int):
+        start = position * small + min(position, extra)
+        return start, start + small + (1 if position < extra else 0)
+    start = position * small + tf.minimum(position, extra)
+    return start, start + small + tf.cast(position < extra, small.dtype)
+
+
+def slice_batch(batch: Any, position: Any, parts: int) -> Any:
+    """One slice of every component of a batch; scalars and None are kept whole."""
+    rows = [r for r in map(_rows, tf.nest.flatten(batch)) if r is not None]
+    if not rows:
+        return batch
+    start, end = slice_bounds(rows[0], position, parts)
+    return tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, start, end), batch)
+
+
+def _rows(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    if not tf.is_tensor(leaf):
+        return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else None
+    if leaf.shape.rank == 0:
+        return None
+    return tf.shape(leaf, tf.int64)[0]
+
+
+def _slice_leaf(leaf: Any, start: Any, end: Any) -> Any:
+    if _rows(leaf) is None:
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        rest = leaf.dense_shape[1:]
+        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
+        return tf.sparse.slice(leaf, begin, tf.concat([[end - start], rest], 0))
+    return leaf[start:end]
+
+
+def policy_of(dataset: tf.data.Dataset) -> Any:
+    """The auto-shard policy that the data set's options ask for."""
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
+def local_dataset(dataset: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
+    """This process's part of a data set of global batches.
+
+    Args:
+        dataset: yields global batches, the same ones in the same order on every worker.
+        shard: this process's place.
+
+    Returns:
+        A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
+        static only where every slice of every batch has the same size.
+    """
+    positions = tf.constant(shard.positions(), tf.int64)
+    static = _even_batch(dataset, shard.replicas)
+
+    def replica_slice(position: Any, *batch: Any) -> Any:
+        whole = batch if len(batch) > 1 else batch[0]
+        part = slice_batch(whole, position, shard.replicas)
+        return _with_static_batch(part, static)
+
+    def spread(*batch: Any) -> tf.data.Dataset:
+        each = tf.data.Dataset.from_tensor_slices(positions)
+        return each.map(lambda position: replica_slice(position, *batch))
+
+    if shard.local == 1:
+        own = dataset.map(
+            lambda *batch: replica_slice(positions[0], *batch), num_parallel_calls=tf.data.AUTOTUNE
+        )
+    else:
+        own = dataset.flat_map(spread)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = _Policy.OFF
+    options.deterministic = True
+    return own.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:
+    """The size of every replica's slice, where it is known to be the same for all, or None."""
+    sizes = {
+        spec.shape[0]
+        for spec in tf.nest.flatten(dataset.element_spec)
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank
+    }
+    if len(sizes) != 1:
+        return None
+    size = sizes.pop()
+    return None if size is None or size % replicas else size // replicas
+
+
+def _with_static_batch(part: Any, size: int | None) -> Any:
+    if size is None:
+        return part
+
+    def fix(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            return tf.ensure_shape(leaf, [size, *leaf.shape[1:]])
+        return leaf
+
+    return tf.nest.map_structure(fix, part)

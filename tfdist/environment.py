@@ -1,0 +1,79 @@
+"""The one module that touches environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
+__all__ = ["VARIABLES", "merged", "patched", "read", "snapshot"]
+
+#: Every variable that tfdist reads or sets for the processes it starts, and what it means.
+VARIABLES: dict[str, str] = {
+    "TF_CONFIG": "The cluster and this task's place in it, as JSON (TensorFlow's own variable).",
+    "TFDIST_CONFIG": "The resolved strategy configuration of the job, as JSON; set by `tfdist run`.",
+    "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
+    "TFDIST_SEED": "The seed that every task of the job gives to Python, NumPy and TensorFlow.",
+    "TFDIST_RESULT": "A file to which `tfdist verify` has each task write its observations.",
+    "TF_CPP_MIN_LOG_LEVEL": "TensorFlow's C++ log level; 1 in the tasks unless it is set.",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "Memory growth on GPUs; true in the tasks unless it is set.",
+    "KERAS_BACKEND": "Keras's backend, which must be tensorflow.",
+    "TF_USE_LEGACY_KERAS": "Makes tf.keras Keras 2; tfdist needs Keras 3.",
+    "CUDA_VISIBLE_DEVICES": "The GPUs that a process may see.",
+    "PYTHONUNBUFFERED": "Set to 1 in the tasks, so that logs are complete when a task dies.",
+    "COLUMNS": "Width of the terminal, carried over to the chief.",
+}
+
+
+def read(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The value of a variable of the table, or None where it is unset or empty.
+
+    Args:
+        name: a key of `VARIABLES`.
+        environ: where to look; by default the process's own environment.
+
+    Raises:
+        KeyError: if the name is not in the table.
+    """
+    if name not in VARIABLES:
+        raise KeyError(name)
+    return (os.environ if environ is None else environ).get(name) or None
+
+
+def snapshot() -> dict[str, str]:
+    """A copy of the process's environment."""
+    return dict(os.environ)
+
+
+def merged(changes: Mapping[str, str | None], base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A new environment for a child: `base`, by default this process's, with changes.
+
+    Args:
+        changes: new values; None removes a variable.
+        base: what to start from.
+    """
+    environ = snapshot() if base is None else dict(base)
+    for name, value in changes.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
+    return environ
+
+
+@contextlib.contextmanager
+def patched(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Changes this process's environment within a block and restores it after."""
+    before = snapshot()
+    after = merged(changes)
+    try:
+        _replace(after)
+        yield
+    finally:
+        _replace(before)
+
+
+def _replace(environ: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environ):
+        del os.environ[name]
+    os.environ.update(environ)

@@ -1,0 +1,103 @@
+"""The exchange of gradients: before the optimizer sees them, so that all of it acts on the average.
+
+Keras all-reduces inside `apply`, after clipping, inside the conditional of gradient accumulation,
+and after the check for infinities of dynamic loss scaling. N processes then clip, accumulate and
+skip differently from one. Here the average is taken first and everything else is as on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+from tfdist.keras.hooks import Hook
+from tfdist.keras.step import current_step
+
+_local = threading.local()
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's optimizers."""
+    return [
+        Hook(BaseOptimizer, "apply", _exchange_first),
+        Hook(LossScaleOptimizer, "apply", _exchange_first),
+        Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
+        Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
+    ]
+
+
+def exchange(grads: list[Any]) -> list[Any]:
+    """Averages gradients over the replicas, weighted by examples.
+
+    Outside of a Keras step, where a training loop scales its own loss, gradients are summed: the
+    meaning that `tf.distribute` gives to `apply_gradients`.
+
+    Args:
+        grads: one dense tensor, `IndexedSlices` or None for each weight.
+
+    Returns:
+        The reduced gradients, None where there was None.
+    """
+    step = current_step()
+    present = [g for g in grads if g is not None]
+    if not present:
+        return grads
+    if step is not None:
+        present = [step.weigh(g) for g in present]
+    context = tf.distribute.get_replica_context()
+    reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    return [None if g is None else next(reduced) for g in grads]
+
+
+@contextmanager
+def _exchanged() -> Iterator[None]:
+    _local.exchanged = True
+    try:
+        yield
+    finally:
+        _local.exchanged = False
+
+
+def is_exchanged() -> bool:
+    """Whether the calling replica applies gradients that are averaged already."""
+    return getattr(_local, "exchanged", False)
+
+
+def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if is_exchanged() or tf.distribute.in_cross_replica_context():
+            return original(self, grads, trainable_variables)
+        grads = exchange(list(grads))
+        with _exchanged():
+            return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Decides on infinities in the replica: after the exchange all replicas see the same."""
+
+    @functools.wraps(original)
+    def tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if is_exchanged():
+            return self._common_apply(grads, trainable_variables=trainable_variables)
+        return original(self, grads, trainable_variables)
+
+    return tf_apply
+
+
+def _skip_if_exchanged(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return list(grads_and_vars) if is_exchanged() else original(self, grads_and_vars)
+
+    return all_reduce_sum_gradients

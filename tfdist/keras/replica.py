@@ -1,0 +1,81 @@
+"""Running a Keras model's `train_step` and `test_step` on each replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._tensorflow import local_results
+from tfdist.keras import weights
+from tfdist.keras.step import Step, entered, measure
+
+_STEPS = ("train_step", "test_step")
+
+
+def step_model(fn: Any) -> Any:
+    """The model whose `train_step` or `test_step` is `fn`, or None for any other function."""
+    model = getattr(fn, "__self__", None)
+    if isinstance(model, keras.Model) and getattr(fn, "__name__", "") in _STEPS:
+        return model
+    return None
+
+
+def run_keras_step(
+    strategy: Any, run: Any, model: Any, fn: Any, args: Any, kwargs: Any, options: Any
+) -> Any:
+    """Runs a Keras step on each replica and returns logs that all replicas agree on.
+
+    Args:
+        strategy: the strategy that runs it.
+        run: TensorFlow's own `Strategy.run`.
+        model: the model.
+        fn: its `train_step` or `test_step`, which takes one batch.
+        args: one batch, per replica.
+        kwargs: none.
+        options: `tf.distribute.RunOptions`.
+    """
+
+    def on_replica(batch: Any) -> Any:
+        with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
+            logs = fn(batch, **(kwargs or {}))
+            weights.average_assigned(step)
+            return _average_logs(step, logs)
+
+    outputs = run(on_replica, args, None, options)
+    return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _average_logs(step: Step, logs: Any) -> Any:
+    """Averages the scalars of a step's logs over the replicas, weighted by examples."""
+    flat = tf.nest.flatten(logs)
+    scalars = {i: tf.convert_to_tensor(v) for i, v in enumerate(flat) if _is_scalar(v)}
+    if not scalars:
+        return logs
+    context = tf.distribute.get_replica_context()
+    weighed = [step.weigh(tf.cast(v, tf.float32)) for v in scalars.values()]
+    averaged = context.all_reduce(tf.distribute.ReduceOp.SUM, weighed)
+    for (i, value), average in zip(scalars.items(), averaged, strict=True):
+        flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average
+    return tf.nest.pack_sequence_as(logs, flat)
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return True
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        return False
+    kind = tf.as_dtype(value.dtype)
+    return tuple(value.shape) == () and (kind.is_floating or kind.is_integer)
+
+
+def _agreed(strategy: Any, leaf: Any) -> Any:
+    """One replica's copy of a log, marked as the same on all."""
+    if leaf is None:
+        return None
+    value = local_results(strategy, leaf)[0]
+    if tf.is_tensor(value) and value.shape.rank == 0:
+        value._tfdist_agreed = True
+        return value
+    return leaf

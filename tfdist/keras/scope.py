@@ -1,0 +1,31 @@
+"""Entering and leaving a strategy's scope, as far as Keras is concerned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.keras import building, losses, normalization, optimizers, weights
+from tfdist.keras.hooks import Hook, HookSet
+
+_active: list[Any] = []
+
+
+def all_hooks() -> list[Hook]:
+    """Every seam of Keras that is hooked inside a scope."""
+    rooms = (building, losses, normalization, optimizers, weights)
+    return [hook for room in rooms for hook in room.hooks()]
+
+
+_hooks = HookSet(all_hooks)
+
+
+def enter(strategy: Any) -> None:
+    """Hooks Keras for `strategy`."""
+    _hooks.enter()
+    _active.append(strategy)
+
+
+def leave(strategy: Any) -> None:
+    """Restores Keras when the outermost scope closes."""
+    _active.remove(strategy)
+    _hooks.leave()

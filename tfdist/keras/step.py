@@ -1,0 +1,129 @@
+"""What one replica knows while it runs a Keras step: its share of the global batch.
+
+A replica computes its loss as if it were alone, as the mean over its own examples. The gradients
+of the replicas are then averaged, each weighted by the share of the examples it saw::
+
+    g = sum_r (n_r / N) g_r        n_r examples on replica r, N in the global batch
+
+which is the gradient that one process computes on the whole batch, whatever the n_r are, and for
+losses written by hand in a `train_step` too. Stock Keras divides every loss by the number of
+replicas and sums, which is the mean of the replicas' means (keras#19969).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tensorflow import is_distributed
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A replica's share of one Keras step.
+
+    Attributes:
+        model: the Keras model whose `train_step` or `test_step` runs.
+        count: examples on this replica, a scalar int64 tensor; may be 0.
+        total: examples in the global batch, a scalar int64 tensor.
+        even: whether all replicas are known to hold the same number of examples.
+        replicas: number of replicas.
+        assigned: layer weights that were assigned in this step, by `id`, in order.
+    """
+
+    model: Any
+    count: Any
+    total: Any
+    even: bool
+    replicas: int
+    assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def share(self, dtype: Any = tf.float32) -> Any:
+        """`count / total`: the weight of this replica in an average over examples."""
+        if self.even:
+            return tf.constant(1.0 / self.replicas, dtype)
+        return tf.cast(self.count / self.total, dtype)
+
+    def weigh(self, value: Any, scale: float = 1.0) -> Any:
+        """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
+        share = self.share(value.dtype) * tf.cast(scale, value.dtype)
+        if isinstance(value, tf.IndexedSlices):
+            weighted = value.values * share
+            return tf.IndexedSlices(weighted, value.indices, value.dense_shape)
+        if self.even:
+            return value * share
+        return tf.math.multiply_no_nan(value, share)
+
+    def keep_if_empty(self, new: Any, old: Any) -> Any:
+        """`new`, or `old` on a replica that has no examples in this step."""
+        if self.even:
+            return new
+        return tf.where(self.count > 0, new, old)
+
+
+_local = threading.local()
+
+
+def current_step() -> Step | None:
+    """The step that the calling replica runs, or None outside of a Keras step."""
+    return getattr(_local, "step", None)
+
+
+@contextlib.contextmanager
+def entered(step: Step) -> Iterator[Step]:
+    """Makes `step` the current one on this thread."""
+    previous = current_step()
+    _local.step = step
+    try:
+        yield step
+    finally:
+        _local.step = previous
+
+
+def batch_size_of(data: Any) -> tuple[int | None, Any]:
+    """Leading dimension of a batch.
+
+    Args:
+        data: any nest of dense, ragged or sparse tensors, each of shape `(batch, ...)`; `None`s and
+            scalars are passed over.
+
+    Returns:
+        The static size, or None where it is not known, and the size as an int64 scalar tensor.
+
+    Raises:
+        ValueError: if no component has a batch dimension.
+    """
+    for leaf in tf.nest.flatten(data):
+        if leaf is None or isinstance(leaf, (str, bytes)) or is_distributed(leaf):
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.shape[0], tf.cast(leaf.nrows(), tf.int64)
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.shape[0], tf.cast(leaf.dense_shape[0], tf.int64)
+        tensor = tf.convert_to_tensor(leaf)
+        if tensor.shape.rank is None or tensor.shape.rank > 0:
+            return tensor.shape[0], tf.shape(tensor, tf.int64)[0]
+    raise ValueError(
+        "The batch has no component with a batch dimension, so tfdist cannot tell how many examples "
+        "each replica holds. Let the data set yield batches of shape (batch, ...)."
+    )
+
+
+def measure(model: Any, data: Any, replicas: int) -> Step:
+    """Finds out each replica's share of a batch. Must be called in a replica context.
+
+    Replicas agree on the total by an all-reduce of one number, unless the data set has a static
+    batch size: tfdist's own data sets have one only where every replica's batches are alike.
+    """
+    size, count = batch_size_of(data)
+    if size is not None:
+        total = tf.constant(size * replicas, tf.int64)
+        return Step(model, count, total, even=True, replicas=replicas)
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+    return Step(model, count, total, even=False, replicas=replicas)

@@ -1,0 +1,78 @@
+"""Weights that a Keras step assigns without an optimizer: moving statistics, codebooks, metrics.
+
+Keras gives such weights no aggregation, so each replica keeps its own values and the replicas drift
+apart: a BatchNormalization evaluated on worker 1 differs from worker 0. tfdist averages what a step
+assigned at its end, weighted by examples, in one exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.core import Variable
+from keras.src.random.seed_generator import SeedGenerator
+
+from tfdist.keras.hooks import Hook
+from tfdist.keras.optimizers import is_exchanged
+from tfdist.keras.step import Step, current_step
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's variables and seed generators."""
+    return [
+        Hook(Variable, "_direct_assign", _notice_assignment),
+        Hook(SeedGenerator, "next", _own_seed_per_replica),
+    ]
+
+
+def average_assigned(step: Step) -> None:
+    """Averages the layer weights that were assigned in `step` over the replicas."""
+    owned = {id(weight) for weight in step.model.weights}
+    weights = [v for key, v in step.assigned.items() if key in owned]
+    if not weights:
+        return
+    context = tf.distribute.get_replica_context()
+    weighed = [step.weigh(tf.convert_to_tensor(v.value)) for v in weights]
+    for weight, value in zip(
+        weights, context.all_reduce(tf.distribute.ReduceOp.SUM, weighed), strict=True
+    ):
+        weight.value.assign(value)
+
+
+def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def direct_assign(self: Any, value: Any) -> None:
+        step = current_step()
+        if step is None or is_exchanged():
+            return original(self, value)
+        if self.synchronization == "on_read":
+            old = tf.convert_to_tensor(self.value)
+            return original(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
+        if tf.as_dtype(self.dtype).is_floating:
+            step.assigned[id(self)] = self
+        return original(self, value)
+
+    return direct_assign
+
+
+def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Folds the replica's number into the seeds it draws.
+
+    The generator's state is the same on all replicas, so they would all draw the same dropout mask.
+    Replica 0 draws what one device draws.
+    """
+
+    @functools.wraps(original)
+    def next_seed(self: Any, ordered: bool = True) -> Any:
+        seed = original(self, ordered)
+        context = tf.distribute.get_replica_context()
+        if current_step() is None or context is None:
+            return seed
+        replica = context.replica_id_in_sync_group
+        offset = tf.cast(replica, seed.dtype) * tf.constant([7919, 0], seed.dtype)
+        return seed + offset
+
+    return next_seed

@@ -1,0 +1,120 @@
+"""What all tfdist strategies add to `tf.distribute.Strategy`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import data
+from tfdist._tensorflow import is_distributed
+from tfdist.keras import scope as keras_scope
+from tfdist.keras.replica import run_keras_step, step_model
+
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class _Scope:
+    """TensorFlow's scope with Keras hooked while it is open."""
+
+    def __init__(self, strategy: StrategyMixin, inner: Any) -> None:
+        self._strategy, self._inner = strategy, inner
+
+    def __enter__(self) -> Any:
+        keras_scope.enter(self._strategy)
+        try:
+            return self._inner.__enter__()
+        except BaseException:
+            keras_scope.leave(self._strategy)
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Any:
+        try:
+            return self._inner.__exit__(kind, error, trace)
+        finally:
+            keras_scope.leave(self._strategy)
+
+
+class StrategyMixin:
+    """Makes unmodified Keras programs run on a `tf.distribute.Strategy` and equal one process.
+
+    Mixed into TensorFlow's own classes, so that all of `tf.distribute` works on it.
+    """
+
+    #: The name that `--strategy` takes.
+    name: str = ""
+
+    extended: Any
+    num_replicas_in_sync: int
+
+    def scope(self) -> Any:
+        """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
+        return _Scope(self, super().scope())  # type: ignore[misc]
+
+    def run(
+        self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
+        """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
+
+        A Keras model's `train_step` or `test_step` runs as a Keras step, whose losses and gradients
+        are weighted by examples (`tfdist.keras.step`).
+        """
+        inner = super().run  # type: ignore[misc]
+        model = step_model(fn)
+        if model is None or self.num_replicas_in_sync == 1:
+            return inner(fn, args, kwargs, options)
+        return run_keras_step(self, inner, model, fn, args, kwargs, options)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Spreads a data set of global batches over the replicas.
+
+        Each replica gets a contiguous slice of each batch; slice sizes differ by one at most. With
+        the auto-shard policies FILE, HINT and OFF the sharding is TensorFlow's own.
+
+        Args:
+            dataset: a `tf.data.Dataset` of global batches.
+            options: a `tf.distribute.InputOptions`.
+
+        Returns:
+            A distributed data set.
+        """
+        policy = data.policy_of(dataset)
+        if policy not in (_Policy.AUTO, _Policy.DATA):
+            return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
+        return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
+            lambda _: data.local_dataset(dataset, self.shard), options
+        )
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces a value over the replicas; see `tf.distribute.Strategy.reduce`.
+
+        Accepts, besides what TensorFlow accepts, a scalar with `axis=0`, as Keras 3's trainer calls
+        it for the logs of a step (keras#20585).
+        """
+        if axis is not None and _is_scalar(value):
+            if getattr(value, "_tfdist_agreed", False):
+                return value
+            axis = None
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what only one process should write."""
+        return self.shard.worker == 0
+
+    @property
+    def shard(self) -> data.Shard:
+        """This process's part of the data."""
+        return data.Shard(workers=1, worker=0, local=len(self.extended.worker_devices))
+
+
+def _is_scalar(value: Any) -> bool:
+    if is_distributed(value):
+        return all(v.shape.rank == 0 for v in value.values)
+    return tf.is_tensor(value) and value.shape.rank == 0

@@ -1,0 +1,33 @@
+"""Several devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tfdist._tensorflow import LocalExtended
+from tfdist.strategies.base import StrategyMixin
+
+
+class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """One replica on each GPU, or logical CPU device, of this process, trained synchronously.
+
+    Args:
+        devices: device names, such as `["GPU:0", "GPU:1"]`. By default all GPUs, or where there is
+            none all logical CPU devices.
+
+    Raises:
+        ValueError: if a device is named twice.
+    """
+
+    name = "mirrored"
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        if devices is not None and len(set(devices)) != len(devices):
+            raise ValueError(
+                f"devices={list(devices)!r} names a device twice. Each device holds one replica: "
+                "name each once."
+            )
+        extended = LocalExtended(self, devices=list(devices) if devices else None)
+        tf.distribute.Strategy.__init__(self, extended)

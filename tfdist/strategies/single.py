@@ -1,0 +1,22 @@
+"""One device."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdist.strategies.base import StrategyMixin
+
+
+class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+    """One replica on one device: the reference that the other strategies are compared with.
+
+    Args:
+        device: the device, such as `"/GPU:0"`. By default the first GPU, or the CPU.
+    """
+
+    name = "single"
+
+    def __init__(self, device: str | None = None) -> None:
+        if device is None:
+            device = "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0"
+        super().__init__(device)
