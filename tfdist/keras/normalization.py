@@ -57,7 +57,9 @@ def _moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., An
         count = tf.reduce_sum(tf.ones_like(x), axis=axes, keepdims=True)
         total = tf.reduce_sum(x, axis=axes, keepdims=True)
         squares = tf.reduce_sum(tf.square(x), axis=axes, keepdims=True)
-        total, squares, count = all_reduce_sum(step, [total, squares, count])
+        present = step.present(x.dtype)
+        local = [total * present, squares * present, count * present]
+        total, squares, count = all_reduce_sum(step, local)
         mean = tf.math.divide_no_nan(total, count)
         variance = tf.math.divide_no_nan(squares, count) - tf.square(mean)
         variance = tf.maximum(variance, 0.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,8 +12,9 @@ import tensorflow as tf
 
 from tfdist._tensorflow import local_results
 from tfdist.keras import weights
-from tfdist.keras.step import Step, entered, measure
+from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
 
+_local = threading.local()
 _STEPS = ("train_step", "test_step")
 
 
@@ -39,12 +43,47 @@ def run_keras_step(
 
     def on_replica(batch: Any) -> Any:
         with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
+            if not step.even:
+                batch = at_least_one(batch, step.count)
             logs = fn(batch, **(kwargs or {}))
             weights.average_assigned(step)
             return _average_logs(step, logs)
 
     outputs = run(on_replica, args, None, options)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+@contextlib.contextmanager
+def predicting() -> Iterator[None]:
+    """Marks the calls of `Strategy.run` in a block as Keras's predictions."""
+    _local.predicting = True
+    try:
+        yield
+    finally:
+        _local.predicting = False
+
+
+def is_predicting() -> bool:
+    """Whether Keras is about to run a model's `predict_step` on each replica."""
+    return getattr(_local, "predicting", False)
+
+
+def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
+
+    def on_replica(batch: Any) -> Any:
+        _, count = batch_size_of(batch)
+        outputs = fn(at_least_one(batch, count), **(kwargs or {}))
+        return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
+
+    return run(on_replica, args, None, options)
+
+
+def _nothing_if_empty(output: Any, count: Any) -> Any:
+    if not isinstance(output, tf.Tensor) or output.shape.rank in (None, 0):
+        return output
+    kept = tf.cond(count > 0, lambda: output, lambda: output[:0])
+    return tf.ensure_shape(kept, [None, *output.shape[1:]])
 
 
 def _average_logs(step: Step, logs: Any) -> Any:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.keras import building, losses, normalization, optimizers, weights
+from tfdist.keras import (
+    batches,
+    binding,
+    building,
+    losses,
+    normalization,
+    optimizers,
+    weights,
+)
 from tfdist.keras.hooks import Hook, HookSet
 
 _active: list[Any] = []
@@ -12,7 +20,7 @@ _active: list[Any] = []
 
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
-    rooms = (building, losses, normalization, optimizers, weights)
+    rooms = (batches, binding, building, losses, normalization, optimizers, weights)
     return [hook for room in rooms for hook in room.hooks()]
 
 

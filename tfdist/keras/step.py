@@ -59,6 +59,10 @@ class Step:
             return value * share
         return tf.math.multiply_no_nan(value, share)
 
+    def present(self, dtype: Any = tf.float32) -> Any:
+        """1 on a replica that has examples in this step, 0 on one that has none."""
+        return tf.constant(1, dtype) if self.even else tf.cast(self.count > 0, dtype)
+
     def keep_if_empty(self, new: Any, old: Any) -> Any:
         """`new`, or `old` on a replica that has no examples in this step."""
         if self.even:
@@ -117,13 +121,37 @@ def batch_size_of(data: Any) -> tuple[int | None, Any]:
 def measure(model: Any, data: Any, replicas: int) -> Step:
     """Finds out each replica's share of a batch. Must be called in a replica context.
 
-    Replicas agree on the total by an all-reduce of one number, unless the data set has a static
-    batch size: tfdist's own data sets have one only where every replica's batches are alike.
+    Replicas agree on the total by an all-reduce of one number, unless a function is traced with a
+    static batch size: tfdist's own data sets have one only where all replicas' batches are alike.
     """
     size, count = batch_size_of(data)
-    if size is not None:
+    if size is not None and not tf.executing_eagerly():
         total = tf.constant(size * replicas, tf.int64)
         return Step(model, count, total, even=True, replicas=replicas)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
     return Step(model, count, total, even=False, replicas=replicas)
+
+
+def at_least_one(batch: Any, count: Any) -> Any:
+    """The batch, or one example of zeros in place of an empty batch.
+
+    Layers are not made for empty batches: TensorFlow's convolution returns a wrong shape for one.
+    What the stand-in leads to counts for nothing: its share is 0.
+
+    Args:
+        batch: any nest of tensors of shape `(batch, ...)`. Ragged and sparse tensors are left alone.
+        count: the number of examples, a scalar tensor.
+    """
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+
+        def stand_in() -> Any:
+            return tf.zeros(tf.concat([[1], tf.shape(leaf)[1:]], 0), leaf.dtype)
+
+        filled = tf.cond(count > 0, lambda: leaf, stand_in)
+        return tf.ensure_shape(filled, [None, *leaf.shape[1:]])
+
+    return tf.nest.map_structure(fill, batch)

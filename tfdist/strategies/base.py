@@ -10,7 +10,12 @@ import tensorflow as tf
 from tfdist import data
 from tfdist._tensorflow import is_distributed
 from tfdist.keras import scope as keras_scope
-from tfdist.keras.replica import run_keras_step, step_model
+from tfdist.keras.replica import (
+    is_predicting,
+    run_keras_step,
+    run_prediction,
+    step_model,
+)
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -67,7 +72,11 @@ class StrategyMixin:
         """
         inner = super().run  # type: ignore[misc]
         model = step_model(fn)
-        if model is None or self.num_replicas_in_sync == 1:
+        if self.num_replicas_in_sync == 1:
+            return inner(fn, args, kwargs, options)
+        if is_predicting():
+            return run_prediction(inner, fn, args, kwargs, options)
+        if model is None:
             return inner(fn, args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 

@@ -1,0 +1,139 @@
+"""`train_on_batch`, `test_on_batch` and `predict_on_batch`: each replica takes its slice.
+
+Stock Keras hands the whole batch to every replica: counts are multiplied by the number of replicas
+and `predict_on_batch` returns every row once for each of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.utils.python_utils import pythonify_logs
+
+from tfdist import data
+from tfdist._tensorflow import regroup
+from tfdist.keras.hooks import Hook
+from tfdist.keras.relaxed import Relaxed
+from tfdist.keras.replica import predicting
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's methods on single batches."""
+    return [
+        Hook(TensorFlowTrainer, "train_on_batch", _train_on_batch),
+        Hook(TensorFlowTrainer, "test_on_batch", _test_on_batch),
+        Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
+        Hook(TensorFlowTrainer, "make_predict_function", _relaxed_predict),
+    ]
+
+
+def _spread(strategy: Any, batch: Any) -> Any:
+    """One global batch as per-replica slices, in the order of the replicas' predictions."""
+    tensors = tree.map_structure(
+        lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), batch
+    )
+    shard = strategy.shard
+    parts = [data.slice_batch(tensors, p, shard.replicas) for p in shard.positions()]
+    return parts[0] if len(parts) == 1 else regroup(parts)
+
+
+def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def train_on_batch(
+        self: Any,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        both_weights = class_weight is not None and sample_weight is not None
+        if self.distribute_strategy.num_replicas_in_sync == 1 or both_weights:
+            return original(self, x, y, sample_weight, class_weight, return_dict)
+        if class_weight is not None:
+            sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
+        self._assert_compile_called("train_on_batch")
+        self.make_train_function()
+        return _run(self, "train_function", (x, y, sample_weight), return_dict)
+
+    return train_on_batch
+
+
+def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def test_on_batch(
+        self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return original(self, x, y, sample_weight, return_dict)
+        self._assert_compile_called("test_on_batch")
+        self.make_test_function()
+        return _run(self, "test_function", (x, y, sample_weight), return_dict)
+
+    return test_on_batch
+
+
+def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            return original(self, x)
+        self.make_predict_function()
+        outputs = self.predict_function([_spread(strategy, (x,))])
+        return tree.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, outputs)
+
+    return predict_on_batch
+
+
+def _relaxed_predict(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def make_predict_function(self: Any, force: bool = False) -> None:
+        original(self, force)
+        strategy = self.distribute_strategy
+        if self.run_eagerly or strategy.num_replicas_in_sync == 1:
+            return
+        if not isinstance(self.predict_function, Relaxed):
+            self.predict_function = Relaxed(_marked(self.predict_function), strategy)
+
+    return make_predict_function
+
+
+def _marked(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def predict(batches: Any) -> Any:
+        with predicting():
+            return function(batches)
+
+    return predict
+
+
+def _run(model: Any, name: str, batch: Any, return_dict: bool) -> Any:
+    """Runs one step on a spread batch and reads the metrics over all replicas."""
+    strategy = model.distribute_strategy
+    step = _one_step(model, name)
+    model.reset_metrics()
+    logs = step(_spread(strategy, batch))
+    logs = pythonify_logs(model._get_metrics_result_or_logs(logs))
+    return logs if return_dict else model._flatten_metrics_in_order(logs)
+
+
+_steps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _one_step(model: Any, name: str) -> Callable[[Any], Any]:
+    """A function of one batch for a model's train or test function, kept as long as that is."""
+    function = getattr(model, name)
+    if model.run_eagerly:
+        return lambda batch: function(iter([batch]))
+    if function not in _steps:
+        alive = weakref.ref(function)
+        _steps[function] = Relaxed(lambda batch: alive()(iter([batch])), model.distribute_strategy)
+    kept: Callable[[Any], Any] = _steps[function]
+    return kept
