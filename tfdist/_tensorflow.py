@@ -19,11 +19,12 @@ __all__ = [
     "CollectiveExtended",
     "LocalExtended",
     "eager_seed_state",
+    "global_seed",
+    "has_started",
     "is_distributed",
     "local_results",
     "outside_of_function",
     "regroup",
-    "restore_eager_seed_state",
 ]
 
 
@@ -52,7 +53,28 @@ class LocalExtended(_GraphCollectives, MirroredExtended):  # type: ignore[misc]
 
 
 class CollectiveExtended(_GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
-    """Replicas on the devices of several processes."""
+    """Replicas on the devices of several processes.
+
+    Args:
+        strategy: the strategy that this belongs to.
+        cluster_resolver: the cluster and this task.
+        options: `tf.distribute.experimental.CommunicationOptions`.
+        cpu_devices: logical CPU devices to train on where there are no GPUs.
+    """
+
+    def __init__(
+        self, strategy: Any, cluster_resolver: Any, options: Any, cpu_devices: int = 1
+    ) -> None:
+        self._cpu_devices = cpu_devices
+        super().__init__(strategy, cluster_resolver, options)
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+        if kind == "CPU":
+            devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
+        return devices, kind
 
 
 @contextlib.contextmanager
@@ -81,12 +103,18 @@ def regroup(values: list[Any]) -> Any:
     return distribute_utils.regroup(values)
 
 
+def has_started() -> bool:
+    """Whether TensorFlow has set up its devices, after which they cannot be changed."""
+    return bool(context.context()._initialized)
+
+
+def global_seed() -> int | None:
+    """The seed given to `tf.random.set_seed`, or None."""
+    seed = context.global_seed()
+    return None if seed is None else int(seed)
+
+
 def eager_seed_state() -> Any:
     """State of the counter from which TensorFlow draws the seeds of ops that were given none."""
     rng = context.context()._rng
     return None if rng is None else rng.getstate()
-
-
-def restore_eager_seed_state(state: Any) -> None:
-    """Sets the counter of `eager_seed_state`."""
-    context.context()._rng.setstate(state)

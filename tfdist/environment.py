@@ -11,10 +11,11 @@ __all__ = ["VARIABLES", "merged", "patched", "read", "snapshot"]
 #: Every variable that tfdist reads or sets for the processes it starts, and what it means.
 VARIABLES: dict[str, str] = {
     "TF_CONFIG": "The cluster and this task's place in it, as JSON (TensorFlow's own variable).",
-    "TFDIST_CONFIG": "The resolved strategy configuration of the job, as JSON; set by `tfdist run`.",
+    "TFDIST_CONFIG": "The job's strategy configuration, as JSON; set by `tfdist run`.",
     "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
     "TFDIST_SEED": "The seed that every task of the job gives to Python, NumPy and TensorFlow.",
-    "TFDIST_RESULT": "A file to which `tfdist verify` has each task write its observations.",
+    "TFDIST_RESULT": "A file to which a task of `tfdist verify` writes what it observed.",
+    "TFDIST_VERIFY_STEPS": "How many training steps a task of `tfdist verify` observes.",
     "TF_CPP_MIN_LOG_LEVEL": "TensorFlow's C++ log level; 1 in the tasks unless it is set.",
     "TF_FORCE_GPU_ALLOW_GROWTH": "Memory growth on GPUs; true in the tasks unless it is set.",
     "KERAS_BACKEND": "Keras's backend, which must be tensorflow.",
@@ -45,7 +46,9 @@ def snapshot() -> dict[str, str]:
     return dict(os.environ)
 
 
-def merged(changes: Mapping[str, str | None], base: Mapping[str, str] | None = None) -> dict[str, str]:
+def merged(
+    changes: Mapping[str, str | None], base: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """A new environment for a child: `base`, by default this process's, with changes.
 
     Args:

@@ -98,20 +98,24 @@ def _relaxed_predict(original: Callable[..., None]) -> Callable[..., None]:
     def make_predict_function(self: Any, force: bool = False) -> None:
         original(self, force)
         strategy = self.distribute_strategy
-        if self.run_eagerly or strategy.num_replicas_in_sync == 1:
+        known = isinstance(self.predict_function, (Relaxed, _Marked))
+        if known or strategy.num_replicas_in_sync == 1:
             return
-        if not isinstance(self.predict_function, Relaxed):
-            self.predict_function = Relaxed(_marked(self.predict_function), strategy)
+        marked = _Marked(self.predict_function)
+        self.predict_function = marked if self.run_eagerly else Relaxed(marked, strategy)
 
     return make_predict_function
 
 
-def _marked(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def predict(batches: Any) -> Any:
-        with predicting():
-            return function(batches)
+class _Marked:
+    """A predict function whose calls of `Strategy.run` are known as predictions."""
 
-    return predict
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Any) -> Any:
+        with predicting():
+            return self._function(batches)
 
 
 def _run(model: Any, name: str, batch: Any, return_dict: bool) -> Any:
@@ -133,7 +137,7 @@ def _one_step(model: Any, name: str) -> Callable[[Any], Any]:
     if model.run_eagerly:
         return lambda batch: function(iter([batch]))
     if function not in _steps:
-        alive = weakref.ref(function)
+        alive: Callable[[], Any] = weakref.ref(function)
         _steps[function] = Relaxed(lambda batch: alive()(iter([batch])), model.distribute_strategy)
     kept: Callable[[Any], Any] = _steps[function]
     return kept

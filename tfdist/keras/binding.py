@@ -1,8 +1,8 @@
 """A model belongs to the strategy in whose scope it was made, also after the scope is left.
 
 The usual program opens the scope around the making of the model only, and calls `fit` and `save`
-outside of it. Models made in a scope therefore enter it again in the methods below, so that Keras is
-hooked while they run.
+outside of it. Models made in a scope therefore enter it again in the methods below, so that Keras
+is hooked while they run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Synchronised batch statistics with the gradient of the weighted average.
 
-The gradient of an all-reduced sum is the all-reduced sum of the gradients. A replica's loss counts by
-its share `w` of the examples, so on replica `s` that gradient is `sum_r w_r u_r / w_s`: the exchange
-multiplies by `w_s` again. Stock Keras leaves the shares out, which is exact for even batches only,
+The gradient of an all-reduced sum is the all-reduced sum of the gradients. A replica's loss counts
+by its share `w` of the examples, so on replica `s` that gradient is `sum_r w_r u_r / w_s`: the
+exchange multiplies by `w_s` again. Stock Keras leaves the shares out, which is exact for even batches only,
 and reduces each of the three statistics on its own.
 """
 
@@ -35,7 +35,6 @@ def all_reduce_sum(step: Step, values: list[Any]) -> list[Any]:
 
 
 def _scale_gradient(value: Any, step: Step, inverse: bool) -> Any:
-    @tf.custom_gradient
     def identity(x: Any) -> Any:
         def grad(upstream: Any) -> Any:
             share = step.share(upstream.dtype)
@@ -45,7 +44,7 @@ def _scale_gradient(value: Any, step: Step, inverse: bool) -> Any:
 
         return tf.identity(x), grad
 
-    return identity(value)
+    return tf.custom_gradient(identity)(value)
 
 
 def _moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:

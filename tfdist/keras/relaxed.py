@@ -57,12 +57,13 @@ class Relaxed:
             filled = [None if leaf is None else next(supply) for leaf in leaves]
             return tf.nest.pack_sequence_as(like, filled, expand_composites=True)
 
-        @tf.autograph.experimental.do_not_convert
         def on_tensors(flat: list[list[Any]]) -> Any:
             parts = [restore(tensors) for tensors in flat]
             return self._fn(parts[0] if len(parts) == 1 else regroup(parts))
 
-        compiled: Callable[..., Any] = tf.function(on_tensors, input_signature=[specs])
+        compiled: Callable[..., Any] = tf.function(
+            on_tensors, input_signature=[specs], autograph=False
+        )
         return compiled
 
 

@@ -6,11 +6,15 @@ from typing import Any
 
 from tfdist.keras import (
     batches,
+    saving,
+    callbacks,
     binding,
     building,
+    executions,
     losses,
     normalization,
     optimizers,
+    seeds,
     weights,
 )
 from tfdist.keras.hooks import Hook, HookSet
@@ -20,7 +24,19 @@ _active: list[Any] = []
 
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
-    rooms = (batches, binding, building, losses, normalization, optimizers, weights)
+    rooms = (
+        saving,
+        callbacks,
+        batches,
+        binding,
+        building,
+        executions,
+        losses,
+        normalization,
+        optimizers,
+        seeds,
+        weights,
+    )
     return [hook for room in rooms for hook in room.hooks()]
 
 

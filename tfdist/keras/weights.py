@@ -11,10 +11,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import KerasVariable
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.random.seed_generator import SeedGenerator
 
+from tfdist._tensorflow import is_distributed
 from tfdist.keras.hooks import Hook
 from tfdist.keras.optimizers import is_exchanged
 from tfdist.keras.step import Step, current_step
@@ -25,6 +28,9 @@ def hooks() -> list[Hook]:
     return [
         Hook(Variable, "_direct_assign", _notice_assignment),
         Hook(SeedGenerator, "next", _own_seed_per_replica),
+        Hook(KerasVariable, "__float__", _read_first(float)),
+        Hook(KerasVariable, "__int__", _read_first(int)),
+        Hook(KerasVariable, "__array__", _read_first(np.asarray)),
     ]
 
 
@@ -56,6 +62,21 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
         return original(self, value)
 
     return direct_assign
+
+
+def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Reads a variable that is held once for each replica before it is turned into a number."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def convert(self: Any, *args: Any) -> Any:
+            if not is_distributed(self.value):
+                return original(self, *args)
+            return to(tf.convert_to_tensor(self.value).numpy(), *args)
+
+        return convert
+
+    return make
 
 
 def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist import data
+from tfdist import agreement, data
 from tfdist._tensorflow import is_distributed
+from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras.replica import (
     is_predicting,
@@ -55,6 +59,11 @@ class StrategyMixin:
     #: The name that `--strategy` takes.
     name: str = ""
 
+    #: The configuration that the strategy was made from, where `tfdist.strategy` made it.
+    config: Any = None
+
+    _policy_said = False
+
     extended: Any
     num_replicas_in_sync: int
 
@@ -62,9 +71,7 @@ class StrategyMixin:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return _Scope(self, super().scope())  # type: ignore[misc]
 
-    def run(
-        self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None
-    ) -> Any:
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
 
         A Keras model's `train_step` or `test_step` runs as a Keras step, whose losses and gradients
@@ -94,11 +101,46 @@ class StrategyMixin:
             A distributed data set.
         """
         policy = data.policy_of(dataset)
+        name = getattr(policy, "name", str(policy))
         if policy not in (_Policy.AUTO, _Policy.DATA):
+            self._say_policy(f"sharded by TensorFlow (policy {name})")
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
-        return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
-            lambda _: data.local_dataset(dataset, self.shard), options
+        self._say_policy("every worker reads all batches and takes its slice of each (policy DATA)")
+        with self._steps_known(dataset):
+            return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
+                lambda _: data.local_dataset(dataset, self.shard), options
+            )
+
+    def _say_policy(self, what: str) -> None:
+        if self.shard.workers > 1 and self.is_chief and not self._policy_said:
+            self._policy_said = True
+            print(f"tfdist: data: {what}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def _steps_known(self, dataset: Any) -> Iterator[None]:
+        """Checks that all workers will take the same number of steps, where it is known.
+
+        Data sets made in the block then need no word from the other workers before each step.
+
+        Raises:
+            ConfigError: if the workers' data sets have different lengths.
+        """
+        if self.shard.workers == 1:
+            yield
+            return
+        steps = int(dataset.cardinality().numpy())
+        counts = agreement.all_gather_json(self, steps, "the number of steps of a data set")
+        if len(set(counts)) > 1:
+            raise ConfigError(_unequal(counts))
+        extended = self.extended
+        before = extended.experimental_enable_get_next_as_optional
+        extended.experimental_enable_get_next_as_optional = (
+            before and steps == tf.data.UNKNOWN_CARDINALITY
         )
+        try:
+            yield
+        finally:
+            extended.experimental_enable_get_next_as_optional = before
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces a value over the replicas; see `tf.distribute.Strategy.reduce`.
@@ -126,4 +168,17 @@ class StrategyMixin:
 def _is_scalar(value: Any) -> bool:
     if is_distributed(value):
         return all(v.shape.rank == 0 for v in value.values)
-    return tf.is_tensor(value) and value.shape.rank == 0
+    return bool(tf.is_tensor(value) and value.shape.rank == 0)
+
+
+def _unequal(counts: list[int]) -> str:
+    special = {tf.data.INFINITE_CARDINALITY: "infinite", tf.data.UNKNOWN_CARDINALITY: "unknown"}
+    each = ", ".join(
+        f"worker {worker}: {special.get(count, count)}" for worker, count in enumerate(counts)
+    )
+    return (
+        f"The workers' data sets have different numbers of batches ({each}). A worker that runs out "
+        "would leave the others waiting, so nothing was trained. Give every worker the same data set "
+        "of global batches (tfdist slices it), or use the auto-shard policy FILE for files that are "
+        "not equally large."
+    )

@@ -1,0 +1,95 @@
+"""What each process of a job runs: `python -m tfdist.cli.task SCRIPT [ARGS]`.
+
+Joins the cluster, makes the strategy, and runs the script as `__main__` inside its scope.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist import environment
+from tfdist.errors import ConfigError, TfdistError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one task.
+
+    Args:
+        argv: the script's path and its arguments.
+
+    Returns:
+        The exit status: the script's, or that of the error that kept it from running.
+    """
+    if not argv:
+        print("tfdist: usage: python -m tfdist.cli.task SCRIPT [ARGS]", file=sys.stderr)
+        return 2
+    try:
+        strategy = _make_strategy()
+        with _recording():
+            return _run_script(strategy, argv)
+    except TfdistError as error:
+        print(f"tfdist: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+
+
+def _make_strategy() -> Any:
+    text = environment.read("TFDIST_CONFIG")
+    if text is None:
+        raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
+    from tfdist.config import StrategyConfig
+
+    config = StrategyConfig.from_json(text)
+    _seed(environment.read("TFDIST_SEED"))
+    from tfdist.strategies.factory import create
+
+    return create(config)
+
+
+def _seed(text: str | None) -> None:
+    """Seeds Python, NumPy and TensorFlow, so that all tasks of a job draw alike."""
+    if text is None:
+        return
+    import keras
+
+    keras.utils.set_random_seed(int(text))
+
+
+def _recording() -> Any:
+    from tfdist.verify import recorder
+
+    return recorder.recording_if_asked()
+
+
+def _run_script(strategy: Any, argv: Sequence[str]) -> int:
+    script = argv[0]
+    sys.argv = list(argv)
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        with strategy.scope():
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            if isinstance(end.code, int):
+                return end.code
+            print(end.code, file=sys.stderr)
+            return 1
+    _leave_together(strategy)
+    return 0
+
+
+def _leave_together(strategy: Any) -> None:
+    """Waits for the other tasks, since TensorFlow ends those that outlive the chief with an error.
+
+    A task that dies meanwhile ends the wait, as it ends a training step.
+    """
+    from tfdist import agreement
+
+    agreement.barrier(strategy, "the end of the script")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""`tfdist verify`: do N processes train what one process trains, on the user's own script?"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tfdist import environment
+from tfdist.cluster.launch import supervise
+from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.cluster.ports import HeldPorts
+from tfdist.config import StrategyConfig
+from tfdist.errors import ConfigError, TaskFailedError
+from tfdist.verify.compare import Comparison, Row, compare, read
+
+_SEED = 20_161
+
+
+def verify(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")],
+    args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
+    processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
+    steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
+    strategy: Annotated[str, typer.Option(help="multi_worker or mirrored.")] = "multi_worker",
+    tolerance: Annotated[float, typer.Option(help="What a weight may differ.")] = 1e-5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run SCRIPT on one process and on N, and compare what they train.
+
+    Both runs get the same seed and stop after the given number of training steps. The table shows
+    the loss of each step, the largest difference of any weight, and whether every example was seen
+    as often by the N processes together as by one.
+
+    Example: tfdist verify -n 2 --steps 20 examples/digits.py
+
+    Exit status: 0 if they agree, 1 if they differ, 2 for a mistake in the call.
+    """
+    _check(script, processes, steps)
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
+        place = Path(folder)
+        shared = {"script": script, "args": tuple(args or ()), "steps": steps}
+        with console.status("one process …"):
+            one = _observe(StrategyConfig(strategy="single"), 1, place / "one", shared)
+        config, tasks = _many(strategy, processes)
+        with console.status(f"{processes} replicas ({strategy}) …"):
+            many = _observe(config, tasks, place / "many", shared)
+    comparison = compare(one[0], many, tolerance)
+    if as_json:
+        print(json.dumps(_as_dict(comparison), indent=2))
+    else:
+        _show(comparison, processes, Console())
+    raise typer.Exit(0 if comparison.ok else 1)
+
+
+def _check(script: str, processes: int, steps: int) -> None:
+    if not Path(script).is_file():
+        raise ConfigError(f"The script {script!r} does not exist. Give the path of a Python file.")
+    if processes < 2:
+        raise ConfigError(f"-n {processes} leaves nothing to compare with one process. Give 2 or more.")
+    if steps < 1:
+        raise ConfigError(f"--steps {steps} is not a number of 1 or more.")
+
+
+def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
+    if strategy == "mirrored":
+        return StrategyConfig(strategy=strategy, devices=processes), 1
+    return StrategyConfig(strategy=strategy, processes=processes), processes
+
+
+def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, Any]) -> list[Any]:
+    """Runs one job and reads what its tasks recorded."""
+    place.mkdir()
+    program = Program(
+        script=shared["script"], args=shared["args"], config=config.to_json(), seed=_SEED
+    )
+    with HeldPorts(tasks) as held:
+        plan = plan_local(
+            program,
+            cluster=local_cluster(held.ports) if config.strategy == "multi_worker" else None,
+            log_dir=place,
+            environ=environment.snapshot(),
+        )
+        outcome = supervise.run(_recording(plan, place, shared["steps"]))
+    if outcome.status:
+        raise TaskFailedError(outcome.message, outcome.status)
+    observations = [read(path) for path in sorted(place.glob("*.json"))]
+    if not observations or not observations[0].logs:
+        raise ConfigError(
+            f"{shared['script']!r} ended without a training step of `model.fit`, which is what "
+            "verify compares. A loop written by hand cannot be verified."
+        )
+    return observations
+
+
+def _recording(plan: JobPlan, place: Path, steps: int) -> JobPlan:
+    """The plan, with each task recording to a file of its own."""
+    tasks = tuple(
+        dataclasses.replace(
+            task,
+            environ={
+                **task.environ,
+                "TFDIST_RESULT": str(place / f"{task.task.index:05d}.json"),
+                "TFDIST_VERIFY_STEPS": str(steps),
+            },
+        )
+        for task in plan.tasks
+    )
+    return dataclasses.replace(plan, tasks=tasks)
+
+
+def _show(comparison: Comparison, processes: int, console: Console) -> None:
+    table = Table(title=f"One process and {processes} replicas", title_justify="left")
+    for name in ("step", "loss, one", f"loss, {processes}", "largest weight difference", "in"):
+        table.add_column(name, justify="left" if name == "in" else "right")
+    first = comparison.first_difference
+    for row in _picked(comparison):
+        style = "red" if first and row.step >= first.step else ""
+        table.add_row(
+            str(row.step),
+            f"{row.one:.6f}",
+            f"{row.many:.6f}",
+            f"{row.weight_difference:.1e}",
+            row.where if row.weight_difference else "",
+            style=style,
+        )
+    console.print(table)
+    console.print(
+        f"examples: {comparison.examples_one} on one process, {comparison.examples_many} on "
+        f"{processes} replicas together, {comparison.missing} missing, "
+        f"{comparison.repeated} too many"
+    )
+    _conclude(comparison, processes, console)
+
+
+def _conclude(comparison: Comparison, processes: int, console: Console) -> None:
+    first = comparison.first_difference
+    if comparison.ok:
+        console.print(f"[green]agree[/] to {comparison.tolerance:g} over {len(comparison.rows)} steps")
+        return
+    if first is not None:
+        console.print(
+            f"[red]differ[/] from step {first.step} on: {first.where or 'the loss'} by "
+            f"{first.weight_difference:.1e}, more than the tolerance of {comparison.tolerance:g}"
+        )
+    else:
+        console.print("[red]differ[/] in the examples that were seen")
+    for note in comparison.notes:
+        console.print(f"  this alone explains a difference: {note}")
+
+
+def _picked(comparison: Comparison, most: int = 12) -> list[Row]:
+    """The first steps, the last ones, and those around the first difference."""
+    rows = list(comparison.rows)
+    if len(rows) <= most:
+        return rows
+    first = comparison.first_difference
+    around = range(first.step - 2, first.step + 1) if first else range(0)
+    kept = {*range(5), *around, *range(len(rows) - 5, len(rows))}
+    return [row for i, row in enumerate(rows) if i in kept]
+
+
+def _as_dict(comparison: Comparison) -> dict[str, Any]:
+    content = dataclasses.asdict(comparison)
+    first = comparison.first_difference
+    return {"ok": comparison.ok, "first_difference": first.step if first else None, **content}

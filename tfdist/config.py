@@ -1,0 +1,232 @@
+"""What the user asked for: one frozen value, resolved from flags, a file and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist import environment
+from tfdist.errors import ConfigError
+
+__all__ = ["MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
+
+#: Every strategy and what it runs on, in the order in which they grow.
+STRATEGIES: dict[str, str] = {
+    "single": "one device",
+    "mirrored": "the GPUs, or logical CPU devices, of one process",
+    "multi_worker": "several processes, by TensorFlow's collectives",
+}
+
+#: The update modes of each strategy.
+MODES: dict[str, tuple[str, ...]] = {
+    "single": ("sync",),
+    "mirrored": ("sync",),
+    "multi_worker": ("sync",),
+}
+
+#: Ways to exchange tensors between processes.
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """How to train. Checked when it is made.
+
+    Attributes:
+        strategy: a key of `STRATEGIES`, or `"auto"`.
+        processes: number of worker processes; `multi_worker` only.
+        devices: replicas in each process: GPUs, or logical CPU devices where there are no GPUs.
+            None means all GPUs, or one CPU device.
+        mode: when a gradient becomes a weight change, one of the strategy's `MODES`.
+        communication: `"ring"` (TensorFlow's gRPC ring), `"nccl"` (GPUs), or `"auto"`.
+        seed: given to Python, NumPy and TensorFlow in every task, 0 to 2**32 - 1. None leaves them
+            alone.
+        start_timeout: seconds that a task waits for all others to join.
+
+    Raises:
+        ConfigError: if a value is out of range or conflicts with another.
+    """
+
+    strategy: str = "auto"
+    processes: int = 1
+    devices: int | None = None
+    mode: str = "sync"
+    communication: str = "auto"
+    seed: int | None = None
+    start_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
+        _check_choice("communication", self.communication, COMMUNICATIONS)
+        _check_count("processes", self.processes)
+        if self.devices is not None:
+            _check_count("devices", self.devices)
+        if self.start_timeout <= 0:
+            raise ConfigError(
+                f"start_timeout={self.start_timeout!r} leaves no time to start. Give a number of "
+                "seconds above 0, such as 60."
+            )
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed={self.seed!r} is not between 0 and 2**32 - 1.")
+        self._check_mode()
+        self._check_processes()
+
+    def _check_mode(self) -> None:
+        modes = MODES.get(self.strategy, ("sync",))
+        if self.mode in modes:
+            return
+        having = [name for name, all_modes in MODES.items() if self.mode in all_modes]
+        where = (
+            f"Strategies with that mode: {', '.join(having)}." if having else "No strategy has it."
+        )
+        raise ConfigError(
+            f"mode={self.mode!r} does not go with strategy={self.strategy!r}, which has "
+            f"{', '.join(modes)}. {where}"
+        )
+
+    def _check_processes(self) -> None:
+        if self.processes > 1 and self.strategy in ("single", "mirrored"):
+            raise ConfigError(
+                f"processes={self.processes} conflicts with strategy={self.strategy!r}, which runs "
+                "in one process. Choose strategy='multi_worker', or leave processes out."
+            )
+        if self.strategy == "single" and (self.devices or 1) > 1:
+            raise ConfigError(
+                f"devices={self.devices} conflicts with strategy='single', which uses one device. "
+                "Choose strategy='mirrored', or leave devices out."
+            )
+
+    def to_json(self) -> str:
+        """The configuration as JSON text, for the tasks of a job."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> StrategyConfig:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ConfigError: if the text is not a configuration.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, json.JSONDecodeError) as error:
+            raise ConfigError(
+                f"TFDIST_CONFIG={text!r} is not a configuration written by this version of tfdist "
+                f"({error}). Unset it; `tfdist run` sets it for its tasks."
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A configuration and where each of its options came from.
+
+    Attributes:
+        config: the configuration; its strategy is never `"auto"`.
+        reasons: for each option that was set or chosen, where or why.
+    """
+
+    config: StrategyConfig
+    reasons: Mapping[str, str]
+
+
+def resolve(
+    flags: Mapping[str, object],
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    gpus: int = 0,
+) -> Resolved:
+    """Puts flags, a strategy file and the environment together.
+
+    An option that is given twice with different values is an error: the flag does not silently win.
+
+    Args:
+        flags: options by name as the command line or the caller gave them; None means not given.
+        file: a strategy file in TOML.
+        environ: environment variables; by default the process's own.
+        gpus: number of GPUs that this machine has.
+
+    Raises:
+        ConfigError: for an unknown option, a conflict, or a value out of range.
+    """
+    places: dict[str, tuple[Any, str]] = {}
+    for name, value in flags.items():
+        if value is not None:
+            _check_choice("option", name, _options())
+            places[name] = (value, f"--{name.replace('_', '-')}")
+    if file is not None:
+        for name, value in load_file(file).items():
+            _merge(places, name, value, str(file))
+    values = {name: value for name, (value, _) in places.items()}
+    reasons = {name: place for name, (_, place) in places.items()}
+    if values.get("strategy", "auto") == "auto":
+        values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
+    return Resolved(StrategyConfig(**values), reasons)
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """Reads a strategy file.
+
+    Args:
+        path: a TOML file whose keys are the options of `StrategyConfig`.
+
+    Raises:
+        ConfigError: if it cannot be read, is not TOML, or has an unknown key.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot read the strategy file {str(path)!r}: {error.strerror}."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The strategy file {str(path)!r} is not valid TOML: {error}.") from error
+    for name in content:
+        _check_choice(f"{path}: option", name, _options())
+    return content
+
+
+def _options() -> list[str]:
+    return [field.name for field in dataclasses.fields(StrategyConfig)]
+
+
+def _merge(places: dict[str, tuple[Any, str]], name: str, value: Any, place: str) -> None:
+    if name in places and places[name][0] != value:
+        other, where = places[name]
+        raise ConfigError(
+            f"{name} is set to {other!r} by {where} and to {value!r} by {place}. "
+            "Remove one of them."
+        )
+    places.setdefault(name, (value, place))
+
+
+def _choose(
+    values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int
+) -> tuple[str, str]:
+    """The strategy that `auto` picks, and why."""
+    if environment.read("TF_CONFIG", environ):
+        return "multi_worker", "auto: TF_CONFIG is set"
+    if values.get("processes", 1) > 1:
+        return "multi_worker", f"auto: {values['processes']} processes were asked for"
+    if values.get("devices", 1) > 1:
+        return "mirrored", f"auto: {values['devices']} devices were asked for"
+    if gpus > 1:
+        return "mirrored", f"auto: this machine has {gpus} GPUs"
+    return "single", f"auto: no TF_CONFIG and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
+
+
+def _check_choice(what: str, value: str, choices: Any) -> None:
+    if value in choices:
+        return
+    close = difflib.get_close_matches(str(value), list(choices), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"Unknown {what} {value!r}.{hint} There are: {', '.join(choices)}.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value!r} is not a whole number of 1 or more.")

@@ -1,0 +1,59 @@
+"""`steps_per_execution` on several replicas: the steps are called one after the other.
+
+Keras runs them in one graph loop around the iterator, which TensorFlow cannot execute on a
+distributed iterator (`You must feed a value for placeholder tensor 'while/cond/Placeholder'`, with
+stock MirroredStrategy on TensorFlow 2.21 too). Callbacks, logs and numbers are as with the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+from tfdist.keras.hooks import Hook
+
+
+def hooks() -> list[Hook]:
+    """The seam at which Keras makes the function of an execution."""
+    return [Hook(TensorFlowTrainer, "_make_function", _step_by_step)]
+
+
+def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make_function(self: Any, step_function: Any) -> Any:
+        function = original(self, step_function)
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return function
+
+        def execute(iterator: Any) -> Any:
+            if not isinstance(iterator, tf.distribute.DistributedIterator):
+                return function(iterator)
+            outputs = None
+            for step in range(self.steps_per_execution):
+                try:
+                    with _one_step_at_a_time(self):
+                        outputs = function(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    if step == 0:
+                        raise
+                    break
+            return outputs
+
+        return execute
+
+    return make_function
+
+
+@contextlib.contextmanager
+def _one_step_at_a_time(model: Any) -> Iterator[None]:
+    steps = model.steps_per_execution
+    model.steps_per_execution = 1
+    try:
+        yield
+    finally:
+        model.steps_per_execution = steps

@@ -1,0 +1,85 @@
+"""Which devices a process trains on: the one place where GPUs and CPUs are told apart."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tfdist._tensorflow import has_started
+from tfdist.errors import ConfigError
+
+
+def prepare_devices(count: int | None) -> list[str]:
+    """Sets up this process's devices and names those to train on.
+
+    GPUs get memory growth. Where there is no GPU, the CPU is split into logical devices.
+
+    Args:
+        count: how many; None means all GPUs, or one CPU device.
+
+    Returns:
+        Device names, such as `["GPU:0", "GPU:1"]`.
+
+    Raises:
+        ConfigError: if there are fewer GPUs, or TensorFlow has started with other devices.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        return _prepare_gpus(gpus, count)
+    wanted = count or 1
+    if len(tf.config.list_logical_devices("CPU") if has_started() else []) == wanted:
+        return _names("CPU", wanted)
+    try:
+        split_cpu(wanted)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"devices={wanted} cannot be set up, since TensorFlow has started already. Make the "
+            "strategy before any other TensorFlow operation of the program."
+        ) from error
+    return _names("CPU", wanted)
+
+
+def communication_for(gpus: int, choice: str) -> str:
+    """The collective implementation: NCCL between GPUs, a ring otherwise.
+
+    Args:
+        gpus: GPUs that each process trains on.
+        choice: `"auto"`, `"ring"` or `"nccl"`.
+
+    Returns:
+        `"NCCL"` or `"RING"`.
+
+    Raises:
+        ConfigError: if NCCL is asked for where there is no GPU.
+    """
+    if choice == "nccl" and not gpus:
+        raise ConfigError(
+            "communication='nccl' needs GPUs, and this process sees none. Choose 'ring' or 'auto'."
+        )
+    if choice == "auto":
+        return "NCCL" if gpus else "RING"
+    return choice.upper()
+
+
+def _prepare_gpus(gpus: list[object], count: int | None) -> list[str]:
+    if count is not None and count > len(gpus):
+        raise ConfigError(
+            f"devices={count} is more than the {len(gpus)} GPUs that this process sees. Lower it, or "
+            "make more visible in CUDA_VISIBLE_DEVICES."
+        )
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:  # TensorFlow has started; what it chose then stays.
+            break
+    return _names("GPU", count or len(gpus))
+
+
+def split_cpu(count: int) -> None:
+    """Splits the CPU into logical devices; must come before TensorFlow starts."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+    tf.config.set_logical_device_configuration(cpu, parts)
+
+
+def _names(kind: str, count: int) -> list[str]:
+    return [f"{kind}:{i}" for i in range(count)]

@@ -1,0 +1,91 @@
+"""Making a strategy from a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import environment
+from tfdist.config import StrategyConfig, resolve
+from tfdist.errors import ConfigError
+from tfdist.strategies.devices import prepare_devices
+from tfdist.strategies.mirrored import Mirrored
+from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.single import Single
+from tfdist.strategies.start import start_multi_worker
+
+_active: list[Any] = []
+
+
+def strategy(name: str | None = None, **options: Any) -> Any:
+    """The strategy of this program: the active one, or a new one.
+
+    Inside `tfdist run` the strategy exists already and is returned; a name or option that
+    contradicts it is an error. A program that was started by hand gets a new strategy, which must be
+    made before any other TensorFlow operation.
+
+    Args:
+        name: `"single"`, `"mirrored"`, `"multi_worker"` or `"auto"`. By default the active strategy's,
+            or `"auto"`.
+        **options: fields of `tfdist.config.StrategyConfig`.
+
+    Returns:
+        A `tf.distribute.Strategy`.
+
+    Raises:
+        ConfigError: for an unknown name or option, or a conflict with the active strategy.
+        StartError: if the other tasks of the cluster do not join in time.
+
+    Example:
+        >>> strategy = tfdist.strategy("mirrored", devices=2)
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+    """
+    if _active:
+        _check_same(name, options)
+        return _active[0]
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    resolved = resolve({"strategy": name, **options}, gpus=gpus)
+    return create(resolved.config)
+
+
+def create(config: StrategyConfig) -> Any:
+    """Makes the strategy that `config` describes and keeps it as the active one."""
+    if config.strategy == "multi_worker":
+        made: Any = _multi_worker(config)
+    else:
+        devices = prepare_devices(config.devices)
+        made = Single(devices[0]) if config.strategy == "single" else Mirrored(devices)
+    made.config = config
+    _active[:] = [made]
+    return made
+
+
+def active() -> Any:
+    """The strategy of this process, or None."""
+    return _active[0] if _active else None
+
+
+def _multi_worker(config: StrategyConfig) -> MultiWorker:
+    text = environment.read("TF_CONFIG")
+    if text is None:
+        raise ConfigError(
+            "strategy='multi_worker' needs TF_CONFIG, which is not set, to know the other tasks. "
+            "Start the program with `tfdist run --strategy multi_worker -n 2 SCRIPT`, or set "
+            "TF_CONFIG for each task (`tfdist doctor` checks it)."
+        )
+    return start_multi_worker(text, config)
+
+
+def _check_same(name: str | None, options: dict[str, Any]) -> None:
+    config = _active[0].config
+    wanted = {k: v for k, v in {"strategy": name, **options}.items() if v not in (None, "auto")}
+    for option, value in wanted.items():
+        if getattr(config, option, None) != value:
+            raise ConfigError(
+                f"tfdist.strategy({option}={value!r}) conflicts with the active strategy, whose "
+                f"{option} is {getattr(config, option, None)!r}. A process has one strategy: change "
+                "the flag or the program so that both say the same, or call tfdist.strategy() "
+                "without arguments."
+            )
