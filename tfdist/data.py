@@ -12,8 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-_Policy = tf.data.experimental.AutoShardPolicy
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
@@ -127,7 +125,6 @@ def local_dataset(dataset: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     else:
         own = dataset.flat_map(spread)
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = _Policy.OFF
     options.deterministic = True
     return own.with_options(options).prefetch(tf.data.AUTOTUNE)
 

@@ -64,7 +64,9 @@ def _check(script: str, processes: int, steps: int) -> None:
     if not Path(script).is_file():
         raise ConfigError(f"The script {script!r} does not exist. Give the path of a Python file.")
     if processes < 2:
-        raise ConfigError(f"-n {processes} leaves nothing to compare with one process. Give 2 or more.")
+        raise ConfigError(
+            f"-n {processes} leaves nothing to compare with one process. Give 2 or more."
+        )
     if steps < 1:
         raise ConfigError(f"--steps {steps} is not a number of 1 or more.")
 
@@ -137,13 +139,17 @@ def _show(comparison: Comparison, processes: int, console: Console) -> None:
         f"{processes} replicas together, {comparison.missing} missing, "
         f"{comparison.repeated} too many"
     )
+    for note in comparison.notes:
+        console.print(f"note: {note}")
     _conclude(comparison, processes, console)
 
 
 def _conclude(comparison: Comparison, processes: int, console: Console) -> None:
     first = comparison.first_difference
     if comparison.ok:
-        console.print(f"[green]agree[/] to {comparison.tolerance:g} over {len(comparison.rows)} steps")
+        console.print(
+            f"[green]agree[/] to {comparison.tolerance:g} over {len(comparison.rows)} steps"
+        )
         return
     if first is not None:
         console.print(
@@ -152,8 +158,6 @@ def _conclude(comparison: Comparison, processes: int, console: Console) -> None:
         )
     else:
         console.print("[red]differ[/] in the examples that were seen")
-    for note in comparison.notes:
-        console.print(f"  this alone explains a difference: {note}")
 
 
 def _picked(comparison: Comparison, most: int = 12) -> list[Row]:

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist import environment
@@ -27,7 +28,7 @@ from tfdist.keras.step import current_step
 SAMPLES = 1000
 
 #: Layers that draw random numbers while they train: replicas draw different ones than one process.
-_RANDOM_LAYERS = ("Dropout", "Gaussian", "Random", "Noise")
+_RANDOM_LAYERS = ("Gaussian", "Random", "Noise")
 
 
 class Recorder:
@@ -47,7 +48,20 @@ class Recorder:
 
     def hooks(self) -> list[Hook]:
         """Adds the recorder to every `fit`."""
-        return [Hook(TensorFlowTrainer, "fit", self._recorded)]
+        return [
+            Hook(TensorFlowTrainer, "fit", self._recorded),
+            Hook(random_module, "dropout", self._without_dropout),
+        ]
+
+    def _without_dropout(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Dropout that drops nothing, in all runs: masks differ between replicas by design."""
+
+        @functools.wraps(original)
+        def dropout(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._notes.add("dropout was switched off in both runs")
+            return inputs
+
+        return dropout
 
     def write(self) -> None:
         """Writes what was recorded."""

@@ -1,0 +1,31 @@
+# All set-up is done by the targets: a bare machine needs Python 3.11 or later, pip and a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-
+
+.PHONY: demo test lint clean
+
+demo: $(STAMP)examples
+	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
+
+test: $(STAMP)dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tfdist needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ". Set PYTHON=python3.11.")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(STAMP)%: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "installing tfdist[$*] (TensorFlow is about 600 MB) ..."
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache tfdist-logs

@@ -1,0 +1,96 @@
+"""The canary: every seam of Keras and TensorFlow that tfdist overrides, by name and signature.
+
+When a new release moves one, the test that fails names it. Look at what changed there before the
+supported range in setup.cfg is widened.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from tfdist.keras import scope
+
+SIGNATURES = {
+    "TensorFlowTrainer.__init__": "(self)",
+    "TensorFlowTrainer._make_function": "(self, step_function)",
+    "TensorFlowTrainer._maybe_symbolic_build": "(self, iterator=None, data_batch=None)",
+    "TensorFlowTrainer.make_predict_function": "(self, force=False)",
+    "TensorFlowTrainer.predict_on_batch": "(self, x)",
+    "TensorFlowTrainer.test_on_batch": ("(self, x, y=None, sample_weight=None, return_dict=False)"),
+    "TensorFlowTrainer.train_on_batch": (
+        "(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False)"
+    ),
+    "TFOptimizer._all_reduce_sum_gradients": "(self, grads_and_vars)",
+    "BaseOptimizer.apply": "(self, grads, trainable_variables=None)",
+    "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
+    "LossScaleOptimizer._tf_apply": "(self, grads, trainable_variables=None)",
+    "Variable._initialize": "(self, value)",
+    "Variable._direct_assign": "(self, value)",
+    "SeedGenerator.next": "(self, ordered=True)",
+    "Mean.update_state": "(self, values, sample_weight=None)",
+    "keras.src.losses.loss.scale_loss_for_distribution": "(value)",
+    "keras.src.losses.loss.unscale_loss_for_distribution": "(value)",
+    "keras.src.losses.loss.reduce_weighted_values": (
+        "(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)"
+    ),
+    "keras.src.backend.tensorflow.nn._compute_moments_sync": "(x, axes, keepdims)",
+}
+
+
+def seams():
+    return {hook.path: hook for hook in scope.all_hooks()}
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_a_seam_is_where_it_was(name):
+    found = [hook for path, hook in seams().items() if path.endswith(name)]
+    assert found, f"tfdist hooks {name} no longer: take it out of this test"
+    original = getattr(found[0].owner, found[0].name)
+    assert str(inspect.signature(original)) == SIGNATURES[name], f"Keras moved {name}"
+
+
+def test_every_seam_exists():
+    for path, hook in seams().items():
+        assert hasattr(hook.owner, hook.name), f"Keras has no {path} any more"
+
+
+def test_hooks_are_undone_when_the_scope_closes():
+    hooks = scope.all_hooks()
+    before = [vars(h.owner).get(h.name) for h in hooks]
+    strategy = object()
+    scope.enter(strategy)
+    scope.enter(strategy)
+    inside = [vars(h.owner).get(h.name) for h in hooks]
+    scope.leave(strategy)
+    assert [vars(h.owner).get(h.name) for h in hooks] == inside
+    scope.leave(strategy)
+    assert [vars(h.owner).get(h.name) for h in hooks] == before
+    assert all(a is not b for a, b in zip(before, inside, strict=True))
+
+
+def test_private_symbols_of_tensorflow():
+    from tfdist import _tensorflow as private
+
+    for extended in (private.LocalExtended, private.CollectiveExtended):
+        base = extended.__mro__[2]
+        for name in ("_use_merge_call", "_create_variable", "_replica_ctx_all_reduce"):
+            assert hasattr(base, name), f"TensorFlow has no {base.__name__}.{name} any more"
+    signature = inspect.signature(private.CollectiveAllReduceExtended._initialize_local_devices)
+    assert str(signature) == "(self, cluster_resolver, worker_device)"
+    assert private.has_started() in (True, False)
+
+
+def test_keras_still_asks_the_strategy_for_what_is_overridden():
+    """The calls of Keras's trainer that `StrategyMixin` answers."""
+    from keras.src.backend.tensorflow import trainer
+
+    source = inspect.getsource(trainer)
+    for call in (
+        'strategy.reduce("MEAN", v, axis=0)',
+        "self.distribute_strategy.run(step_function, args=(data,))",
+        "self._distribute_strategy.experimental_distribute_dataset(",
+        "tf.distribute.MultiWorkerMirroredStrategy",
+    ):
+        assert call in source, f"Keras's trainer no longer contains {call!r}"
