@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import environment
+from tfdist.cli.quiet import quiet_import
 from tfdist.errors import ConfigError, TfdistError
 
 
@@ -43,9 +44,13 @@ def _make_strategy() -> Any:
     from tfdist.config import StrategyConfig
 
     config = StrategyConfig.from_json(text)
-    _seed(environment.read("TFDIST_SEED"))
-    from tfdist.strategies.factory import create
+    with quiet_import():
+        import tensorflow as tf
 
+        from tfdist.strategies.factory import create
+
+        tf.config.list_physical_devices()
+    _seed(environment.read("TFDIST_SEED"))
     return create(config)
 
 

@@ -2,8 +2,8 @@
 
 The gradient of an all-reduced sum is the all-reduced sum of the gradients. A replica's loss counts
 by its share `w` of the examples, so on replica `s` that gradient is `sum_r w_r u_r / w_s`: the
-exchange multiplies by `w_s` again. Stock Keras leaves the shares out, which is exact for even batches only,
-and reduces each of the three statistics on its own.
+exchange multiplies by `w_s` again. Stock Keras leaves the shares out, which is exact for even
+batches only, and reduces each of the three statistics on its own.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tfdist._tensorflow import local_results
 from tfdist.keras import weights
-from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
+from tfdist.keras.logs import average_logs, noticed_results, summed_metrics
+from tfdist.keras.step import at_least_one, batch_size_of, entered, measure
 
 _local = threading.local()
 _STEPS = ("train_step", "test_step")
@@ -40,14 +41,16 @@ def run_keras_step(
         kwargs: none.
         options: `tf.distribute.RunOptions`.
     """
+    metrics = summed_metrics(model)
 
     def on_replica(batch: Any) -> Any:
         with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
             if not step.even:
                 batch = at_least_one(batch, step.count)
-            logs = fn(batch, **(kwargs or {}))
+            with noticed_results(metrics) as results:
+                logs = fn(batch, **(kwargs or {}))
             weights.average_assigned(step)
-            return _average_logs(step, logs)
+            return average_logs(step, logs, results)
 
     outputs = run(on_replica, args, None, options)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
@@ -84,29 +87,6 @@ def _nothing_if_empty(output: Any, count: Any) -> Any:
         return output
     kept = tf.cond(count > 0, lambda: output, lambda: output[:0])
     return tf.ensure_shape(kept, [None, *output.shape[1:]])
-
-
-def _average_logs(step: Step, logs: Any) -> Any:
-    """Averages the scalars of a step's logs over the replicas, weighted by examples."""
-    flat = tf.nest.flatten(logs)
-    scalars = {i: tf.convert_to_tensor(v) for i, v in enumerate(flat) if _is_scalar(v)}
-    if not scalars:
-        return logs
-    context = tf.distribute.get_replica_context()
-    weighed = [step.weigh(tf.cast(v, tf.float32)) for v in scalars.values()]
-    averaged = context.all_reduce(tf.distribute.ReduceOp.SUM, weighed)
-    for (i, value), average in zip(scalars.items(), averaged, strict=True):
-        flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average
-    return tf.nest.pack_sequence_as(logs, flat)
-
-
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, (int, float)):
-        return True
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        return False
-    kind = tf.as_dtype(value.dtype)
-    return tuple(value.shape) == () and (kind.is_floating or kind.is_integer)
 
 
 def _agreed(strategy: Any, leaf: Any) -> Any:

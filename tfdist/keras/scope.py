@@ -6,14 +6,14 @@ from typing import Any
 
 from tfdist.keras import (
     batches,
-    saving,
-    callbacks,
     binding,
     building,
+    callbacks,
     executions,
     losses,
     normalization,
     optimizers,
+    saving,
     seeds,
     weights,
 )

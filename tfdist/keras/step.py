@@ -113,8 +113,8 @@ def batch_size_of(data: Any) -> tuple[int | None, Any]:
         if tensor.shape.rank is None or tensor.shape.rank > 0:
             return tensor.shape[0], tf.shape(tensor, tf.int64)[0]
     raise ValueError(
-        "The batch has no component with a batch dimension, so tfdist cannot tell how many examples "
-        "each replica holds. Let the data set yield batches of shape (batch, ...)."
+        "The batch has no component with a batch dimension, so tfdist cannot tell how many "
+        "examples each replica holds. Let the data set yield batches of shape (batch, ...)."
     )
 
 
@@ -140,7 +140,7 @@ def at_least_one(batch: Any, count: Any) -> Any:
     What the stand-in leads to counts for nothing: its share is 0.
 
     Args:
-        batch: any nest of tensors of shape `(batch, ...)`. Ragged and sparse tensors are left alone.
+        batch: any nest of tensors of shape `(batch, ...)`; ragged and sparse ones are left alone.
         count: the number of examples, a scalar tensor.
     """
 
