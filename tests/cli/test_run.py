@@ -1,0 +1,242 @@
+"""`tfdist run`: what it prints, what it hands to the script, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist import environment
+from tfdist.cli import show
+
+SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('TF_CONFIG', 'none'))"
+CLEAN = {"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1", "COLUMNS": None}
+SECONDS = 60
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SHOW)
+    return tmp_path
+
+
+def tfdist(*words: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist.cli.main", *words],
+        env=environment.merged({**CLEAN, **variables}),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+def mistake(*words: str, **variables: str | None) -> str:
+    """The message of a call that is a mistake: short, no trace, nothing started."""
+    result = tfdist(*words, **variables)
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert not Path("tfdist-logs").exists()
+    return " ".join(re.sub("[│╭╰─╮╯]", " ", result.stderr).split())
+
+
+def test_dry_run_prints_what_can_be_pasted(here: Path) -> None:
+    result = tfdist("run", "--dry-run", "-n", "2", "--env-only", "train.py", "a b", "--seed=1")
+    assert result.returncode == 0
+    assert not Path("tfdist-logs").exists()
+    headers = re.findall(r"^# (worker \d) at 127.0.0.1:\d+, log: (.*)$", result.stdout, re.M)
+    assert [name for name, _ in headers] == ["worker 0", "worker 1"]
+    pasted = subprocess.run(
+        ["sh", "-c", result.stdout], capture_output=True, text=True, timeout=SECONDS, check=True
+    ).stdout.splitlines()
+    assert len(pasted) == 2
+    assert pasted[0].startswith("['a b', '--seed=1'] {")
+    assert json.loads(pasted[1].partition("] ")[2])["task"] == {"index": 1, "type": "worker"}
+
+
+def test_dry_run_shows_the_whole_environment(here: Path) -> None:
+    result = tfdist("run", "--dry-run", "--seed", "5", "train.py", TF_CPP_MIN_LOG_LEVEL=None)
+    words = shlex.split(result.stdout.replace("\\\n", ""), comments=True)
+    assert words[0] == "env"
+    assert {"TFDIST_SEED=5", "TFDIST_LAUNCHED=1", "TF_CPP_MIN_LOG_LEVEL=1"} < set(words)
+    assert words[-3:] == ["-m", "tfdist.cli.task", "train.py"]
+
+
+def test_everything_after_the_script_is_the_scripts(here: Path) -> None:
+    theirs = ["-n", "7", "--strategy", "x", "--help", "--", "--dry-run"]
+    result = tfdist("run", "--env-only", "train.py", *theirs)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"{theirs} none\n"
+
+
+def test_a_run_is_shown_and_logged(here: Path) -> None:
+    result = tfdist("run", "--env-only", "-n", "3", "--seed", "9", "train.py")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1
+    for words in (
+        "multi_worker (auto: 3 processes were asked for)",
+        "worker 0 at 127.0.0.1:",
+        "batch_size=64 → 22 + 21 + 21 examples a step",
+        "3 (1 in each of 3 tasks)",
+    ):
+        assert words in result.stderr
+    logs = Path("tfdist-logs/latest")
+    assert sorted(each.name for each in logs.iterdir()) == [f"worker-{i}.log" for i in range(3)]
+    assert '"index": 2' in (logs / "worker-2.log").read_text()
+
+
+def test_the_exit_status_and_last_lines_of_a_failure(here: Path) -> None:
+    Path("train.py").write_text(
+        "import json, os, sys, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1: sys.exit(5)\n"
+        "time.sleep(60)"
+    )
+    result = tfdist("run", "--env-only", "-n", "2", "--log-dir", "logs", "train.py")
+    assert result.returncode == 5
+    assert (
+        "tfdist: worker 1 failed with exit status 5.\nIts log: logs/worker-1.log" in result.stderr
+    )
+    assert "Traceback" not in result.stderr
+
+
+def test_one_task_of_a_cluster_that_tf_config_names(here: Path) -> None:
+    config = json.dumps(
+        {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    )
+    result = tfdist("run", "--env-only", "train.py", TF_CONFIG=config)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f"[] {config}\n"
+    assert "worker 1 at b:1 (this one)" in result.stderr
+    assert "auto: TF_CONFIG is set" in result.stderr
+    assert Path("tfdist-logs/latest/worker-1.log").exists()
+    said = mistake_in(config, "-n", "3")
+    assert "--processes 3 conflicts with TF_CONFIG, whose cluster has 2 tasks" in said
+
+
+def mistake_in(config: str, *words: str) -> str:
+    result = tfdist("run", *words, "train.py", TF_CONFIG=config)
+    assert result.returncode == 2
+    return " ".join(result.stderr.split())
+
+
+def test_all_tasks_of_a_cluster_come_to_one_configuration_and_seed(here: Path) -> None:
+    """Each is started by its own command, and the identities are compared at the start."""
+    outputs = []
+    for index, words in enumerate((["-n", "2"], ["--strategy", "multi_worker"])):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": task})
+        outputs.append(tfdist("run", "--dry-run", *words, "train.py", TF_CONFIG=config).stdout)
+    first, second = (re.findall(r"TFDIST_(?:CONFIG|SEED)=.*", text) for text in outputs)
+    assert first == second
+    assert len(first) == 2
+
+
+def test_one_process_does_not_see_a_tf_config(here: Path) -> None:
+    result = tfdist("run", "--env-only", "-s", "single", "train.py", TF_CONFIG='{"cluster": {}}')
+    assert result.stdout == "[] none\n"
+
+
+def test_n_counts_the_devices_of_mirrored(here: Path) -> None:
+    result = tfdist("run", "--dry-run", "-s", "mirrored", "-n", "2", "train.py")
+    assert '"devices": 2' in result.stdout
+    assert result.stdout.count("# worker") == 1
+    Path("two.toml").write_text('strategy = "mirrored"\n')
+    assert (
+        '"devices": 2' in tfdist("run", "--dry-run", "-s", "two.toml", "-n", "2", "train.py").stdout
+    )
+    said = mistake("run", "-s", "mirrored", "-n", "2", "--devices", "3", "train.py")
+    assert "-n 2 conflicts with --devices 3" in said
+
+
+def test_a_strategy_file(here: Path) -> None:
+    Path("two.toml").write_text('strategy = "multi_worker"\nprocesses = 2\n')
+    assert tfdist("run", "--dry-run", "-s", "two.toml", "train.py").stdout.count("# worker") == 2
+    said = mistake("run", "-s", "two.toml", "-n", "3", "train.py")
+    assert "set to 3 by --processes and to 2 by two.toml" in said
+    Path("two.toml").write_text("proceses = 2\n")
+    assert "Did you mean 'processes'?" in mistake("run", "-s", "two.toml", "train.py")
+    assert "no.toml" in mistake("run", "-s", "no.toml", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian.py"], "The script 'trian.py' does not exist in .* Did you mean 'train.py'?"),
+        (["no/where.py"], "The script 'no/where.py' does not exist"),
+        (["."], r"The script '\.' is a directory. Give a Python file. It has: train.py"),
+        (["-n", "0", "train.py"], "-n 0 starts no process"),
+        (["-n", "-1", "train.py"], "-n -1 starts no process"),
+        (["-n", "two", "train.py"], "Invalid value for '-n' / '--processes'"),
+        (["--strategy", "multiworker", "train.py"], "'multiworker'. Did you mean 'multi_worker'?"),
+        (["--strateg", "single", "train.py"], "No such option.*--strategy"),
+        (["--mode", "asink", "train.py"], "asink"),
+        (["-s", "single", "-n", "2", "train.py"], "processes=2 conflicts with strategy='single'"),
+        (["--start-timeout", "0", "train.py"], "no time to start"),
+        (["--seed", "-3", "train.py"], "seed=-3"),
+        ([], "Missing argument 'SCRIPT'"),
+        (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),
+    ],
+)
+def test_mistakes_are_explained(here: Path, words: list[str], said: str) -> None:
+    assert re.search(said, mistake("run", *words))
+
+
+def test_too_few_gpus_are_an_error(here: Path) -> None:
+    said = mistake("run", "-n", "3", "train.py", CUDA_VISIBLE_DEVICES="0,1")
+    assert "this machine has 2 GPUs to give" in said
+
+
+def test_a_directory_that_cannot_be_written_moves_the_logs(here: Path) -> None:
+    Path("tfdist-logs").write_text("a file is in the way")
+    result = tfdist("run", "--env-only", "train.py", TMPDIR=str(here))
+    assert result.returncode == 0, result.stderr
+    assert "Cannot write logs to 'tfdist-logs/" in result.stderr
+    assert list(here.glob("tfdist-logs-*/worker-0.log"))
+
+
+def test_the_launcher_does_not_load_tensorflow(here: Path) -> None:
+    code = (
+        "import sys; from tfdist.cli.main import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit: print('tensorflow' in sys.modules, 'keras' in sys.modules)"
+    )
+    for words in (
+        ["run", "--help"],
+        ["run", "--dry-run", "train.py"],
+        ["run", "--env-only", "train.py"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env=environment.merged(CLEAN),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+        )
+        assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_version() -> None:
+    result = tfdist("--version")
+    assert result.returncode == 0
+    assert re.match(r"tfdist \S+\ntensorflow \S+\nkeras \S+\n$", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "text"),
+    [
+        (64, 1, "64 examples"),
+        (64, 3, "22 + 21 + 21"),
+        (64, 16, "4 on each of 16"),
+        (64, 9, "7 or 8"),
+    ],
+)
+def test_how_a_batch_is_split(batch: int, replicas: int, text: str) -> None:
+    assert text in show.split_batch(batch, replicas)

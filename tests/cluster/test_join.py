@@ -1,0 +1,344 @@
+"""The bounded start, on free ports, with threads and with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tfdist.cluster import join as module
+from tfdist.cluster import meeting as meeting_module
+from tfdist.cluster.join import JoinReport, join
+from tfdist.cluster.ports import HeldPorts
+from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.errors import StartError
+
+SAME = {"TensorFlow": "2.21.0", "configuration (digest)": "abc"}
+
+
+@pytest.fixture
+def ports() -> Iterator[Callable[[int], list[int]]]:
+    """Free ports, held as the launcher holds them."""
+    with contextlib.ExitStack() as held:
+
+        def hold(count: int) -> list[int]:
+            return list(held.enter_context(HeldPorts(count)).ports)
+
+        yield hold
+
+
+def cluster_of(ports: list[int]) -> ClusterSpec:
+    return ClusterSpec({"worker": tuple(Address("127.0.0.1", port) for port in ports)})
+
+
+def start(
+    pool: ThreadPoolExecutor,
+    cluster: ClusterSpec,
+    index: int,
+    timeout: float = 10.0,
+    **more: object,
+) -> Future[JoinReport]:
+    arguments = {"identity": SAME, **more}
+    return pool.submit(join, cluster, Task("worker", index), timeout=timeout, **arguments)  # type: ignore[arg-type]
+
+
+def failure(future: Future[JoinReport]) -> str:
+    with pytest.raises(StartError) as caught:
+        future.result(timeout=20)
+    return str(caught.value)
+
+
+def test_all_join_and_get_what_the_chief_offers(ports: Callable[[int], list[int]]) -> None:
+    cluster = cluster_of(ports(4))
+    with ThreadPoolExecutor() as pool:
+        futures = [
+            start(pool, cluster, index, offer={"seed": str(index)}) for index in (3, 1, 2, 0)
+        ]
+        reports = [future.result(timeout=20) for future in futures]
+    assert [report.offer for report in reports] == [{"seed": "0"}] * 4
+    assert all(report.tasks == 4 and report.seconds < 5 for report in reports)
+
+
+def test_ports_are_free_after_the_start(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(3)
+    with ThreadPoolExecutor() as pool:
+        for future in [start(pool, cluster_of(listed), index) for index in range(3)]:
+            future.result(timeout=20)
+    for port in listed:
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen()
+
+
+def test_a_cluster_of_one_starts_at_once(ports: Callable[[int], list[int]]) -> None:
+    report = join(cluster_of(ports(1)), Task("worker", 0), timeout=5, identity=SAME)
+    assert report.seconds < 1
+
+
+def test_a_late_chief_is_waited_for(ports: Callable[[int], list[int]]) -> None:
+    cluster = cluster_of(ports(2))
+    with ThreadPoolExecutor() as pool:
+        early = start(pool, cluster, 1)
+        time.sleep(1)
+        start(pool, cluster, 0).result(timeout=20)
+        assert early.result(timeout=20).seconds >= 1
+
+
+def test_a_missing_task_is_named_to_all(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(3)
+    cluster = cluster_of(listed)
+    begin = time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        futures = [start(pool, cluster, index, timeout=1.5) for index in (0, 1)]
+        messages = [failure(future) for future in futures]
+    assert time.monotonic() - begin < 5
+    for message in messages:
+        assert f"worker 2 at 127.0.0.1:{listed[2]}: connection refused" in message
+        assert "within 1.5 s" in message
+    assert "worker 1 at" not in messages[0]
+
+
+def test_a_missing_chief_is_named(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(2)
+    begin = time.monotonic()
+    with pytest.raises(StartError) as caught:
+        join(cluster_of(listed), Task("worker", 1), timeout=1, identity=SAME)
+    assert f"worker 0 at 127.0.0.1:{listed[0]}: connection refused" in str(caught.value)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_name_that_does_not_resolve(ports: Callable[[int], list[int]]) -> None:
+    addresses = (Address("127.0.0.1", ports(1)[0]), Address("no-such-host.invalid", 2222))
+    with pytest.raises(StartError, match=r"invalid:2222: the name does not resolve"):
+        join(ClusterSpec({"worker": addresses}), Task("worker", 0), timeout=1, identity=SAME)
+
+
+def test_an_address_that_never_answers(ports: Callable[[int], list[int]]) -> None:
+    """A listener whose queue is full drops connections, as a firewall does."""
+    with contextlib.ExitStack() as crowd:
+        full = crowd.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = crowd.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        listed = [*ports(1), full.getsockname()[1]]
+        with pytest.raises(StartError, match=r"no answer \(timed out\) \(a firewall"):
+            join(cluster_of(listed), Task("worker", 0), timeout=3, identity=SAME)
+
+
+def test_the_wrong_task_answers(ports: Callable[[int], list[int]]) -> None:
+    """The chief's list has the addresses of two workers exchanged."""
+    listed = ports(3)
+    swapped = cluster_of([listed[0], listed[2], listed[1]])
+    with ThreadPoolExecutor() as pool:
+        futures = [
+            start(pool, swapped if index == 0 else cluster_of(listed), index, timeout=2)
+            for index in range(3)
+        ]
+        messages = [failure(future) for future in futures]
+    assert "answered as worker 2 instead of worker 1" in messages[0]
+    assert "answered as worker 1 instead of worker 2" in messages[1]
+
+
+def test_an_address_that_only_some_reach(ports: Callable[[int], list[int]]) -> None:
+    listed, nobody = ports(3), ports(1)[0]
+    other_view = cluster_of([listed[0], listed[1], nobody])
+    with ThreadPoolExecutor() as pool:
+        futures = [
+            start(pool, other_view if index == 1 else cluster_of(listed), index)
+            for index in range(3)
+        ]
+        messages = [failure(future) for future in futures]
+    assert "worker 1 tried to reach worker 2" in messages[0]
+    assert f"127.0.0.1:{nobody}: connection refused" in messages[2]
+
+
+def test_different_versions_are_named(ports: Callable[[int], list[int]]) -> None:
+    cluster = cluster_of(ports(2))
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster, 0)
+        other = start(pool, cluster, 1, identity={**SAME, "TensorFlow": "2.20.0"})
+        for message in (failure(chief), failure(other)):
+            assert "TensorFlow: 2.21.0 on worker 0" in message
+            assert "2.20.0 on worker 1" in message
+            assert "digest" not in message
+
+
+def test_the_same_task_twice(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(3)
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster_of(listed), 0, timeout=3)
+        first = start(pool, cluster_of(listed), 1, timeout=3)
+        time.sleep(0.7)
+        elsewhere = cluster_of([listed[0], listed[2], listed[1]])
+        second = start(pool, elsewhere, 1, timeout=3)
+        assert "Two processes joined as worker 1" in failure(second)
+        assert "Two processes joined as worker 1" in failure(chief)
+        failure(first)
+
+
+def test_a_task_that_the_cluster_does_not_have(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(4)
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster_of(listed[:2]), 0, timeout=2)
+        stray = start(pool, cluster_of(listed), 3, timeout=2)
+        assert "joined as 'worker 3', but the chief's cluster has: worker 0, worker 1" in failure(
+            stray
+        )
+        assert "worker 1 at" in failure(chief)
+
+
+def test_own_port_in_use(
+    ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=rf"[Oo]wn port {port} is in use"):
+            join(cluster_of([port]), Task("worker", 0), timeout=4, identity=SAME)
+
+
+def test_own_port_is_taken_by_a_task(
+    ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
+    cluster = cluster_of(ports(2))
+    with ThreadPoolExecutor() as pool:
+        first = start(pool, cluster, 0, timeout=2)
+        time.sleep(0.5)
+        assert "answered as worker 0. Either this task was started twice" in failure(
+            start(pool, cluster, 0, timeout=2)
+        )
+        failure(first)
+
+
+@pytest.mark.parametrize("place", ["chief", "worker"])
+def test_a_web_server_answers(ports: Callable[[int], list[int]], place: str) -> None:
+    listed = ports(1)
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign,assignment]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            index = 1 if place == "chief" else 0
+            listed.insert(1 - index, server.server_port)
+            with pytest.raises(StartError, match="not as a task of tfdist"):
+                join(cluster_of(listed), Task("worker", index), timeout=1, identity=SAME)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_strangers_do_not_disturb_the_start(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(2)
+    noises = [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff" * 50_000, b'{"protocol": 3}\n', b"[]\n", b""]
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster_of(listed), 0)
+        time.sleep(0.5)
+        with contextlib.ExitStack() as open_ones:
+            for noise in noises:
+                stranger = open_ones.enter_context(
+                    socket.create_connection(("127.0.0.1", listed[0]))
+                )
+                with contextlib.suppress(OSError):
+                    stranger.sendall(noise)
+            start(pool, cluster_of(listed), 1).result(timeout=20)
+        chief.result(timeout=20)
+
+
+def test_a_silent_listener_is_told_apart(ports: Callable[[int], list[int]]) -> None:
+    own = ports(1)[0]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        listed = [own, silent.getsockname()[1]]
+        with pytest.raises(StartError, match="said nothing"):
+            join(cluster_of(listed), Task("worker", 0), timeout=4, identity=SAME)
+
+
+def test_waiting_is_reported(
+    ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting_module, "_FIRST_REPORT", 0.5)
+    said: list[str] = []
+    with pytest.raises(StartError):
+        join(cluster_of(ports(2)), Task("worker", 0), timeout=1, identity=SAME, report=said.append)
+    assert len(said) == 1
+    assert "worker 0 waits for worker 1 at" in said[0]
+
+
+def test_a_task_that_leaves_is_noticed(ports: Callable[[int], list[int]]) -> None:
+    listed = ports(3)
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster_of(listed), 0, timeout=2)
+        time.sleep(0.5)
+        with socket.create_connection(("127.0.0.1", listed[0])) as brief:
+            hello = {"protocol": "tfdist-join/1", "kind": "join", "task": "worker 1"}
+            brief.sendall(json.dumps({**hello, "identity": SAME}).encode() + b"\n")
+            brief.recv(1000)
+            time.sleep(0.2)
+        message = failure(chief)
+    assert "worker 1 at" in message
+    assert "worker 2 at" in message
+
+
+def test_works_within_an_event_loop(ports: Callable[[int], list[int]]) -> None:
+    import asyncio
+
+    async def notebook() -> JoinReport:
+        return join(cluster_of(ports(1)), Task("worker", 0), timeout=5, identity=SAME)
+
+    assert asyncio.run(notebook()).tasks == 1
+
+
+def test_identity_names_versions_and_digest() -> None:
+    first, second = module.identity("a"), module.identity("b")
+    assert set(first) == {"Python", "TensorFlow", "Keras", "tfdist", "configuration (digest)"}
+    assert [name for name in first if first[name] != second[name]] == ["configuration (digest)"]
+
+
+PROGRAM = """
+import sys
+from tfdist.cluster.join import join
+from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.errors import StartError
+ports = [int(port) for port in sys.argv[2].split(",")]
+cluster = ClusterSpec({"worker": tuple(Address("127.0.0.1", port) for port in ports)})
+try:
+    join(cluster, Task("worker", int(sys.argv[1])), timeout=float(sys.argv[3]), identity={})
+except StartError as error:
+    print(error)
+    sys.exit(3)
+assert "tensorflow" not in sys.modules
+"""
+
+
+def run_processes(listed: list[int], indices: list[int], timeout: float) -> list[tuple[int, str]]:
+    command = [sys.executable, "-c", PROGRAM]
+    text = ",".join(map(str, listed))
+    processes = [
+        subprocess.Popen([*command, str(i), text, str(timeout)], stdout=subprocess.PIPE, text=True)
+        for i in indices
+    ]
+    outputs = [process.communicate(timeout=30)[0] for process in processes]
+    return [(process.returncode, out) for process, out in zip(processes, outputs, strict=True)]
+
+
+def test_processes_join(ports: Callable[[int], list[int]]) -> None:
+    assert run_processes(ports(3), [0, 1, 2], 15) == [(0, "")] * 3
+
+
+def test_processes_end_together_when_one_is_missing(ports: Callable[[int], list[int]]) -> None:
+    begin = time.monotonic()
+    results = run_processes(ports(3), [0, 2], 2)
+    assert time.monotonic() - begin < 8
+    assert [status for status, _ in results] == [3, 3]
+    assert all("worker 1 at" in out for _, out in results)

@@ -1,0 +1,150 @@
+"""Plans are data: commands, environments and log files of each task."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.cluster import gpus
+from tfdist.cluster.launch.plan import (
+    JobPlan,
+    Program,
+    local_cluster,
+    plan_local,
+    plan_member,
+)
+from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.errors import ConfigError
+
+PROGRAM = Program(script="train.py", args=("--epochs", "3"), config='{"a": 1}', seed=7)
+LOGS = Path("logs")
+
+
+def planned(count: int | None, environ: dict[str, str] | None = None, **more: object) -> JobPlan:
+    cluster = local_cluster(range(4000, 4000 + count)) if count else None
+    arguments = {"program": PROGRAM, "cluster": cluster, "log_dir": LOGS, **more}
+    return plan_local(environ=environ or {}, **arguments)  # type: ignore[arg-type]
+
+
+def test_each_worker_gets_its_place_and_the_same_program() -> None:
+    plan = planned(2)
+    assert plan.shown == Task("worker", 0)
+    for index, task in enumerate(plan.tasks):
+        assert task.command == (
+            *(sys.executable, "-m", "tfdist.cli.task", "train.py"),
+            *("--epochs", "3"),
+        )
+        assert task.address == Address("127.0.0.1", 4000 + index)
+        assert task.log == LOGS / f"worker-{index}.log"
+        assert json.loads(task.environ["TF_CONFIG"] or "") == {
+            "cluster": {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]},
+            "task": {"type": "worker", "index": index},
+        }
+
+
+def test_the_environment_of_a_task() -> None:
+    environ = dict(planned(2).tasks[0].environ)
+    del environ["TF_CONFIG"]
+    assert environ == {
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "TFDIST_CONFIG": '{"a": 1}',
+        "TFDIST_LAUNCHED": "1",
+        "TFDIST_SEED": "7",
+    }
+
+
+def test_what_the_user_set_is_kept() -> None:
+    environ = planned(1, {"TF_CPP_MIN_LOG_LEVEL": "0", "PYTHONUNBUFFERED": ""}).tasks[0].environ
+    assert "TF_CPP_MIN_LOG_LEVEL" not in environ
+    assert "PYTHONUNBUFFERED" not in environ
+
+
+def test_one_process_has_no_cluster() -> None:
+    plan = planned(None, {"TF_CONFIG": "from elsewhere"})
+    assert plan.cluster is None
+    assert plan.tasks[0].address is None
+    assert plan.tasks[0].environ["TF_CONFIG"] is None
+    assert "TF_CONFIG" not in planned(None).tasks[0].environ
+
+
+def test_env_only_runs_the_script_itself() -> None:
+    program = Program(script="train.py", config="{}", seed=7, env_only=True)
+    plan = planned(2, program=program)
+    assert plan.tasks[1].command == (sys.executable, "train.py")
+    assert set(plan.tasks[1].environ) == {"TF_CONFIG", "PYTHONUNBUFFERED"}
+
+
+def test_gpus_are_spread_over_the_workers() -> None:
+    plan = planned(2, gpus=("0", "1", "2", "3"))
+    assert [task.environ["CUDA_VISIBLE_DEVICES"] for task in plan.tasks] == ["0,1", "2,3"]
+    alone = planned(None, gpus=("0", "1"))
+    assert "CUDA_VISIBLE_DEVICES" not in alone.tasks[0].environ
+
+
+def test_other_task_types_are_planned_too() -> None:
+    addresses = {
+        kind: (Address("127.0.0.1", 5000 + number),)
+        for number, kind in enumerate(("chief", "worker", "ps", "evaluator"))
+    }
+    plan = planned(None, cluster=ClusterSpec(addresses), gpus=("0", "1"))
+    assert [str(task.task) for task in plan.tasks] == ["chief 0", "worker 0", "ps 0", "evaluator 0"]
+    assert [task.environ.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks] == [
+        *("0", "1"),
+        *(None, None),
+    ]
+    assert plan.shown == Task("chief", 0)
+    assert plan.tasks[2].log == LOGS / "ps-0.log"
+
+
+def test_one_task_of_a_cluster_that_is_started_elsewhere() -> None:
+    cluster = ClusterSpec({"worker": (Address("a", 1), Address("b", 1))})
+    plan = plan_member(
+        PROGRAM, cluster=cluster, task=Task("worker", 1), log_dir=LOGS, environ={"TF_CONFIG": "x"}
+    )
+    assert [task.task for task in plan.tasks] == [Task("worker", 1)]
+    assert plan.shown == Task("worker", 1)
+    assert "TF_CONFIG" not in plan.tasks[0].environ
+    with pytest.raises(ConfigError, match="'worker 2', but its cluster has: worker 0, worker 1"):
+        plan_member(PROGRAM, cluster=cluster, task=Task("worker", 2), log_dir=LOGS, environ={})
+
+
+@given(count=st.integers(0, 20), tasks=st.integers(1, 8), devices=st.none() | st.integers(1, 5))
+def test_gpu_shares_are_equal_and_apart(count: int, tasks: int, devices: int | None) -> None:
+    names = tuple(map(str, range(count)))
+    wanted = tasks * (devices or 1)
+    if 0 < count < wanted:
+        with pytest.raises(ConfigError, match=rf"-n {tasks} .*CUDA_VISIBLE_DEVICES=-1"):
+            gpus.split(names, tasks, devices)
+        return
+    shares = gpus.split(names, tasks, devices)
+    given_out = [name for share in shares for name in share]
+    assert len(shares) == tasks
+    assert len({len(share) for share in shares}) == 1
+    assert len(given_out) == len(set(given_out))
+    if count and devices:
+        assert len(shares[0]) == devices
+
+
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [("0,2", ("0", "2")), ("", ()), ("-1", ()), ("1,-1,2", ("1",)), ("GPU-ab", ("GPU-ab",))],
+)
+def test_visible_gpus_as_cuda_reads_them(listed: str, found: tuple[str, ...]) -> None:
+    assert gpus.visible({"CUDA_VISIBLE_DEVICES": listed}) == found
+
+
+def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: str(program))
+    assert gpus.visible({}) == ("0", "1")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert gpus.visible({}) == ()

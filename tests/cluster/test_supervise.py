@@ -1,0 +1,395 @@
+"""Real processes, without TensorFlow: the first failure ends the job, and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfdist.cluster.launch import blame, supervise
+from tfdist.cluster.launch.output import Pump, TaskOutput
+from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.cluster.launch.spawn import Terminal
+from tfdist.cluster.spec import Task
+
+HEAD = """
+import json, os, signal, subprocess, sys, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+def await_file(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+"""
+
+LAUNCHER = """
+import os, sys
+from pathlib import Path
+from tfdist.cluster.launch import supervise
+from tfdist.cluster.launch.plan import Program, local_cluster, plan_local
+from tfdist.cluster.launch.spawn import Terminal
+program = Program(script="task.py", config="{}", seed=1, env_only=True)
+plan = plan_local(program, cluster=local_cluster([1, 2]), log_dir=Path("."), environ={})
+outcome = supervise.run(plan, terminal=Terminal(), grace=5)
+assert "tensorflow" not in sys.modules
+print(outcome.message, file=sys.stderr)
+sys.exit(outcome.status)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_of(script: str, tasks: int = 2) -> JobPlan:
+    Path("task.py").write_text(HEAD + script)
+    program = Program(script="task.py", config="{}", seed=1, env_only=True)
+    cluster = local_cluster(range(1, tasks + 1))
+    return plan_local(program, cluster=cluster, log_dir=Path("."), environ={})
+
+
+def run(script: str, tasks: int = 2, **more: object) -> supervise.Outcome:
+    return supervise.run(plan_of(script, tasks), **more)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def launcher(script: str, **streams: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher in a process of its own, so that it can be killed."""
+    plan_of(script)
+    process = subprocess.Popen([sys.executable, "-c", LAUNCHER], **streams)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def pids(*names: str) -> list[int]:
+    wait_until(lambda: all(Path(name).exists() and Path(name).read_text() for name in names))
+    return [int(Path(name).read_text()) for name in names]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def all_gone(*numbers: int) -> Callable[[], bool]:
+    return lambda: not any(map(is_alive, numbers))
+
+
+def test_all_goes_well(here: Path) -> None:
+    outcome = run("print('hello from', index)", tasks=3)
+    assert outcome == supervise.Outcome(0)
+    assert Path("worker-2.log").read_text() == "hello from 2\n"
+
+
+def test_an_early_end_is_no_failure(here: Path) -> None:
+    assert run("time.sleep(0 if index else 0.5)").status == 0
+
+
+def test_the_first_failure_ends_the_job(here: Path) -> None:
+    script = """
+Path = __import__("pathlib").Path
+Path(f"pid{index}").write_text(str(os.getpid()))
+if index == 1:
+    await_file("pid0")
+    for number in range(30):
+        print("line", number)
+    raise ValueError("the third step")
+time.sleep(60)
+"""
+    begin = time.monotonic()
+    outcome = run(script)
+    assert time.monotonic() - begin < 5
+    assert outcome.status == 1
+    assert outcome.message.startswith("worker 1 failed with exit status 1.")
+    assert "ValueError: the third step" in outcome.message
+    assert "Its log: worker-1.log" in outcome.message
+    assert "  line 29\n" in outcome.message
+    assert "line 0\n" not in outcome.message
+    assert outcome.message.endswith("\nStopped with it: worker 0.")
+    assert all_gone(*pids("pid0"))()
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [
+        ("sys.exit(7)", 7, "failed with exit status 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "signal 9 (SIGKILL)"),
+        ("os.abort()", 134, "signal 6 (SIGABRT)"),
+    ],
+)
+def test_the_exit_status_is_the_failed_tasks(here: Path, end: str, status: int, words: str) -> None:
+    outcome = run(f"{end} if index == 1 else time.sleep(60)")
+    assert outcome.status == status
+    assert words in outcome.message
+
+
+def test_a_task_that_ignores_term_is_killed(here: Path) -> None:
+    script = """
+if index == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("deaf", "w").write(str(os.getpid()))
+    time.sleep(60)
+await_file("deaf")
+sys.exit(3)
+"""
+    begin = time.monotonic()
+    assert run(script, grace=0.5).status == 3
+    assert 1.0 < time.monotonic() - begin < 5
+    assert all_gone(*pids("deaf"))()
+
+
+def test_children_of_a_task_end_with_it(here: Path) -> None:
+    script = """
+child = subprocess.Popen(["sleep", "60"])
+open(f"child{index}", "w").write(str(child.pid))
+"""
+    begin = time.monotonic()
+    assert run(script).status == 0
+    assert time.monotonic() - begin < 5
+    wait_until(all_gone(*pids("child0", "child1")))
+
+
+def test_the_cause_is_told_from_its_consequences(here: Path) -> None:
+    """The survivor fails first, since the guilty task takes time to exit."""
+    script = """
+if index == 0:
+    await_file("raised")
+    sys.exit("tensorflow.python.framework.errors_impl.UnavailableError: Socket closed")
+open("raised", "w")
+try:
+    raise ValueError("boom")
+finally:
+    time.sleep(1.5)
+"""
+    outcome = run(script)
+    assert outcome.message.startswith("worker 1 failed with exit status 1.")
+    assert "ValueError: boom" in outcome.message
+    assert "worker 0 failed with exit status 1 because it lost another task" in outcome.message
+
+
+def test_a_program_that_does_not_exist(here: Path) -> None:
+    program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
+    plan = plan_local(program, cluster=None, log_dir=here, environ={})
+    outcome = supervise.run(plan)
+    assert outcome.status == 127
+    assert "Cannot start '/no/python'" in outcome.message
+
+
+SLEEPERS = """
+child = subprocess.Popen(["sleep", "100"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+open(f"child{index}", "w").write(str(child.pid))
+open(f"task{index}", "w").write(str(os.getpid()))
+time.sleep(100)
+"""
+SLEEPERS_PIDS = ("task0", "task1", "child0", "child1")
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(here: Path) -> None:
+    with launcher(SLEEPERS) as process:
+        numbers = pids(*SLEEPERS_PIDS)
+        process.kill()
+        wait_until(all_gone(*numbers), 5)
+
+
+def test_nothing_is_left_when_the_launcher_is_killed_while_it_starts(here: Path) -> None:
+    for delay in (0.05, 0.1, 0.15, 0.2):
+        with launcher(SLEEPERS) as process:
+            time.sleep(delay)
+            process.kill()
+    time.sleep(2.5)
+    assert not [
+        entry
+        for entry in Path("/proc").glob("[0-9]*")
+        if _cwd(entry) == str(here)
+        and int(entry.name) != os.getpid()
+        and is_alive(int(entry.name))
+    ]
+
+
+def _cwd(process: Path) -> str:
+    try:
+        return os.readlink(process / "cwd")
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_ends_all_in_time(here: Path, number: signal.Signals) -> None:
+    with launcher(SLEEPERS, stderr=subprocess.PIPE) as process:
+        numbers = pids(*SLEEPERS_PIDS)
+        begin = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=10)
+        assert time.monotonic() - begin < 5
+        assert process.returncode == 128 + number
+        assert b"Stopped by " in said
+        assert all_gone(*numbers)()
+
+
+def test_ctrl_c_reaches_the_script_and_a_second_one_kills(here: Path) -> None:
+    script = """
+try:
+    open(f"task{index}", "w").write(str(os.getpid()))
+    time.sleep(100)
+except KeyboardInterrupt:
+    open(f"saved{index}", "w").write("1")
+    time.sleep(100)
+"""
+    with launcher(script, stderr=subprocess.PIPE) as process:
+        pids("task0", "task1")
+        process.send_signal(signal.SIGINT)
+        pids("saved0", "saved1")
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=10)
+        assert time.monotonic() - begin < 2
+
+
+def test_only_the_chief_is_shown_and_streams_stay_apart(here: Path) -> None:
+    script = "print('out', index); print('err', index, file=sys.stderr)"
+    with launcher(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(timeout=20)
+    assert out == b"out 0\n"
+    assert err == b"err 0\n\n"
+    assert sorted(Path("worker-0.log").read_text().split("\n")) == ["", "err 0", "out 0"]
+
+
+def test_a_failed_chief_is_not_shown_twice(here: Path) -> None:
+    with launcher("1 / 0", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        out, _ = process.communicate(timeout=20)
+    assert out.count(b"ZeroDivisionError") == 1
+    assert b"Its log: worker-0.log" in out
+
+
+PROGRESS = """
+print(sys.stdout.isatty(), os.get_terminal_size().columns if index == 0 else 0)
+for number in range(4):
+    print(f"\\r\\x1b[1m{number}/3\\x1b[0m", end="", flush=True)
+print()
+"""
+
+
+def test_the_chief_has_a_terminal_if_the_launcher_has_one(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    subprocess.run(["stty", "cols", "123"], stdin=theirs, check=True)
+    with launcher(PROGRESS, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = _read_terminal(ours)
+        process.wait(timeout=10)
+    assert b"True 123\r\n" in shown
+    assert shown.count(b"\r\x1b[1m") == 4
+    assert Path("worker-0.log").read_text() == "True 123\n3/3\n"
+    assert Path("worker-1.log").read_text() == "False 0\n3/3\n"
+
+
+def _read_terminal(fd: int) -> bytes:
+    data = b""
+    while select.select([fd], [], [], 15)[0]:
+        try:
+            data += os.read(fd, 4096)
+        except OSError:
+            break
+    os.close(fd)
+    return data
+
+
+def test_a_full_disk_costs_the_log_not_the_training(here: Path) -> None:
+    complaints: list[str] = []
+    Path("worker-1.log").symlink_to("/dev/full")
+    script = "print('x' * 100); time.sleep(0.2); print('y'); sys.exit(index * 4)"
+    outcome = run(script, complain=complaints.append)
+    assert outcome.status == 4
+    assert len(complaints) == 1
+    assert "'worker-1.log': No space left on device" in complaints[0]
+    assert "  y" in outcome.message
+    assert "Its log" not in outcome.message
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_job(here: Path) -> None:
+    script = "print(index, flush=True); time.sleep(0.5); print(index); print('end')"
+    with launcher(script, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=20) == 0
+    assert Path("worker-0.log").read_text() == "0\n0\nend\n"
+
+
+def test_the_log_has_the_last_state_of_each_line(tmp_path: Path) -> None:
+    output = TaskOutput(tmp_path / "log", lambda text: None)
+    pump = Pump()
+    out, into = os.pipe()
+    pump.add(out, output)
+    os.write(into, b"1/3\r2/3\r3/3 done\nplain\n\b\b\b\r4/4\x1b[0m\nwithout an end")
+    os.close(into)
+    pump.close()
+    output.close()
+    assert (tmp_path / "log").read_text() == "3/3 done\nplain\n4/4\nwithout an end\n"
+    assert output.tail(2) == ["4/4", "without an end"]
+
+
+def test_no_descriptor_is_left_open(here: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    run("print(1)", terminal=Terminal())
+    assert os.listdir("/proc/self/fd") == before
+
+
+TRACE = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    1 / 0"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([*TRACE, "ZeroDivisionError: division by zero"], False),
+        ([*TRACE, "ZeroDivisionError: x", "E0000 coordination service: Socket closed"], False),
+        ([*TRACE, "tensorflow.python.framework.errors_impl.UnavailableError: Graph"], True),
+        (
+            [
+                *TRACE,
+                "tensorflow.python.framework.errors_impl.InternalError: Graph execution error:",
+                "",
+                "Collective ops is aborted by: Connection reset by peer",
+            ],
+            True,
+        ),
+        (["F0000 Terminating process because the distributed service detected fatal errors"], True),
+        (["tfdist: The chief stopped the start:", "The cluster did not come together"], True),
+        ([], False),
+        (["Epoch 1/3"], False),
+    ],
+)
+def test_consequences_are_recognised(lines: list[str], expected: bool) -> None:
+    assert blame.is_consequence(lines) is expected
+
+
+def test_the_cause_may_have_been_stopped_before_it_could_exit() -> None:
+    follower = blame.Ending(Task("worker", 0), 1, None, ["UnavailableError: x"])
+    guilty = blame.Ending(Task("worker", 1), -15, None, [*TRACE, "ValueError: x"], stopped=True)
+    assert blame.root_cause([follower, guilty]) is guilty
+    assert re.match(r"worker 1 raised an error", blame.describe(guilty, [follower, guilty]))
+    assert blame.root_cause([blame.Ending(Task("worker", 0), 0, None)]) is None

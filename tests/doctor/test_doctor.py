@@ -1,0 +1,253 @@
+import io
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tfdist.cluster.checks.finding import Finding
+from tfdist.cluster.ports import HeldPorts
+from tfdist.doctor import Report, diagnose
+from tfdist.doctor.machine import machine_findings
+from tfdist.doctor.versions import in_range, ranges, version_findings
+from tfdist.errors import ConfigError
+
+NO_CLUSTER = '{"task": {"type": "worker", "index": 0}}'
+
+
+def found(findings: Any, where: str) -> Finding:
+    (one,) = [f for f in findings if f.where == where]
+    return one
+
+
+def plain(tmp_path: pathlib.Path, **more: str) -> dict[str, str]:
+    """An environment without a Keras configuration file and without programs."""
+    return {"KERAS_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+# --- Versions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "expected"),
+    [
+        ("2.21.0", ">=2.21,<2.22", True),
+        ("2.22.0", ">=2.21,<2.22", False),
+        ("2.20.1", ">=2.21,<2.22", False),
+        ("2.21", "==2.21.0", True),
+        ("2.21.1", "!=2.21.1", False),
+        ("3.9.1", ">=3.15", False),
+        ("3.15.0rc1", ">=3.15", True),
+        ("1.0", "<=1.0", True),
+        ("1.0.1", ">1", True),
+        ("1.0", "", True),
+    ],
+)
+def test_in_range(version: str, wanted: str, expected: bool) -> None:
+    assert in_range(version, wanted) is expected
+
+
+def test_ranges_are_read_from_requirements() -> None:
+    assert ranges(
+        ["keras<3.16,>=3.15", "tensorflow[and-cuda] >=2.21, <2.22", 'pytest>=8; extra == "dev"']
+    ) == {"keras": ">=3.15,<3.16", "tensorflow": ">=2.21,<2.22"}
+
+
+def test_the_versions_here_are_good() -> None:
+    findings = list(version_findings())
+    assert [f.where for f in findings] == ["Python", "TensorFlow", "Keras", "NumPy"]
+    assert {f.severity for f in findings} == {"ok"}
+
+
+def test_a_missing_package_is_an_error_with_the_command_that_installs_it() -> None:
+    missing = found(version_findings({"keras": "3.15.0"}.get), "TensorFlow")
+    assert missing.severity == "error"
+    assert missing.remedy == 'Run: pip install "tensorflow>=2.21,<2.22"'
+
+
+def test_a_package_out_of_range_is_an_error_that_names_both() -> None:
+    old = found(version_findings({"tensorflow": "2.15.0"}.get), "TensorFlow")
+    assert old.severity == "error"
+    assert "2.15.0 is not >=2.21,<2.22" in old.problem
+    assert 'pip install "tensorflow' in old.remedy
+
+
+def test_tensorflow_under_another_name_counts() -> None:
+    cpu = found(version_findings({"tensorflow-cpu": "2.21.0"}.get), "TensorFlow")
+    assert (cpu.severity, cpu.problem) == ("ok", "2.21.0")
+
+
+# --- The machine ----------------------------------------------------------------------------------
+
+
+def test_a_plain_environment_is_well(tmp_path: pathlib.Path) -> None:
+    findings = list(machine_findings(plain(tmp_path), lambda _: None))
+    assert {f.severity for f in findings} == {"ok"}
+    assert "CPU core" in found(findings, "Devices").problem
+
+
+@pytest.mark.parametrize(
+    ("variables", "where", "value", "remedy"),
+    [
+        ({"TF_USE_LEGACY_KERAS": "1"}, "TF_USE_LEGACY_KERAS", '"1"', "unset TF_USE_LEGACY_KERAS"),
+        ({"TF_USE_LEGACY_KERAS": "True"}, "TF_USE_LEGACY_KERAS", '"True"', "unset"),
+        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND", '"jax"', "unset KERAS_BACKEND"),
+    ],
+)
+def test_a_variable_that_breaks_a_training(
+    tmp_path: pathlib.Path, variables: Mapping[str, str], where: str, value: str, remedy: str
+) -> None:
+    bad = found(machine_findings(plain(tmp_path, **variables), lambda _: None), where)
+    assert bad.severity == "error"
+    assert value in bad.problem
+    assert remedy in bad.remedy
+
+
+@pytest.mark.parametrize(
+    "variables", [{"TF_USE_LEGACY_KERAS": "0"}, {"KERAS_BACKEND": "tensorflow"}]
+)
+def test_a_variable_that_does_no_harm(tmp_path: pathlib.Path, variables: Mapping[str, str]) -> None:
+    findings = machine_findings(plain(tmp_path, **variables), lambda _: None)
+    assert {f.severity for f in findings} == {"ok"}
+
+
+def test_the_backend_of_the_configuration_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    bad = found(machine_findings(plain(tmp_path), lambda _: None), "KERAS_BACKEND")
+    assert bad.severity == "error"
+    assert '"torch"' in bad.problem
+    assert str(tmp_path / "keras.json") in bad.problem
+    environ = plain(tmp_path, KERAS_BACKEND="tensorflow")
+    assert found(machine_findings(environ, lambda _: None), "KERAS_BACKEND").severity == "ok"
+
+
+def test_gpus_are_counted(tmp_path: pathlib.Path) -> None:
+    environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="0,3")
+    devices = found(machine_findings(environ, lambda _: None), "Devices")
+    assert "2 GPU (number 0, 3)" in devices.problem
+
+
+def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfdist.cluster.gpus._installed", lambda: 4)
+    environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="-1")
+    devices = found(machine_findings(environ, lambda _: None), "Devices")
+    assert devices.severity == "warning"
+    assert 'CUDA_VISIBLE_DEVICES="-1" hides 4 GPU' in devices.problem
+
+
+@pytest.mark.parametrize(
+    ("version", "built", "severity", "says"),
+    [
+        (None, False, "ok", "Not installed. Optional"),
+        ("0.28.1", True, "ok", "0.28.1, built for TensorFlow"),
+        ("0.28.1", False, "warning", "0.28.1 is installed, but was built without TensorFlow"),
+    ],
+)
+def test_horovod_is_optional(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str | None,
+    built: bool,
+    severity: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr("tfdist.doctor.machine._has_tensorflow_library", lambda: built)
+    horovod = found(machine_findings(plain(tmp_path), lambda _: version), "Horovod")
+    assert horovod.severity == severity
+    assert says in horovod.problem
+    assert built or "pip install" in horovod.remedy
+
+
+# --- The whole ------------------------------------------------------------------------------------
+
+
+def test_without_a_tf_config_all_is_well(tmp_path: pathlib.Path) -> None:
+    report = diagnose(environ=plain(tmp_path))
+    assert report.ok
+    assert report.source == ""
+    assert "not part of a cluster" in found(report.findings, "TF_CONFIG").problem
+
+
+def test_multi_worker_without_a_tf_config_is_a_warning(tmp_path: pathlib.Path) -> None:
+    report = diagnose(environ=plain(tmp_path), strategy="multi_worker")
+    assert report.ok
+    assert "train alone" in found(report.findings, "TF_CONFIG").problem
+
+
+def test_the_tf_config_comes_from_the_environment(tmp_path: pathlib.Path) -> None:
+    report = diagnose(environ=plain(tmp_path, TF_CONFIG=NO_CLUSTER))
+    assert not report.ok
+    assert report.source == "the environment"
+    assert found(report.findings, "TF_CONFIG.cluster").severity == "error"
+
+
+def test_a_file_goes_before_the_environment(tmp_path: pathlib.Path) -> None:
+    with HeldPorts(1) as held:
+        content = {
+            "cluster": {"worker": [str(held.addresses[0])]},
+            "task": {"type": "worker", "index": 0},
+        }
+        path = tmp_path / "tf_config.json"
+        path.write_text(json.dumps(content), encoding="utf-8-sig")
+        report = diagnose(file=path, environ=plain(tmp_path, TF_CONFIG=NO_CLUSTER))
+    assert report.ok
+    assert str(path) in report.source
+
+
+def test_standard_input_is_a_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(NO_CLUSTER))
+    report = diagnose(file="-", environ=plain(tmp_path))
+    assert report.source == "standard input"
+    assert not report.ok
+
+
+@pytest.mark.parametrize(("name", "says"), [("missing", "No such file"), ("", "directory")])
+def test_a_file_that_cannot_be_read_is_an_error(
+    tmp_path: pathlib.Path, name: str, says: str
+) -> None:
+    path = tmp_path / name
+    report = diagnose(file=path, environ=plain(tmp_path))
+    assert not report.ok
+    problem = found(report.findings, "TF_CONFIG").problem
+    assert says in problem
+    assert str(path) in problem
+
+
+def test_a_binary_file_is_an_error(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe\xfd")
+    report = diagnose(file=path, environ=plain(tmp_path))
+    assert "not UTF-8" in found(report.findings, "TF_CONFIG").problem
+
+
+def test_a_text_and_a_file_contradict_each_other(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="Give one"):
+        diagnose("{}", file=tmp_path / "x", environ={})
+
+
+def test_elsewhere_asks_nothing_of_this_machine(tmp_path: pathlib.Path) -> None:
+    text = json.dumps(
+        {
+            "cluster": {"worker": ["no-such-host.invalid:12345"]},
+            "task": {"type": "worker", "index": 0},
+        }
+    )
+    assert diagnose(text, environ=plain(tmp_path), elsewhere=True).ok
+    assert not diagnose(text, environ=plain(tmp_path)).ok
+
+
+def test_the_hint_about_the_start_of_a_program(tmp_path: pathlib.Path) -> None:
+    (hint,) = diagnose(NO_CLUSTER, environ=plain(tmp_path)).hints
+    assert "before it runs any TensorFlow operation" in hint
+    assert diagnose(NO_CLUSTER, environ=plain(tmp_path), strategy="mirrored").hints == ()
+
+
+def test_a_report_is_json() -> None:
+    report = Report((Finding("warning", "x", "y", "z"),), "the environment", ("h",))
+    assert json.loads(json.dumps(report.as_dict())) == {
+        "ok": True,
+        "findings": [{"severity": "warning", "where": "x", "problem": "y", "remedy": "z"}],
+        "source": "the environment",
+        "hints": ["h"],
+    }

@@ -1,0 +1,254 @@
+"""Whole jobs: real processes, real TensorFlow, started as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TFDIST = [str(Path(sys.executable).with_name("tfdist"))]
+DEADLINE = 150
+
+SCRIPT = """
+import sys
+import keras, numpy as np
+x = np.random.rand(203, 4).astype("float32")  # unseeded: all tasks must draw alike
+y = x.sum(axis=1, keepdims=True)
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+print("RESULT", history.history["loss"][-1], sys.argv[1:], __name__)
+model.save("model.keras")
+"""
+
+ENDLESS = """
+import keras, numpy as np
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+print("STARTED", flush=True)
+model.fit(np.zeros((640, 4)), np.zeros((640, 1)), epochs=100000, verbose=0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    return tmp_path
+
+
+def run(folder, *command, **environ):
+    return subprocess.run(
+        [*map(str, command)],
+        cwd=folder,
+        env={**os.environ, **environ},
+        text=True,
+        capture_output=True,
+        timeout=DEADLINE,
+    )
+
+
+def results(text):
+    return re.findall(r"^RESULT (\S+) (.*)$", text, re.MULTILINE)
+
+
+def log(folder, task):
+    return (folder / "tfdist-logs/latest" / f"{task}.log").read_text()
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def tf_config(ports, index):
+    workers = [f"127.0.0.1:{port}" for port in ports]
+    return json.dumps(
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    )
+
+
+def left_over(folder):
+    """Processes that still work in the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if entry.resolve() == folder.resolve():
+                found.append(entry.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_gone(folder, seconds):
+    deadline = time.monotonic() + seconds
+    while left_over(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left_over(folder)
+
+
+def test_one_flag_and_the_same_numbers(folder):
+    single = run(folder, *TFDIST, "run", "--seed", 3, "train.py", "--own", "-n", "7")
+    multi = run(
+        folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "--seed", 3, "train.py"
+    )
+    assert single.returncode == 0, single.stderr
+    assert multi.returncode == 0, multi.stderr
+    (one,) = results(single.stdout)
+    assert one[1] == "['--own', '-n', '7'] __main__"
+    (chief,) = results(multi.stdout)
+    (other,) = results(log(folder, "worker-1"))
+    assert chief[0] == other[0]
+    assert float(chief[0]) == pytest.approx(float(one[0]), abs=1e-6)
+    assert (folder / "model.keras").exists()
+    assert left_over(folder) == []
+
+
+def test_a_task_that_throws_ends_the_job_with_its_status_and_last_lines(folder):
+    (folder / "bad.py").write_text(
+        SCRIPT.replace(
+            'model.compile("sgd", "mse")',
+            """model.compile("sgd", "mse")
+class Bad(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        import json, os
+        if batch == 3 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            sys.exit(17)
+model.fit(x, y, batch_size=32, verbose=0, callbacks=[Bad()])
+""",
+        )
+    )
+    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
+    assert done.returncode == 17
+    assert "worker 1 failed with exit status 17" in done.stderr
+    assert left_over(folder) == []
+
+
+def test_commands_on_several_machines_make_the_cluster(folder):
+    ports = free_ports(2)
+    tasks = [
+        subprocess.Popen(
+            [*TFDIST, "run", "--log-dir", f"logs{i}", "train.py"],
+            cwd=folder,
+            env={**os.environ, "TF_CONFIG": tf_config(ports, i)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]
+    outputs = [task.communicate(timeout=DEADLINE) for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], outputs
+    losses = {results(out)[0][0] for out, _ in outputs}
+    assert len(losses) == 1
+
+
+def test_a_missing_task_is_named_within_the_deadline(folder):
+    ports = free_ports(2)
+    done = run(
+        folder, *TFDIST, "run", "--start-timeout", 3, "train.py", TF_CONFIG=tf_config(ports, 0)
+    )
+    assert done.returncode == 3
+    said = done.stdout + done.stderr
+    assert f"worker 1 at 127.0.0.1:{ports[1]}: connection refused" in said
+
+
+def test_a_program_with_its_own_flag_needs_no_launcher(folder):
+    ports = free_ports(2)
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "examples/custom_loop.py"), "--epochs", "2"]
+            + ["--strategy", "multi_worker"],
+            cwd=folder,
+            env={**os.environ, "TF_CONFIG": tf_config(ports, i)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for i in range(2)
+    ]
+    lines = [task.communicate(timeout=DEADLINE)[0].splitlines() for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], lines
+    assert lines[0][-1].startswith("accuracy on unseen digits")
+    assert lines[0][-3:] == lines[1][-3:]
+
+
+def test_env_only_runs_a_script_that_builds_its_own_strategy(folder):
+    (folder / "own.py").write_text(
+        "import tensorflow as tf\n"
+        "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
+        "print('REPLICAS', strategy.num_replicas_in_sync)\n"
+    )
+    done = run(
+        folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "--env-only", "own.py"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "REPLICAS 2" in done.stdout
+    assert "REPLICAS 2" in log(folder, "worker-1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+def test_stopping_the_launcher_leaves_nothing_behind(folder, number):
+    job = subprocess.Popen(
+        [*TFDIST, "run", "--strategy", "multi_worker", "-n", "2", "endless.py"],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert job.stdout is not None
+    for line in job.stdout:
+        if line.startswith("STARTED"):
+            break
+    time.sleep(1)
+    job.send_signal(number)
+    assert job.wait(timeout=6) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert wait_until_gone(folder, 5) == []
+
+
+def test_verify_compares_one_process_with_two(folder):
+    done = run(
+        folder, *TFDIST, "verify", "-n", 2, "--steps", 8, "--json", ROOT / "examples/digits.py"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert len(report["rows"]) == 8
+    assert report["missing"] == report["repeated"] == 0
+    assert report["examples_one"] == report["examples_many"] == 8 * 64
+
+
+def test_verify_finds_where_a_script_differs(folder):
+    (folder / "differs.py").write_text(
+        "import keras, numpy as np\n"
+        "import tensorflow as tf\n"
+        "keras.utils.set_random_seed(tf.distribute.get_strategy().num_replicas_in_sync)\n"
+        "x = np.random.rand(64, 4).astype('float32')\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name='head')])\n"
+        "model.compile('sgd', 'mse')\n"
+        "model.fit(x, x.sum(1), batch_size=16, verbose=0)\n"
+    )
+    done = run(
+        folder,
+        *TFDIST,
+        *("verify", "--strategy", "mirrored", "-n", 2, "--steps", 3, "--json", "differs.py"),
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert not report["ok"]
+    assert report["first_difference"] == 1
+    assert "head" in report["rows"][0]["where"]
+    assert report["missing"] == 48

@@ -1,0 +1,51 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Literal
+
+__all__ = ["Finding", "Severity", "error", "quoted", "warning"]
+
+Severity = Literal["error", "warning", "ok"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        severity: "error" for what fails, hangs or trains the wrong thing; "warning" for what may;
+            "ok" for what is as it should be.
+        where: the place, such as `TF_CONFIG.cluster.worker[1]`.
+        problem: what was found there, with the value; for "ok", what it is.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    severity: Severity
+    where: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem} {self.remedy}".rstrip()
+
+
+def error(where: str, problem: str, remedy: str) -> Finding:
+    """A finding of something that must be changed."""
+    return Finding("error", where, problem, remedy)
+
+
+def warning(where: str, problem: str, remedy: str) -> Finding:
+    """A finding of something that should be looked at."""
+    return Finding("warning", where, problem, remedy)
+
+
+def quoted(value: object, longest: int = 60) -> str:
+    """A value as JSON writes it, cut in the middle where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"

@@ -1,0 +1,230 @@
+"""What the chief does at the bounded start (see `tfdist.cluster.join`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tfdist.cluster.meeting import Meeting, identify, open_door, report_regularly
+from tfdist.cluster.spec import Task
+from tfdist.cluster.wire import ContactError, Door, Line, Message
+from tfdist.errors import StartError
+
+__all__ = ["Gathering"]
+
+_PROBE_EVERY = 0.3
+_TELL_EVERY = 1.0
+#: Seconds for the tasks to look at each other, and to close their ports.
+_SECONDS_TO_AGREE = 10.0
+
+_HINTS = {
+    "connection refused": "nothing listens there; is this task started?",
+    "no answer (timed out)": "a firewall, a machine that is off, or a wrong address",
+    "the name does not resolve": "check the host name",
+}
+
+
+class Gathering:
+    """Lets the other tasks join, checks them, and gives the sign to start."""
+
+    def __init__(self, meeting: Meeting, offer: Mapping[str, str]) -> None:
+        self._meeting = meeting
+        self._offer = dict(offer)
+        self._door = Door(str(meeting.task), self._admit)
+        self._others = meeting.others()
+        self._joined: dict[Task, Line] = {}
+        self._seen: dict[Task, str] = dict.fromkeys(self._others, "not tried yet")
+        self._confirmed: set[Task] = set()
+        self._answers: dict[str, dict[Task, Message]] = {"checked": {}, "closed": {}}
+        self._notes: list[str] = []
+        self._failure: str | None = None
+        self._changed = asyncio.Event()
+
+    async def run(self) -> dict[str, str]:
+        """Returns what this task, as the chief, offers to all.
+
+        Raises:
+            StartError: if a task is missing at the deadline, or cannot take part.
+        """
+        helpers = [asyncio.create_task(self._look_for(task)) for task in self._others]
+        helpers.append(asyncio.create_task(self._tell_regularly()))
+        try:
+            await self._gather()
+            await self._start()
+        except StartError as error:
+            await self._tell(kind="stop", reason=str(error))
+            raise
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            self._door.close()
+            await asyncio.gather(*(line.close() for line in self._joined.values()))
+        return self._offer
+
+    async def _gather(self) -> None:
+        """Until every other task has joined and was found at its address."""
+        try:
+            async with asyncio.timeout(self._meeting.timeout):
+                await open_door(self._meeting, self._door)
+                async with report_regularly(self._meeting, self._status):
+                    while self._missing():
+                        await self._change()
+        except StartError:  # It is a TimeoutError too.
+            raise
+        except TimeoutError:
+            raise StartError(self._too_late()) from None
+
+    async def _start(self) -> None:
+        """Has the tasks look at each other and close their ports, then says "go"."""
+        trouble = [
+            text
+            for answer in (await self._ask_all("check", "checked")).values()
+            for text in answer.get("trouble", [])
+        ]
+        if trouble:
+            raise StartError(
+                "The chief reaches every task, but some tasks do not reach each other:\n"
+                + "\n".join(f"  {text}" for text in trouble)
+                + "\nAll tasks need to reach all others: check firewalls and addresses between "
+                "those machines."
+            )
+        await self._ask_all("close", "closed")
+        self._door.close()
+        await self._tell(kind="go", offer=self._offer)
+
+    async def _ask_all(self, question: str, answer: str) -> dict[Task, Message]:
+        await self._tell(kind=question)
+        answers = self._answers[answer]
+        try:
+            async with asyncio.timeout(_SECONDS_TO_AGREE):
+                while len(answers) < len(self._others):
+                    await self._change()
+                    gone = [task for task in self._others if task not in self._joined]
+                    if gone:
+                        raise StartError(self._left(gone))
+        except StartError:
+            raise
+        except TimeoutError:
+            silent = [task for task in self._others if task not in answers]
+            raise StartError(
+                "These tasks joined, but then did not answer the chief within "
+                f"{_SECONDS_TO_AGREE:g} s: {', '.join(map(self._meeting.place, silent))}."
+            ) from None
+        return answers
+
+    async def _change(self) -> None:
+        """Waits for news.
+
+        Raises:
+            StartError: if the news is that the start cannot succeed.
+        """
+        await self._changed.wait()
+        self._changed.clear()
+        if self._failure is not None:
+            raise StartError(self._failure)
+
+    async def _admit(self, line: Line, hello: Message) -> None:
+        """Lets a task in that asks to join, and listens to it until it leaves."""
+        name = str(hello.get("task"))
+        task = next((other for other in self._others if str(other) == name), None)
+        refusal = self._refusal(task, name, line)
+        if refusal is not None or task is None:
+            self._notes.append(f"Refused: {refusal}")
+            await line.send(kind="refuse", reason=refusal)
+            return
+        self._joined[task] = line
+        self._compare(task, hello.get("identity", {}))
+        self._changed.set()
+        try:
+            while True:
+                answer = await line.receive()
+                self._answers.get(str(answer.get("kind")), {})[task] = answer
+                self._changed.set()
+        except ContactError:
+            if self._joined.get(task) is line:
+                del self._joined[task]
+            self._seen[task] = f"joined from {line.origin}, then left"
+            self._changed.set()
+
+    def _refusal(self, task: Task | None, name: str, line: Line) -> str | None:
+        if task is None:
+            have = ", ".join(str(other) for other, _ in self._meeting.cluster.tasks())
+            return (
+                f"A process on {line.origin} joined as {name!r}, but the chief's cluster has: "
+                f"{have}. Give all tasks the same cluster in TF_CONFIG, and each its own task."
+            )
+        if task in self._joined:
+            return (
+                f"Two processes joined as {name}: one on {self._joined[task].origin}, another on "
+                f"{line.origin}. Give each its own task type and index in TF_CONFIG."
+            )
+        return None
+
+    def _compare(self, task: Task, theirs: Mapping[str, object]) -> None:
+        ours = self._meeting.identity
+        different = [
+            f"  {name}: {ours.get(name)} on {self._meeting.place(self._meeting.task)}, "
+            f"{theirs.get(name)} on {self._meeting.place(task)}"
+            for name in sorted({*ours, *theirs})
+            if ours.get(name) != theirs.get(name)
+        ]
+        if different:
+            self._failure = (
+                "The tasks do not run the same:\n"
+                + "\n".join(different)
+                + "\nInstall the same versions and give the same options in every task."
+            )
+
+    async def _look_for(self, task: Task) -> None:
+        """Asks at a task's address who is there until it is the task."""
+        while (seen := await identify(self._meeting, task)) is not None:
+            self._seen[task] = seen
+            await asyncio.sleep(_PROBE_EVERY)
+        self._seen[task] = "found there, but it has not joined"
+        self._confirmed.add(task)
+        self._changed.set()
+
+    async def _tell_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(_TELL_EVERY)
+            if self._missing():
+                await self._tell(kind="waiting", awaited="; ".join(self._awaited()))
+
+    async def _tell(self, **message: object) -> None:
+        await asyncio.gather(*(line.send(**message) for line in self._joined.values()))
+
+    def _missing(self) -> list[Task]:
+        return [
+            task for task in self._others if task not in self._joined or task not in self._confirmed
+        ]
+
+    def _awaited(self) -> list[str]:
+        """Each missing task with its address and what was seen."""
+        return [f"{self._meeting.place(task)}: {self._sight(task)}" for task in self._missing()]
+
+    def _sight(self, task: Task) -> str:
+        seen = self._seen[task]
+        if task in self._joined:
+            origin = self._joined[task].origin
+            return f"{seen} at that address, though the task has joined from {origin}"
+        hint = _HINTS.get(seen)
+        return f"{seen} ({hint})" if hint else seen
+
+    def _status(self) -> str:
+        return f"{self._meeting.task} waits for {'; '.join(self._awaited())}"
+
+    def _left(self, tasks: list[Task]) -> str:
+        names = "; ".join(f"{self._meeting.place(task)}: {self._seen[task]}" for task in tasks)
+        return f"A task left during the start, see its own log. {names}"
+
+    def _too_late(self) -> str:
+        missing = self._awaited()
+        lines = [
+            f"The cluster did not come together within {self._meeting.timeout:g} s "
+            f"(--start-timeout). Missing {len(missing)} of {len(self._others) + 1} tasks:",
+            *(f"  {text}" for text in missing),
+            *dict.fromkeys(self._notes),
+            "Start the missing tasks or correct their addresses in TF_CONFIG; a longer "
+            "--start-timeout waits longer.",
+        ]
+        return "\n".join(lines)

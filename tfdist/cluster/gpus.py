@@ -1,0 +1,95 @@
+"""Which GPUs this machine has, and which task of several gets which. No TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from tfdist import environment
+from tfdist.errors import ConfigError
+
+__all__ = ["split", "visible"]
+
+_SECONDS_FOR_NVIDIA_SMI = 10.0
+
+
+def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The GPUs that a process started with this environment may use.
+
+    Args:
+        environ: environment variables; by default the process's own.
+
+    Returns:
+        What CUDA_VISIBLE_DEVICES lists, where it is set; else the numbers of all GPUs that
+        `nvidia-smi` lists. Empty where there are none.
+    """
+    variables = environment.snapshot() if environ is None else environ
+    listed = variables.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(str(number) for number in range(_installed()))
+    return _listed(listed)
+
+
+def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list[tuple[str, ...]]:
+    """Gives each task of one machine its own GPUs, the same number to each.
+
+    Collectives need the same number of replicas in each worker, so GPUs that are left over stay
+    unused.
+
+    Args:
+        gpus: the GPUs to give away, as CUDA_VISIBLE_DEVICES names them.
+        tasks: number of tasks on the machine.
+        devices: GPUs that each task asks for; by default as many as there are for each.
+
+    Returns:
+        For each task its GPUs; empty tuples where the machine has none.
+
+    Raises:
+        ConfigError: if there are GPUs, but fewer than the tasks need.
+    """
+    if not gpus:
+        return [()] * tasks
+    each = devices or len(gpus) // tasks
+    if each == 0 or each * tasks > len(gpus):
+        raise ConfigError(_too_few(gpus, tasks, devices))
+    return [gpus[task * each : (task + 1) * each] for task in range(tasks)]
+
+
+def _too_few(gpus: tuple[str, ...], tasks: int, devices: int | None) -> str:
+    asked = f"{tasks} processes" + (f" with {devices} devices each" if devices else "")
+    return (
+        f"-n {tasks} asks for {asked}, but this machine has {len(gpus)} "
+        f"GPU{'s' if len(gpus) != 1 else ''} to give (CUDA_VISIBLE_DEVICES: {','.join(gpus)}). "
+        "Ask for fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on CPUs."
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """CUDA's reading of the variable: the list ends at the first entry that names no GPU."""
+    found: list[str] = []
+    for entry in text.split(","):
+        name = entry.strip()
+        if not name or name.startswith("-"):
+            break
+        found.append(name)
+    return tuple(found)
+
+
+def _installed() -> int:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    try:
+        answer = subprocess.run(
+            [program, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_FOR_NVIDIA_SMI,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    if answer.returncode != 0:
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())

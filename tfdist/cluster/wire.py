@@ -1,0 +1,262 @@
+"""How tasks talk before TensorFlow starts: lines of JSON over TCP, no TensorFlow.
+
+Whatever answers at an address is taken as it comes: a web server, another job, nobody. What was
+seen is put into words that a user can act on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tfdist.cluster.spec import Address
+
+__all__ = ["ContactError", "Door", "Line", "Message", "dial", "probe"]
+
+_PROTOCOL = "tfdist-join/1"
+_LONGEST_LINE = 1 << 16
+_SECONDS_TO_ANSWER = 3.0
+_SECONDS_TO_CLOSE = 1.0
+_BYTES_QUOTED = 30
+_QUEUE = 128
+
+#: One message: the names and values of a JSON object.
+Message = dict[str, Any]
+
+
+class ContactError(Exception):
+    """No task was reached. The text says what was seen instead, as "connection refused"."""
+
+
+@dataclasses.dataclass(eq=False)
+class Line:
+    """One connection to another task."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @property
+    def origin(self) -> str:
+        """The host at the other end."""
+        peer = self.writer.get_extra_info("peername")
+        return str(peer[0]).removeprefix("::ffff:") if peer else "unknown"
+
+    async def send(self, **message: Any) -> None:
+        """Sends one message; silently if the other end has gone, which `receive` then tells."""
+        text = json.dumps({"protocol": _PROTOCOL, **message})
+        with contextlib.suppress(OSError):
+            self.writer.write(text.encode() + b"\n")
+            await self.writer.drain()
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            ContactError: at the end of the connection, or if the other end is no task of tfdist.
+        """
+        try:
+            data = await self.reader.readline()
+        except (OSError, ValueError) as error:
+            raise ContactError(_in_words(error)) from error
+        if not data:
+            raise ContactError("closed the connection")
+        return _parse(data)
+
+    async def hear(self) -> Message:
+        """The first message of the other end, which must come soon.
+
+        Raises:
+            ContactError: as `receive`, or if nothing comes.
+        """
+        try:
+            async with asyncio.timeout(_SECONDS_TO_ANSWER):
+                return await self.receive()
+        except TimeoutError as error:
+            text = f"accepted the connection, but said nothing for {_SECONDS_TO_ANSWER:.0f} s"
+            raise ContactError(text) from error
+
+    async def close(self) -> None:
+        """Closes the connection after what was sent."""
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(_SECONDS_TO_CLOSE):
+                await self.writer.wait_closed()
+
+
+async def dial(address: Address, timeout: float) -> Line:
+    """Connects to an address.
+
+    Args:
+        address: where a task should listen.
+        timeout: seconds for the name lookup and the connection.
+
+    Raises:
+        ContactError: if there is no connection.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await _connect(await _resolve(address), address.port)
+    except OSError as error:  # TimeoutError and the errors of name lookup are among them.
+        raise ContactError(_in_words(error)) from error
+
+
+async def probe(address: Address, timeout: float) -> str:
+    """Asks who listens at an address.
+
+    Returns:
+        The name of the task, as "worker 1".
+
+    Raises:
+        ContactError: if no task answers.
+    """
+    line = await dial(address, timeout)
+    try:
+        await line.send(kind="probe")
+        return str((await line.hear()).get("task"))
+    finally:
+        await line.close()
+
+
+class Door:
+    """A task's own port, where others ask who it is and, at the chief's, ask to join.
+
+    Attributes:
+        on_join: gets the connections of those that ask to join, with their first message.
+    """
+
+    def __init__(self, name: str, on_join: Callable[[Line, Message], Awaitable[None]] | None):
+        self._name = name
+        self._on_join = on_join
+        self._server: asyncio.Server | None = None
+
+    async def open(self, port: int) -> None:
+        """Starts to listen, on all interfaces.
+
+        Raises:
+            OSError: if another program has the port.
+        """
+        listener = _bind(port)
+        try:
+            self._server = await asyncio.start_server(
+                self._greet, sock=listener, limit=_LONGEST_LINE
+            )
+        except BaseException:
+            listener.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the port back at once."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        try:
+            hello = await line.hear()
+            await line.send(kind="welcome", task=self._name)
+            if hello.get("kind") == "join" and self._on_join is not None:
+                await self._on_join(line, hello)
+        except ContactError:
+            pass  # Not one of ours, or gone already: nothing that concerns this task.
+        finally:
+            await line.close()
+
+
+def _bind(port: int) -> socket.socket:
+    """A socket on all interfaces.
+
+    SO_REUSEADDR lets it have a port that the launcher holds (see `tfdist.cluster.ports`), but not
+    one where somebody listens.
+    """
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(("", port))
+        listener.listen(_QUEUE)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def _connect(hosts: list[str], port: int) -> Line:
+    """A connection to the first of several addresses of one host that has one."""
+    problem: OSError | None = None
+    for host in hosts:
+        try:
+            return Line(*await asyncio.open_connection(host, port, limit=_LONGEST_LINE))
+        except OSError as error:
+            problem = problem or error
+    raise problem or OSError("the name has no address")
+
+
+async def _resolve(address: Address) -> list[str]:
+    """The numeric addresses of a host, IPv4 first.
+
+    In a thread of its own, which may be left behind: a name lookup can take longer than any
+    deadline, and threads of a pool would have to be waited for.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[str]] = loop.create_future()
+
+    def settle(result: list[str] | OSError) -> None:
+        if answer.done():
+            return
+        if isinstance(result, list):
+            answer.set_result(result)
+        else:
+            answer.set_exception(result)
+
+    def look_up() -> None:
+        result: list[str] | OSError
+        try:
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+            result = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        except OSError as error:
+            result = error
+        except UnicodeError:
+            result = socket.gaierror("not a host name")
+        with contextlib.suppress(RuntimeError):  # The loop has been closed: nobody waits.
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=look_up, name=f"look up {address.host}", daemon=True).start()
+    return await answer
+
+
+def _parse(data: bytes) -> Message:
+    try:
+        message = json.loads(data)
+    except ValueError:
+        message = None
+    if isinstance(message, dict) and message.get("protocol") == _PROTOCOL:
+        return message
+    if isinstance(message, dict) and "protocol" in message:
+        theirs = str(message["protocol"])[:_BYTES_QUOTED]
+        raise ContactError(f"answered as another version of tfdist ({theirs}, not {_PROTOCOL})")
+    quoted = data[:_BYTES_QUOTED].decode(errors="replace").strip()
+    raise ContactError(f"answered, but not as a task of tfdist (it said {quoted!r})")
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, TimeoutError):
+        return "no answer (timed out)"
+    if isinstance(error, socket.gaierror):
+        return "the name does not resolve"
+    if isinstance(error, ConnectionResetError):
+        return "closed the connection"
+    if isinstance(error, ValueError):
+        return "answered, but not as a task of tfdist (a very long line)"
+    return (getattr(error, "strerror", None) or str(error)).lower()
