@@ -17,12 +17,20 @@ import pytest
 
 from tfdist.cluster import join as module
 from tfdist.cluster import meeting as meeting_module
+from tfdist.cluster import wire
 from tfdist.cluster.join import JoinReport, join
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 
 SAME = {"TensorFlow": "2.21.0", "configuration (digest)": "abc"}
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
+    monkeypatch.setattr(wire, "_SECONDS_TO_ANSWER", 0.5)
 
 
 @pytest.fixture
@@ -133,7 +141,7 @@ def test_an_address_that_never_answers(ports: Callable[[int], list[int]]) -> Non
             waiting.connect_ex(full.getsockname())
         listed = [*ports(1), full.getsockname()[1]]
         with pytest.raises(StartError, match=r"no answer \(timed out\) \(a firewall"):
-            join(cluster_of(listed), Task("worker", 0), timeout=3, identity=SAME)
+            join(cluster_of(listed), Task("worker", 0), timeout=1.2, identity=SAME)
 
 
 def test_the_wrong_task_answers(ports: Callable[[int], list[int]]) -> None:
@@ -177,11 +185,11 @@ def test_different_versions_are_named(ports: Callable[[int], list[int]]) -> None
 def test_the_same_task_twice(ports: Callable[[int], list[int]]) -> None:
     listed = ports(3)
     with ThreadPoolExecutor() as pool:
-        chief = start(pool, cluster_of(listed), 0, timeout=3)
-        first = start(pool, cluster_of(listed), 1, timeout=3)
+        chief = start(pool, cluster_of(listed), 0, timeout=2)
+        first = start(pool, cluster_of(listed), 1, timeout=2)
         time.sleep(0.7)
         elsewhere = cluster_of([listed[0], listed[2], listed[1]])
-        second = start(pool, elsewhere, 1, timeout=3)
+        second = start(pool, elsewhere, 1, timeout=2)
         assert "Two processes joined as worker 1" in failure(second)
         assert "Two processes joined as worker 1" in failure(chief)
         failure(first)
@@ -201,17 +209,13 @@ def test_a_task_that_the_cluster_does_not_have(ports: Callable[[int], list[int]]
 def test_own_port_in_use(
     ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(StartError, match=rf"[Oo]wn port {port} is in use"):
-            join(cluster_of([port]), Task("worker", 0), timeout=4, identity=SAME)
+            join(cluster_of([port]), Task("worker", 0), timeout=1.5, identity=SAME)
 
 
-def test_own_port_is_taken_by_a_task(
-    ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
+def test_own_port_is_taken_by_a_task(ports: Callable[[int], list[int]]) -> None:
     cluster = cluster_of(ports(2))
     with ThreadPoolExecutor() as pool:
         first = start(pool, cluster, 0, timeout=2)
@@ -261,7 +265,7 @@ def test_a_silent_listener_is_told_apart(ports: Callable[[int], list[int]]) -> N
     with socket.create_server(("127.0.0.1", 0)) as silent:
         listed = [own, silent.getsockname()[1]]
         with pytest.raises(StartError, match="said nothing"):
-            join(cluster_of(listed), Task("worker", 0), timeout=4, identity=SAME)
+            join(cluster_of(listed), Task("worker", 0), timeout=1.5, identity=SAME)
 
 
 def test_waiting_is_reported(

@@ -38,7 +38,7 @@ from tfdist.cluster.launch.plan import Program, local_cluster, plan_local
 from tfdist.cluster.launch.spawn import Terminal
 program = Program(script="task.py", config="{}", seed=1, env_only=True)
 plan = plan_local(program, cluster=local_cluster([1, 2]), log_dir=Path("."), environ={})
-outcome = supervise.run(plan, terminal=Terminal(), grace=5)
+outcome = supervise.run(plan, terminal=Terminal(), grace=float(sys.argv[1]))
 assert "tensorflow" not in sys.modules
 print(outcome.message, file=sys.stderr)
 sys.exit(outcome.status)
@@ -63,10 +63,11 @@ def run(script: str, tasks: int = 2, **more: object) -> supervise.Outcome:
 
 
 @contextlib.contextmanager
-def launcher(script: str, **streams: object) -> Iterator[subprocess.Popen[bytes]]:
+def launcher(script: str, grace: float = 5, **streams: object) -> Iterator[subprocess.Popen[bytes]]:
     """A launcher in a process of its own, so that it can be killed."""
     plan_of(script)
-    process = subprocess.Popen([sys.executable, "-c", LAUNCHER], **streams)  # type: ignore[call-overload]
+    command = [sys.executable, "-c", LAUNCHER, str(grace)]
+    process = subprocess.Popen(command, **streams)  # type: ignore[call-overload]
     try:
         yield process
     finally:
@@ -225,9 +226,7 @@ def test_nothing_is_left_when_the_launcher_is_killed_while_it_starts(here: Path)
     assert not [
         entry
         for entry in Path("/proc").glob("[0-9]*")
-        if _cwd(entry) == str(here)
-        and int(entry.name) != os.getpid()
-        and is_alive(int(entry.name))
+        if _cwd(entry) == str(here) and int(entry.name) != os.getpid() and is_alive(int(entry.name))
     ]
 
 
@@ -238,9 +237,13 @@ def _cwd(process: Path) -> str:
         return ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_all_in_time(here: Path, number: signal.Signals) -> None:
-    with launcher(SLEEPERS, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize(
+    ("number", "grace"), [(signal.SIGINT, 5), (signal.SIGTERM, 5), (signal.SIGHUP, 0.1)]
+)
+def test_a_signal_to_the_launcher_ends_all_in_time(
+    here: Path, number: signal.Signals, grace: float
+) -> None:
+    with launcher(SLEEPERS, grace, stderr=subprocess.PIPE) as process:
         numbers = pids(*SLEEPERS_PIDS)
         begin = time.monotonic()
         process.send_signal(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -13,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tfdist import environment
 
 ROOT = Path(__file__).parents[2]
 TFDIST = [str(Path(sys.executable).with_name("tfdist"))]
@@ -51,7 +52,7 @@ def run(folder, *command, **environ):
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,
-        env={**os.environ, **environ},
+        env=environment.merged(environ),
         text=True,
         capture_output=True,
         timeout=DEADLINE,
@@ -76,9 +77,7 @@ def free_ports(count):
 
 def tf_config(ports, index):
     workers = [f"127.0.0.1:{port}" for port in ports]
-    return json.dumps(
-        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-    )
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
 
 
 def left_over(folder):
@@ -143,7 +142,7 @@ def test_commands_on_several_machines_make_the_cluster(folder):
         subprocess.Popen(
             [*TFDIST, "run", "--log-dir", f"logs{i}", "train.py"],
             cwd=folder,
-            env={**os.environ, "TF_CONFIG": tf_config(ports, i)},
+            env=environment.merged({"TF_CONFIG": tf_config(ports, i)}),
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,10 +169,13 @@ def test_a_program_with_its_own_flag_needs_no_launcher(folder):
     ports = free_ports(2)
     tasks = [
         subprocess.Popen(
-            [sys.executable, str(ROOT / "examples/custom_loop.py"), "--epochs", "2"]
-            + ["--strategy", "multi_worker"],
+            [
+                sys.executable,
+                *(str(ROOT / "examples/custom_loop.py"), "--epochs", "2"),
+                *("--strategy", "multi_worker"),
+            ],
             cwd=folder,
-            env={**os.environ, "TF_CONFIG": tf_config(ports, i)},
+            env=environment.merged({"TF_CONFIG": tf_config(ports, i)}),
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

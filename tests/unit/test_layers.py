@@ -16,7 +16,7 @@ ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
     ("config", "_tensorflow", "files"),
-    ("agreement",),
+    ("agreement", "joining"),
     ("data",),
     ("keras",),
     ("strategies",),

@@ -6,6 +6,7 @@ Joins the cluster, makes the strategy, and runs the script as `__main__` inside 
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cli.quiet import quiet_import
+from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.joining import join_cluster
 
 
 def main(argv: Sequence[str]) -> int:
@@ -35,15 +38,17 @@ def main(argv: Sequence[str]) -> int:
     except TfdistError as error:
         print(f"tfdist: {error}", file=sys.stderr, flush=True)
         return error.exit_status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _make_strategy() -> Any:
     text = environment.read("TFDIST_CONFIG")
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
-    from tfdist.config import StrategyConfig
-
     config = StrategyConfig.from_json(text)
+    cluster = environment.read("TF_CONFIG") if config.strategy == "multi_worker" else None
+    member = join_cluster(cluster, config) if cluster else None
     with quiet_import():
         import tensorflow as tf
 
@@ -51,7 +56,7 @@ def _make_strategy() -> Any:
 
         tf.config.list_physical_devices()
     _seed(environment.read("TFDIST_SEED"))
-    return create(config)
+    return create(config, member)
 
 
 def _seed(text: str | None) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdist import environment
+from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
 from tfdist.cluster.ports import HeldPorts
@@ -89,6 +90,8 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
             cluster=local_cluster(held.ports) if config.strategy == "multi_worker" else None,
             log_dir=place,
             environ=environment.snapshot(),
+            gpus=gpu_lists.visible(),
+            devices=config.devices,
         )
         outcome = supervise.run(_recording(plan, place, shared["steps"]))
     if outcome.status:

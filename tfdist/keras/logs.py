@@ -74,9 +74,7 @@ def average_logs(step: Step, logs: Any, results: Results) -> Any:
     flat = tf.nest.flatten(logs)
     metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}
     scalars = {
-        i: tf.convert_to_tensor(v)
-        for i, v in enumerate(flat)
-        if i not in metrics and _is_scalar(v)
+        i: tf.convert_to_tensor(v) for i, v in enumerate(flat) if i not in metrics and _is_scalar(v)
     }
     states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
     weighed = [step.weigh(tf.cast(v, tf.float32)) for v in scalars.values()]

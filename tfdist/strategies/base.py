@@ -177,8 +177,8 @@ def _unequal(counts: list[int]) -> str:
         f"worker {worker}: {special.get(count, count)}" for worker, count in enumerate(counts)
     )
     return (
-        f"The workers' data sets have different numbers of batches ({each}). A worker that runs out "
-        "would leave the others waiting, so nothing was trained. Give every worker the same data set "
-        "of global batches (tfdist slices it), or use the auto-shard policy FILE for files that are "
-        "not equally large."
+        f"The workers' data sets have different numbers of batches ({each}). A worker that runs "
+        "out would leave the others waiting, so nothing was trained. Give every worker the same "
+        "data set of global batches (tfdist slices it), or use the auto-shard policy FILE for "
+        "files that are not equally large."
     )

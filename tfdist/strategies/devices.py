@@ -63,8 +63,8 @@ def communication_for(gpus: int, choice: str) -> str:
 def _prepare_gpus(gpus: list[object], count: int | None) -> list[str]:
     if count is not None and count > len(gpus):
         raise ConfigError(
-            f"devices={count} is more than the {len(gpus)} GPUs that this process sees. Lower it, or "
-            "make more visible in CUDA_VISIBLE_DEVICES."
+            f"devices={count} is more than the {len(gpus)} GPUs that this process sees. Lower it, "
+            "or make more visible in CUDA_VISIBLE_DEVICES."
         )
     for gpu in gpus:
         try:

@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfdist import environment
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
+from tfdist.joining import Member, join_cluster
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.strategies.multi_worker import MultiWorker
 from tfdist.strategies.single import Single
 from tfdist.strategies.start import start_multi_worker
 
@@ -22,12 +22,12 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     """The strategy of this program: the active one, or a new one.
 
     Inside `tfdist run` the strategy exists already and is returned; a name or option that
-    contradicts it is an error. A program that was started by hand gets a new strategy, which must be
-    made before any other TensorFlow operation.
+    contradicts it is an error. A program that was started by hand gets a new strategy, which must
+    be made before any other TensorFlow operation.
 
     Args:
-        name: `"single"`, `"mirrored"`, `"multi_worker"` or `"auto"`. By default the active strategy's,
-            or `"auto"`.
+        name: `"single"`, `"mirrored"`, `"multi_worker"` or `"auto"`. By default the active
+            strategy's, or `"auto"`.
         **options: fields of `tfdist.config.StrategyConfig`.
 
     Returns:
@@ -50,10 +50,15 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     return create(resolved.config)
 
 
-def create(config: StrategyConfig) -> Any:
-    """Makes the strategy that `config` describes and keeps it as the active one."""
+def create(config: StrategyConfig, member: Member | None = None) -> Any:
+    """Makes the strategy that `config` describes and keeps it as the active one.
+
+    Args:
+        config: the configuration.
+        member: the task, where it has joined its cluster already.
+    """
     if config.strategy == "multi_worker":
-        made: Any = _multi_worker(config)
+        made: Any = start_multi_worker(member or _join(config), config)
     else:
         devices = prepare_devices(config.devices)
         made = Single(devices[0]) if config.strategy == "single" else Mirrored(devices)
@@ -67,7 +72,7 @@ def active() -> Any:
     return _active[0] if _active else None
 
 
-def _multi_worker(config: StrategyConfig) -> MultiWorker:
+def _join(config: StrategyConfig) -> Member:
     text = environment.read("TF_CONFIG")
     if text is None:
         raise ConfigError(
@@ -75,7 +80,7 @@ def _multi_worker(config: StrategyConfig) -> MultiWorker:
             "Start the program with `tfdist run --strategy multi_worker -n 2 SCRIPT`, or set "
             "TF_CONFIG for each task (`tfdist doctor` checks it)."
         )
-    return start_multi_worker(text, config)
+    return join_cluster(text, config)
 
 
 def _check_same(name: str | None, options: dict[str, Any]) -> None:
@@ -85,7 +90,7 @@ def _check_same(name: str | None, options: dict[str, Any]) -> None:
         if getattr(config, option, None) != value:
             raise ConfigError(
                 f"tfdist.strategy({option}={value!r}) conflicts with the active strategy, whose "
-                f"{option} is {getattr(config, option, None)!r}. A process has one strategy: change "
-                "the flag or the program so that both say the same, or call tfdist.strategy() "
-                "without arguments."
+                f"{option} is {getattr(config, option, None)!r}. A process has one strategy: "
+                "change the flag or the program so that both say the same, or call "
+                "tfdist.strategy() without arguments."
             )

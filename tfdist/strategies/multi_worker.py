@@ -17,8 +17,8 @@ from tfdist.strategies.base import StrategyMixin
 class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """Replicas in several processes, trained synchronously by TensorFlow's collectives.
 
-    Must be created before any other TensorFlow operation of the process. `tfdist.strategy` creates it
-    with a bounded start; this constructor waits for the other tasks as long as TensorFlow does.
+    Must be created before any other TensorFlow operation of the process. `tfdist.strategy` creates
+    it with a bounded start; this constructor waits for the other tasks as long as TensorFlow does.
 
     Args:
         cluster_resolver: the cluster and this task; by default read from TF_CONFIG.

@@ -1,48 +1,32 @@
-"""The bounded start of a task of a cluster: join, then TensorFlow."""
+"""The bounded start of TensorFlow in a task that has joined its cluster."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
+import keras
 import tensorflow as tf
 
-from tfdist.cluster.join import identity, join
-from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist._tensorflow import global_seed
 from tfdist.config import StrategyConfig
 from tfdist.deadline import hard_deadline
 from tfdist.errors import ConfigError, StartError
+from tfdist.joining import Member
 from tfdist.strategies.devices import communication_for, split_cpu
 from tfdist.strategies.multi_worker import MultiWorker, resolver_for
 
 
-def start_multi_worker(text: str, config: StrategyConfig) -> MultiWorker:
-    """Makes the strategy of one task, once all tasks are there.
+def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
+    """Makes the strategy of a task that has joined its cluster.
 
     Args:
-        text: this task's TF_CONFIG.
+        member: the task.
         config: the configuration, the same for all tasks.
 
     Raises:
-        ConfigError: if TF_CONFIG has a mistake, or the task does not compute.
-        StartError: if a task does not join before `config.start_timeout`.
+        ConfigError: if TensorFlow has started already.
     """
-    cluster, task = parse_tf_config(text)
-    if task is None or task not in cluster.computing:
-        raise ConfigError(
-            f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
-            "strategy='multi_worker' runs on tasks of type chief and worker. Correct `task`."
-        )
-    computing = ClusterSpec(
-        {kind: a for kind, a in cluster.addresses.items() if kind in ("chief", "worker")}
-    )
-    if len(computing.computing) > 1:
-        join(computing, task, timeout=config.start_timeout, identity=identity(config.to_json()), report=_say)
-    return _start_tensorflow(computing, task, config)
-
-
-def _start_tensorflow(cluster: ClusterSpec, task: Task, config: StrategyConfig) -> MultiWorker:
+    cluster, task = member.cluster, member.task
+    if global_seed() is None:
+        keras.utils.set_random_seed(member.seed)
     gpus = len(tf.config.list_physical_devices("GPU"))
     if not gpus and (config.devices or 1) > 1:
         split_cpu(config.devices or 1)
@@ -67,7 +51,3 @@ def _start_tensorflow(cluster: ClusterSpec, task: Task, config: StrategyConfig) 
                     f"`tfdist run`. TensorFlow says: {error}"
                 ) from error
             raise
-
-
-def _say(message: Any) -> None:
-    print(f"tfdist: {message}", file=sys.stderr, flush=True)

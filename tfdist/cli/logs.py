@@ -1,0 +1,76 @@
+"""The directory of a job's log files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+import tempfile
+from pathlib import Path
+
+from tfdist.cli import show
+from tfdist.cluster.launch.plan import JobPlan
+from tfdist.errors import ConfigError
+
+__all__ = ["default_place", "prepare"]
+
+_LOGS = Path("tfdist-logs")
+
+
+def default_place() -> Path:
+    """A directory of this job's own, named after the time and this process."""
+    return _LOGS / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+
+
+def prepare(plan: JobPlan, *, chosen: bool) -> JobPlan:
+    """Makes a plan's log directory.
+
+    Args:
+        plan: the plan.
+        chosen: whether the user chose the directory.
+
+    Returns:
+        The plan, with a temporary directory where the default one cannot be written: a training
+        does not fail for its logs.
+
+    Raises:
+        ConfigError: if a directory that the user chose cannot be written.
+    """
+    try:
+        _make_writable(plan.log_dir)
+    except OSError as error:
+        if chosen:
+            raise ConfigError(
+                f"--log-dir {str(plan.log_dir)!r} cannot be written: {error.strerror}. Choose "
+                "another directory."
+            ) from error
+        return _with_temporary_logs(plan, error)
+    if not chosen:
+        _point_latest(plan.log_dir)
+    return plan
+
+
+def _make_writable(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory) as probe:
+        probe.write(b".")
+
+
+def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
+    try:
+        place = Path(tempfile.mkdtemp(prefix="tfdist-logs-"))
+    except OSError:
+        return plan  # Each task's log says that it cannot be written; the training goes on.
+    show.note(f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}.")
+    tasks = tuple(dataclasses.replace(each, log=place / each.log.name) for each in plan.tasks)
+    return dataclasses.replace(plan, tasks=tasks, log_dir=place)
+
+
+def _point_latest(directory: Path) -> None:
+    """Makes `latest` name this job's directory; a convenience that may fail."""
+    link = directory.parent / "latest"
+    draft = directory.parent / f".latest-{os.getpid()}"
+    with contextlib.suppress(OSError):
+        draft.symlink_to(directory.name)
+        draft.replace(link)

@@ -1,0 +1,66 @@
+"""The command line: `tfdist run`, `tfdist doctor`, `tfdist verify`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tfdist.cli.doctor import doctor
+from tfdist.cli.run import run
+from tfdist.cli.verify import verify
+from tfdist.errors import TfdistError
+
+__all__ = ["app"]
+
+
+class _Commands(TyperGroup):
+    """Prints the errors that tfdist can explain without a trace, and exits with their status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TfdistError as error:
+            print(f"tfdist: {error}", file=sys.stderr, flush=True)
+            raise typer.Exit(error.exit_status) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        for package in ("tfdist", "tensorflow", "keras"):
+            print(f"{package} {importlib.metadata.version(package)}")
+        raise typer.Exit()
+
+
+@app.callback()
+def tfdist(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take a Keras 3 script from one device to a cluster with one strategy flag."""
+
+
+# Everything after SCRIPT is the script's, even what looks like an option of tfdist.
+app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(doctor)
+app.command(context_settings={"allow_interspersed_args": False})(verify)
+
+if __name__ == "__main__":
+    app()

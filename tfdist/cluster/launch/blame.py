@@ -1,0 +1,150 @@
+"""Which of several failed tasks is the cause, and how to say so. Pure functions.
+
+When one task dies, its peers fail too, within moments or seconds: their collectives are aborted.
+The user wants to see the first, not the loudest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist.cluster.spec import Task
+
+__all__ = ["LINES_SHOWN", "Ending", "describe", "exit_status", "is_consequence", "root_cause"]
+
+#: Lines of a failed task's log that are shown.
+LINES_SHOWN = 20
+
+_LINES_SEARCHED = 60
+
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
+
+#: What TensorFlow, gRPC and tfdist's own start say when it is another task that has gone.
+_PEER = re.compile(
+    r"""
+    \bUnavailableError\b | \bUNAVAILABLE\b
+    | Collective\ ops?\ (?:is|are)\ aborted
+    | coordination\ (?:service|agent) | CoordinationService | distributed\ service\ detected
+    | Connection\ (?:reset|refused) | Socket\ closed | failed\ to\ connect\ to\ all\ addresses
+    | [Hh]eartbeat\ timeout | task\ is\ unhealthy | peer\ .*\ (?:died|unreachable|restarted)
+    | The\ chief\ stopped\ the\ start
+    """,
+    re.VERBOSE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How a task ended.
+
+    Attributes:
+        task: which task.
+        returncode: as in `subprocess`: negative for a signal.
+        log: its log file, or None where it could not be written.
+        lines: its last lines, oldest first.
+        stopped: whether it ended because the job was being stopped.
+        shown: whether its output is on the terminal already.
+    """
+
+    task: Task
+    returncode: int
+    log: Path | None
+    lines: Sequence[str] = ()
+    stopped: bool = False
+    shown: bool = False
+
+
+def exit_status(returncode: int) -> int:
+    """The status a shell would show: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def is_consequence(lines: Sequence[str]) -> bool:
+    """Whether the last lines of a failed task say that another task has gone.
+
+    The last exception counts if there is one: a task with an error of its own also logs the end of
+    its connections.
+    """
+    recent = list(lines)[-_LINES_SEARCHED:]
+    starts = [number for number, line in enumerate(recent) if _EXCEPTION.match(line)]
+    if not starts:
+        return any(_PEER.search(line) for line in recent)
+    message = recent[starts[-1] : starts[-1] + LINES_SHOWN]
+    if _EXCEPTION.match(recent[starts[-1]]) and not _from_tensorflow(recent[starts[-1]]):
+        message = message[:1]
+    return any(_PEER.search(line) for line in message)
+
+
+def root_cause(endings: Sequence[Ending]) -> Ending | None:
+    """The task to blame for the end of a job, or None if all went well.
+
+    Args:
+        endings: all tasks, in the order in which they ended.
+
+    Returns:
+        The first that failed of itself; else the first that was still busy with its own error when
+        the job was stopped; else the first that failed at all.
+    """
+    failed = [ending for ending in endings if ending.returncode != 0 and not ending.stopped]
+    if not failed:
+        return None
+    own = [ending for ending in failed if not is_consequence(ending.lines)]
+    dying = [ending for ending in endings if ending.stopped and _has_own_error(ending)]
+    return (own or dying or failed)[0]
+
+
+def describe(root: Ending, endings: Sequence[Ending]) -> str:
+    """A message for the user: who failed, how, its last lines, and who only followed."""
+    parts = [f"{root.task} {_how(root)}."]
+    hint = _hint(root)
+    if hint:
+        parts.append(hint)
+    if not root.shown and root.lines:
+        parts.append("Its last lines:")
+        parts += [f"  {line}" for line in list(root.lines)[-LINES_SHOWN:]]
+    if root.log is not None:
+        parts.append(f"Its log: {root.log}")
+    followers = [e for e in endings if e is not root and e.returncode != 0 and not e.stopped]
+    for ending in followers:
+        because = " because it lost another task" if is_consequence(ending.lines) else " too"
+        log = f"; its log: {ending.log}" if ending.log is not None else ""
+        parts.append(f"{ending.task} {_how(ending)}{because}{log}")
+    stopped = [str(ending.task) for ending in endings if ending.stopped and ending is not root]
+    if stopped:
+        parts.append(f"Stopped with it: {', '.join(stopped)}.")
+    return "\n".join(parts)
+
+
+def _has_own_error(ending: Ending) -> bool:
+    return any(_EXCEPTION.match(line) for line in ending.lines) and not is_consequence(ending.lines)
+
+
+def _from_tensorflow(line: str) -> bool:
+    """Whether an exception is TensorFlow's: their messages go over many lines."""
+    return "errors_impl" in line or "Unavailable" in line
+
+
+def _how(ending: Ending) -> str:
+    if ending.stopped:
+        return "raised an error"
+    if ending.returncode >= 0:
+        return f"failed with exit status {ending.returncode}"
+    number = -ending.returncode
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "unnamed"
+    return f"was ended by signal {number} ({name})"
+
+
+def _hint(ending: Ending) -> str:
+    if ending.returncode == -signal.SIGKILL and not ending.stopped:
+        return (
+            "tfdist did not send that signal. Often it is the kernel, because memory ran out: "
+            "see `dmesg`."
+        )
+    return ""

@@ -1,0 +1,281 @@
+"""BackupAndRestore under a strategy: resumes at the right epoch and step on every worker.
+
+Stock Keras has every worker write the same two files one after the other: the weights, then the
+epoch. Workers collide, and a kill between the two files pairs new weights with the old epoch. Here
+the epoch and the step are written into the weights file itself, which is replaced in one step. The
+second file is still written, for Keras's own readers.
+
+An epoch that was interrupted goes on after the batches that the backup has seen, and its metrics
+with it; stock Keras starts it over with the later weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h5py
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.callbacks import BackupAndRestore
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils import file_utils
+
+from tfdist import agreement
+from tfdist.errors import ConfigError
+from tfdist.files import replacing
+from tfdist.keras import saving
+from tfdist.keras.hooks import Hook
+
+#: Where the weights file holds the state of training, and the metrics of an unfinished epoch.
+_STATE, _METRICS = "training_metadata", "training_metrics"
+
+_local = threading.local()
+
+
+def hooks() -> list[Hook]:
+    """The seams of the callback, and of the loop over an epoch's batches."""
+    return [
+        Hook(BackupAndRestore, "on_train_begin", _restore_together),
+        Hook(BackupAndRestore, "on_epoch_begin", _continue_metrics),
+        Hook(BackupAndRestore, "_save_model", _save_together),
+        Hook(BackupAndRestore, "on_train_end", _end_together),
+        Hook(TFEpochIterator, "__init__", _remember),
+        Hook(EpochIterator, "_enumerate_iterator", _skip_done),
+    ]
+
+
+def _restore_together(original: Callable[..., None]) -> Callable[..., None]:
+    del original  # it decides on each worker alone
+
+    @functools.wraps(BackupAndRestore.on_train_begin)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        del logs
+        if not _backup_is_there(self):
+            return
+        iterator = _current_iterator()
+        _build(self.model, iterator)
+        _load(self)
+        state = agreement.on_chief(_strategy(), lambda: _read_state(self), "the backup's epoch")
+        self.model._initial_epoch = self._current_epoch = state["epoch"]
+        done = state.get("steps", 0)
+        if done and iterator is not None:
+            self._last_batch_seen = done - 1
+            iterator._tfdist_skip = done
+            self._tfdist_metrics = _saved_metrics(self)
+
+    return on_train_begin
+
+
+def _continue_metrics(original: Callable[..., None]) -> Callable[..., None]:
+    """Puts back the metrics of an interrupted epoch, which Keras resets when it starts."""
+
+    @functools.wraps(original)
+    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+        for variable, value in self.__dict__.pop("_tfdist_metrics", ()):
+            variable.assign(value)
+        original(self, epoch, logs)
+
+    return on_epoch_begin
+
+
+def _save_together(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def save_model(self: Any) -> None:
+        state = _state(self)
+        # Keras does not save the metrics of `compile`. Reading them takes all workers.
+        metrics = _metric_values(self.model) if state["steps"] else []
+
+        def write() -> None:
+            if file_utils.is_remote_path(self.backup_dir):
+                original(self)
+            else:
+                _write(self, state, metrics)
+
+        saving.write_once(self.model, self._weights_path, write)
+
+    return save_model
+
+
+def _end_together(original: Callable[..., None]) -> Callable[..., None]:
+    """Deletes the backup once all workers have finished."""
+
+    @functools.wraps(original)
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        strategy = _strategy()
+        agreement.barrier(strategy, "the end of training with a backup")
+        agreement.on_chief(strategy, lambda: original(self, logs), "deleting the backup")
+        self.model._initial_epoch = None  # else the next fit would start at this one's epoch
+
+    return on_train_end
+
+
+def _strategy() -> Any:
+    return tf.distribute.get_strategy()
+
+
+def _backup_is_there(callback: Any) -> bool:
+    """Whether there is a backup, on which all workers must agree."""
+    exists = bool(file_utils.exists(callback._weights_path))
+    seen = agreement.all_gather_json(_strategy(), exists, "looking for a backup")
+    if any(seen) and not all(seen):
+        missing = [worker for worker, there in enumerate(seen) if not there]
+        raise ConfigError(
+            f"BackupAndRestore(backup_dir={str(callback.backup_dir)!r}): worker {seen.index(True)} "
+            f"sees a backup there, but workers {missing} do not. Name a directory that all workers "
+            "share."
+        )
+    return any(seen)
+
+
+def _load(callback: Any) -> None:
+    """Loads the backup on every worker; the one before, if the last one cannot be read."""
+    strategy, path = _strategy(), callback._weights_path
+
+    def load() -> None:
+        callback.model.load_weights(path)
+
+    def fall_back() -> bool:
+        if not file_utils.exists(callback._prev_weights_path):
+            return False
+        _copy(callback._prev_weights_path, path)
+        if file_utils.exists(callback._prev_training_metadata_path):
+            _copy(callback._prev_training_metadata_path, callback._training_metadata_path)
+        return True
+
+    try:
+        agreement.together(strategy, load, "loading the backup")
+    except OSError as error:
+        if not agreement.on_chief(strategy, fall_back, "loading the backup before"):
+            raise
+        warnings.warn(f"The last backup cannot be read ({error}); the one before is used.")
+        agreement.together(strategy, load, "loading the backup before")
+
+
+def _write(callback: Any, state: dict[str, int], metrics: list[Any]) -> None:
+    """Writes weights and state in one file; a copy of the last one first, where asked for."""
+    os.makedirs(callback.backup_dir, exist_ok=True)
+    weights, described = callback._weights_path, callback._training_metadata_path
+    if callback.double_checkpoint:
+        for path, copy in (
+            (weights, callback._prev_weights_path),
+            (described, callback._prev_training_metadata_path),
+        ):
+            if os.path.exists(path):
+                _copy(path, copy)
+
+    def write_weights(path: str) -> None:
+        type(callback.model).save_weights(callback.model, path, overwrite=True)
+        with h5py.File(path, "r+") as file:
+            file.attrs[_STATE] = json.dumps(state)
+            for i, value in enumerate(metrics):
+                file[f"{_METRICS}/{i}"] = value
+
+    def write_state(path: str) -> None:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(state, file)
+
+    saving.replace_file(weights, write_weights)
+    saving.replace_file(described, write_state)
+
+
+def _copy(path: str, copy: str) -> None:
+    with replacing(copy) as temporary:
+        shutil.copyfile(path, temporary)
+
+
+def _state(callback: Any) -> dict[str, int]:
+    """Where training is: `epoch` and `batch` as Keras writes them, and the epoch's steps so far."""
+    epoch, batch = callback._current_epoch, callback._last_batch_seen
+    steps = 0 if callback.save_freq == "epoch" else batch + 1
+    return {"epoch": epoch, "batch": batch, "steps": steps}
+
+
+def _read_state(callback: Any) -> dict[str, int]:
+    state: dict[str, int] = {"epoch": 0}
+    with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
+        if _STATE in file.attrs:
+            state.update(json.loads(file.attrs[_STATE]))
+            return state
+    if file_utils.exists(callback._training_metadata_path):
+        with file_utils.File(callback._training_metadata_path, "r") as file:
+            state["epoch"] = json.loads(file.read())["epoch"]
+    return state
+
+
+def _build(model: Any, iterator: Any) -> None:
+    """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
+    if iterator is not None:
+        batch = tree.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+        try:
+            model._symbolic_build(data_batch=batch)
+        except Exception as error:
+            if not model.built:
+                raise ConfigError(
+                    "BackupAndRestore has a backup to load, but the model has no weights yet, and "
+                    f"they cannot be made without data ({error}). Build it before `fit`: call "
+                    "`model.build(...)`, or the model on one batch."
+                ) from error
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def _of_one_replica(spec: Any) -> Any:
+    return getattr(spec, "_value_specs", [spec])[0]
+
+
+def _metric_values(model: Any) -> list[Any]:
+    return [tf.convert_to_tensor(v.value).numpy() for v in model.metrics_variables]
+
+
+def _saved_metrics(callback: Any) -> list[tuple[Any, Any]]:
+    """The metric variables with their values in the backup; none if the metrics are others now."""
+    variables = callback.model.metrics_variables
+    with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
+        saved = file.get(_METRICS, {})
+        values = [saved[str(i)][()] for i in range(len(saved))]
+        if [value.shape for value in values] == [tuple(v.shape) for v in variables]:
+            return list(zip(variables, values, strict=True))
+    return []
+
+
+def _remember(original: Callable[..., None]) -> Callable[..., None]:
+    """Keeps at hand the batches that `fit` is about to go through."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _local.iterator = weakref.ref(self)
+
+    return init
+
+
+def _current_iterator() -> Any:
+    kept = getattr(_local, "iterator", None)
+    return None if kept is None else kept()
+
+
+def _skip_done(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Reads past the batches of an interrupted epoch that the backup has seen."""
+
+    @functools.wraps(original)
+    def enumerate_iterator(self: Any) -> Iterator[Any]:
+        skip = self.__dict__.pop("_tfdist_skip", 0)
+        for begin, end, batches in original(self):
+            if end < skip:
+                with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                    for _ in range(self.steps_per_execution):
+                        next(batches)
+                continue
+            yield begin, end, batches
+
+    return enumerate_iterator

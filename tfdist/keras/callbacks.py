@@ -1,0 +1,166 @@
+"""Keras's callbacks under a strategy: called on every worker, writing on one.
+
+What the workers decide from their logs, the chief decides for all, and an error in a callback
+between two epochs reaches every worker: nobody is left waiting for one that has stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src import callbacks
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
+from keras.src.utils import file_utils
+
+from tfdist import agreement
+from tfdist.errors import ConfigError
+from tfdist.keras import backup, saving
+from tfdist.keras.hooks import Hook
+
+_local = threading.local()
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's callbacks that write, and of the list that calls them."""
+    board = callbacks.TensorBoard
+    return [
+        Hook(TensorFlowTrainer, "fit", _note_fit),
+        Hook(CallbackList, "on_train_begin", _fail_together),
+        Hook(CallbackList, "on_epoch_end", _fail_and_stop_together),
+        Hook(CallbackList, "on_train_end", _fail_together),
+        Hook(callbacks.ModelCheckpoint, "_should_save_model", _as_chief_decides),
+        Hook(callbacks.CSVLogger, "on_train_begin", _on_chief_only),
+        Hook(callbacks.CSVLogger, "on_epoch_end", _on_chief_only),
+        Hook(callbacks.CSVLogger, "on_train_end", _on_chief_only),
+        Hook(callbacks.RemoteMonitor, "on_epoch_end", _on_chief_only),
+        Hook(board, "_train_writer", _silent_elsewhere),
+        Hook(board, "_val_writer", _silent_elsewhere),
+        Hook(board, "_start_profiler", _on_chief_only),
+        Hook(board, "_configure_embeddings", _on_chief_only),
+        Hook(board, "_log_weights", _with_shared_reads),
+        Hook(OrbaxCheckpoint, "set_model", _refuse),
+        *backup.hooks(),
+    ]
+
+
+def _strategy() -> Any:
+    return tf.distribute.get_strategy()
+
+
+def _is_chief() -> bool:
+    return bool(getattr(_strategy(), "is_chief", True))
+
+
+def _note_fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks that `fit` runs, in which all workers make the same calls.
+
+    A loop of the user's own may call its callbacks on the chief alone.
+    """
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(_local, "fitting", False)
+        _local.fitting = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _local.fitting = before
+
+    return fit
+
+
+def _together(name: str, call: Callable[[], Any]) -> list[Any]:
+    if not getattr(_local, "fitting", False):
+        return [call()]
+    return agreement.together(_strategy(), call, name)
+
+
+def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        _together(f"callbacks {original.__name__}", lambda: original(self, *args, **kwargs))
+
+    return call
+
+
+def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None]:
+    """Ends training on all workers if a callback ends it on one, as after a time limit."""
+
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+        def call() -> bool:
+            original(self, epoch, logs)
+            return bool(getattr(self.model, "stop_training", False))
+
+        if any(_together("callbacks on_epoch_end", call)):
+            self.model.stop_training = True
+
+    return on_epoch_end
+
+
+def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def should_save_model(self: Any, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
+        decision = bool(original(self, epoch, batch, logs, filepath))
+
+        def decide() -> bool:
+            directory = os.path.dirname(filepath)
+            if decision and directory and not file_utils.is_remote_path(directory):
+                os.makedirs(directory, exist_ok=True)  # else the workers race to make it
+            return decision
+
+        return bool(agreement.on_chief(_strategy(), decide, "whether to save a checkpoint"))
+
+    return should_save_model
+
+
+def _on_chief_only(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _is_chief():
+            original(self, *args, **kwargs)
+
+    return call
+
+
+def _silent_elsewhere(original: Any) -> property:
+    """TensorBoard's writer on the chief, on other workers one that writes nothing."""
+
+    def writer(self: Any) -> Any:
+        return original.fget(self) if _is_chief() else tf.summary.create_noop_writer()
+
+    return property(writer)
+
+
+def _with_shared_reads(original: Callable[..., None]) -> Callable[..., None]:
+    """Lets the chief read for its histograms what is summed over all workers when read."""
+
+    @functools.wraps(original)
+    def log_weights(self: Any, epoch: int) -> None:
+        weights = [weight for layer in self.model.layers for weight in layer.weights]
+        with saving.shared_reads(saving.on_read_variables(weights)):
+            original(self, epoch)
+
+    return log_weights
+
+
+def _refuse(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def set_model(self: Any, model: Any) -> None:
+        workers = agreement.worker_count(_strategy())
+        if workers > 1:
+            raise ConfigError(
+                f"OrbaxCheckpoint cannot be used with {workers} TensorFlow processes: Orbax "
+                "coordinates processes of JAX only. Use ModelCheckpoint or BackupAndRestore, which "
+                "write once for all workers."
+            )
+        original(self, model)
+
+    return set_model

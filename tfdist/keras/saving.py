@@ -1,0 +1,289 @@
+"""Saving a model: one process writes each file, completely or not at all, and all hear how it went.
+
+Metric variables are summed over the replicas when they are read, so a save on the chief alone would
+wait for ever. Here all workers first read these variables together; then the chief writes, with the
+values at hand and without any communication, so that whatever goes wrong on its disk cannot leave
+the others waiting. They write nothing. In the end all meet and share the outcome.
+
+Hooked is what Keras's public functions call inside, so that names imported before the scope was
+opened (`from keras.models import save_model`) are covered too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from keras.src import export
+from keras.src.backend.tensorflow.export import TFExportArchive
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
+from keras.src.utils import file_utils, io_utils
+from tensorflow.python.distribute.values import SyncOnReadVariable
+from tensorflow.python.eager import context
+
+from tfdist import agreement
+from tfdist.files import SaveError, replacing
+from tfdist.keras.hooks import Hook
+
+_local = threading.local()
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's writers and their helpers, and of variables that communicate."""
+    writers = [
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (legacy_h5_format, "save_model_to_hdf5"),
+        (TFExportArchive, "write_out"),
+        (export, "export_onnx"),
+        (export, "export_openvino"),
+        (export, "export_litert"),
+    ]
+    return [
+        *(Hook(owner, name, _by_one_process) for owner, name in writers),
+        Hook(saving_lib, "get_attr_skipset", _undistributed),
+        Hook(io_utils, "ask_to_proceed_with_overwrite", _chief_answers),
+        Hook(io_utils, "print_msg", _name_the_final_path),
+        Hook(SyncOnReadVariable, "_get_cross_replica", _read_from_hand),
+    ]
+
+
+def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
+    """Runs `write` on the one process whose job it is, and shares its outcome with all.
+
+    That is the chief. A script may name another path on each worker, as TensorFlow's guides do;
+    each of these files is then written by the first worker that names it.
+
+    Args:
+        source: the model or export archive whose variables `write` reads.
+        path: what is written; anything but a path, such as a buffer, is each worker's own.
+        write: writes; must not communicate.
+
+    Raises:
+        Exception: on every worker, whatever `write` raised on one.
+    """
+    strategy = tf.distribute.get_strategy()
+    if agreement.worker_count(strategy) == 1:
+        with _outside_of_scope(), _writing():
+            write()
+        return
+    reads = _reads_of(source)
+    asked = {"path": _place(path), "reads": len(reads)}
+    answers = agreement.all_gather_json(strategy, asked, "saving a model")
+    if len({answer["reads"] for answer in answers}) > 1:
+        raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
+    earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
+    own = asked["path"] is None or asked["path"] not in earlier
+    with shared_reads(reads), _outside_of_scope(), _writing():
+        failure = _failure_of(write) if own else None
+
+    def report() -> None:
+        if failure is not None:
+            raise failure
+
+    agreement.together(strategy, report, "the end of saving a model")
+
+
+def replace_file(path: Any, write: Callable[[Any], Any]) -> None:
+    """Writes a file or directory completely or not at all.
+
+    Args:
+        path: local paths are written beside their place and moved; buffers, remote paths and
+            repositories directly.
+        write: takes the path to write to.
+
+    Raises:
+        SaveError: if the disk refuses.
+    """
+    if _place(path) is None or file_utils.is_remote_path(path) or str(path).startswith("hf://"):
+        write(path)
+        return
+    final, hidden = str(path), ""
+    try:
+        with replacing(final) as temporary:
+            hidden = temporary
+            _local.shown = (temporary, final)
+            write(temporary)
+    except Exception as error:
+        if isinstance(error, tf.errors.OpError) or SaveError.covers(error):
+            raise SaveError.of(final, error, hidden) from error
+        raise
+    finally:
+        _local.shown = None
+
+
+@contextlib.contextmanager
+def shared_reads(variables: list[Any]) -> Iterator[None]:
+    """Reads variables together with the other workers; in the block their values are at hand.
+
+    Args:
+        variables: TensorFlow's on-read variables, the same ones in the same order on every worker.
+    """
+    values = {id(variable): variable._get_cross_replica() for variable in variables}
+    before = _at_hand()
+    _local.at_hand = {**(before or {}), **values}
+    try:
+        yield
+    finally:
+        _local.at_hand = before
+
+
+def on_read_variables(variables: Any) -> list[Any]:
+    """Those of some Keras variables that communicate when they are read."""
+    values = [getattr(variable, "_value", variable) for variable in variables]
+    return [value for value in values if isinstance(value, SyncOnReadVariable)]
+
+
+def _at_hand() -> dict[int, Any] | None:
+    return getattr(_local, "at_hand", None)
+
+
+def _is_writing() -> bool:
+    return getattr(_local, "writing", False)
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    _local.writing = True
+    try:
+        yield
+    finally:
+        _local.writing = False
+
+
+@contextlib.contextmanager
+def _outside_of_scope() -> Iterator[None]:
+    """Runs eagerly without a strategy: what TensorFlow makes to save is not distributed."""
+    with tf.Graph().as_default(), context.eager_mode():
+        yield
+
+
+def _failure_of(write: Callable[[], None]) -> Exception | None:
+    try:
+        write()
+    except Exception as error:
+        return error
+    return None
+
+
+def _place(path: Any) -> str | None:
+    """A path by which workers recognise that they mean the same file; None for a buffer."""
+    if not isinstance(path, (str, os.PathLike)):
+        return None
+    text = os.fspath(path)
+    return text if file_utils.is_remote_path(text) else os.path.abspath(text)
+
+
+def _by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    """One writer for a Keras function that takes a model or archive and a path."""
+
+    @functools.wraps(original)
+    def save(source: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        def write(place: Any) -> Any:
+            return original(source, place, *args, **kwargs)
+
+        if _is_writing():
+            write(filepath)
+        else:
+            write_once(source, filepath, lambda: replace_file(filepath, write))
+
+    return save
+
+
+def _chief_answers(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Only the chief's user is asked whether a file may be replaced."""
+
+    @functools.wraps(original)
+    def ask(filepath: Any) -> bool:
+        strategy = tf.distribute.get_strategy()
+        name = "the question whether to overwrite a file"
+        return bool(agreement.on_chief(strategy, lambda: original(filepath), name))
+
+    return ask
+
+
+def _undistributed(original: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Keeps the models and optimizers that Keras makes to look at them out of the strategy.
+
+    Making their variables would communicate, at a time that differs from worker to worker.
+    """
+
+    @functools.wraps(original)
+    def get_attr_skipset(kind: str) -> Any:
+        with _outside_of_scope():
+            return original(kind)
+
+    return get_attr_skipset
+
+
+def _name_the_final_path(original: Callable[..., None]) -> Callable[..., None]:
+    """Shows the user's path where Keras reports the temporary one."""
+
+    @functools.wraps(original)
+    def print_msg(message: Any, *args: Any, **kwargs: Any) -> None:
+        temporary, final = getattr(_local, "shown", None) or ("", "")
+        if temporary and isinstance(message, str):
+            message = message.replace(temporary, final)
+        original(message, *args, **kwargs)
+
+    return print_msg
+
+
+def _read_from_hand(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Serves reads of on-read variables from the values that were read together."""
+
+    @functools.wraps(original)
+    def get_cross_replica(self: Any) -> Any:
+        noted = getattr(_local, "noted", None)
+        if noted is not None:
+            noted.setdefault(id(self), self)
+            return tf.convert_to_tensor(self._primary)
+        values = _at_hand()
+        if values is None:
+            return original(self)
+        if id(self) not in values and _is_writing():
+            raise SaveError(
+                f"The variable {self.name!r} is summed over all workers when it is read, but only "
+                "one worker is saving. Make it an attribute of the model or of one of its layers."
+            )
+        return values[id(self)] if id(self) in values else original(self)
+
+    return get_cross_replica
+
+
+def _reads_of(source: Any) -> list[Any]:
+    """The on-read variables that saving a model or export archive is going to read, in order."""
+    if isinstance(source, TFExportArchive):
+        lists = [v for v in vars(source._tf_trackable).values() if isinstance(v, (list, tuple))]
+        return on_read_variables(variable for each in lists for variable in each)
+    _local.noted = {}
+    try:
+        with contextlib.suppress(Exception):  # the writer is going to meet it too, and report it
+            saving_lib._save_state(source, _Nowhere(), None, "", set())
+        return list(_local.noted.values())
+    finally:
+        _local.noted = None
+
+
+class _Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
+    """A store that keeps nothing: shows which variables a save reads."""
+
+    def __init__(self) -> None:
+        self.mode = "w"
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: Any = None) -> _Nowhere:
+        """The store itself, for every path."""
+        return self
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        for variable in on_read_variables([value]):
+            _local.noted.setdefault(id(variable), variable)
