@@ -25,6 +25,7 @@ __all__ = [
     "local_results",
     "outside_of_function",
     "regroup",
+    "unordered_steps",
 ]
 
 
@@ -101,6 +102,20 @@ def local_results(strategy: Any, value: Any) -> tuple[Any, ...]:
 def regroup(values: list[Any]) -> Any:
     """Turns one structure for each local replica into one structure of per-replica values."""
     return distribute_utils.regroup(values)
+
+
+def unordered_steps(dataset: Any) -> list[str]:
+    """Steps of a data set's pipeline whose order differs from run to run.
+
+    They were made with `deterministic=False`, which the data set's options do not override.
+    """
+    found, waiting = [], [dataset]
+    while waiting:
+        current = waiting.pop()
+        if getattr(current, "_deterministic", None) == "false":
+            found.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
+        waiting.extend(current._inputs())
+    return found
 
 
 def has_started() -> bool:

@@ -11,7 +11,10 @@ the program; they all get an error that says where, instead of a hang later.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +24,12 @@ import tensorflow as tf
 from tfdist.errors import TfdistError
 
 __all__ = ["all_gather_json", "barrier", "from_chief", "on_chief", "together", "worker_count"]
+
+#: Bytes of a message that travel with its length.
+_HEAD = 255
+
+#: After this long a worker that waits for the others says so.
+_SAY_AFTER_SECONDS = 60.0
 
 #: Marks an exception that every worker raises.
 _SHARED = "_tfdist_shared"
@@ -123,13 +132,31 @@ def _exchange(
 ) -> list[dict[str, Any]]:
     """What every worker says, under which name; raises if one has failed or is elsewhere."""
     own = {"at": name, "said": value, "failed": error and _told(error)}
-    texts = _all_gather_bytes(strategy, json.dumps(own).encode())
+    with _saying_what_for(strategy, name):
+        texts = _all_gather_bytes(strategy, json.dumps(own).encode())
     messages = [json.loads(text) for text in texts]
     problem = _first_failure(messages, error) or _different_places(messages)
     if problem is not None:
         setattr(problem, _SHARED, True)
         raise problem
     return messages
+
+
+@contextlib.contextmanager
+def _saying_what_for(strategy: Any, name: str) -> Iterator[None]:
+    """Tells the user, after a while, what this worker waits for."""
+    message = (
+        f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
+        f"{name!r} for the other workers. If only some workers come here, as under "
+        "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
+    )
+    timer = threading.Timer(_SAY_AFTER_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:
@@ -192,17 +219,23 @@ def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
 
 
 def _all_gather_bytes(strategy: Any, message: bytes) -> list[bytes]:
-    """Each worker's bytes: first the lengths, then a table with one row a worker."""
-    shard = strategy.shard
-    lengths = np.zeros(shard.workers, np.int64)
-    lengths[shard.worker] = len(message)
-    lengths = _sum_over_workers(strategy, lengths)
-    table = np.zeros((shard.workers, int(lengths.max())), np.int64)
-    table[shard.worker, : len(message)] = np.frombuffer(message, np.uint8)
-    table = _sum_over_workers(strategy, table)
-    return [
-        row[:length].astype(np.uint8).tobytes() for row, length in zip(table, lengths, strict=True)
-    ]
+    """Each worker's bytes: lengths and beginnings in one exchange, the rest in another."""
+    head = [len(message), *message[:_HEAD].ljust(_HEAD, b"\0")]
+    table = _rows_of_all(strategy, np.asarray(head, np.int64))
+    lengths, rows = table[:, 0], table[:, 1:]
+    if lengths.max() > _HEAD:
+        rest = message[_HEAD:].ljust(int(lengths.max()) - _HEAD, b"\0")
+        more = _rows_of_all(strategy, np.frombuffer(rest, np.uint8))
+        rows = np.concatenate([rows, more], axis=1)
+    cut = zip(rows.astype(np.uint8), lengths, strict=True)
+    return [row[:length].tobytes() for row, length in cut]
+
+
+def _rows_of_all(strategy: Any, row: Any) -> Any:
+    """Every worker's row of small numbers, as a table with one row a worker."""
+    table = np.zeros((strategy.shard.workers, len(row)), np.float32)
+    table[strategy.shard.worker] = row
+    return _sum_over_workers(strategy, table)
 
 
 def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
@@ -211,7 +244,7 @@ def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
     The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
     on every device; below 2^24 they are exact.
     """
-    own, silent = numbers.astype(np.float32), np.zeros(numbers.shape, np.float32)
+    own, silent = numbers, np.zeros_like(numbers)
     first = strategy.shard.worker * strategy.shard.local
 
     def value_of(context: Any) -> Any:

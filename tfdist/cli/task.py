@@ -81,6 +81,13 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
     try:
         with strategy.scope():
             runpy.run_path(script, run_name="__main__")
+    except RuntimeError as error:
+        if "tf.distribute.Strategy" in str(error) and "different" in str(error):
+            error.add_note(
+                "tfdist: the script makes a strategy of its own inside the one that tfdist made. "
+                "Take tfdist's, `strategy = tfdist.strategy()`, or run it with --env-only."
+            )
+        raise
     except SystemExit as end:
         if end.code not in (None, 0):
             if isinstance(end.code, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import agreement, data
-from tfdist._tensorflow import is_distributed
+from tfdist._tensorflow import is_distributed, unordered_steps
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras.replica import (
@@ -106,9 +107,21 @@ class StrategyMixin:
             self._say_policy(f"sharded by TensorFlow (policy {name})")
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._say_policy("every worker reads all batches and takes its slice of each (policy DATA)")
+        self._warn_of_order(dataset)
         with self._steps_known(dataset):
             return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
                 lambda _: data.local_dataset(dataset, self.shard), options
+            )
+
+    def _warn_of_order(self, dataset: Any) -> None:
+        unordered = unordered_steps(dataset) if self.shard.workers > 1 else []
+        if unordered:
+            warnings.warn(
+                f"The data set has steps with deterministic=False ({', '.join(unordered)}). Each "
+                "worker then reads the batches in another order, and slices of different batches "
+                "leave some examples out and repeat others. Take deterministic=False out, or set "
+                "the auto-shard policy FILE or OFF.",
+                stacklevel=5,
             )
 
     def _say_policy(self, what: str) -> None:
