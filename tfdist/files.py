@@ -55,6 +55,7 @@ class SaveError(TfdistError, OSError):
         told = _IN_HDF5.search(cause)
         if told:
             number, cause = int(told["errno"]), told["cause"]
+        number = number or next((n for n in _HINTS if os.strerror(n) in cause), None)
         hint = _HINTS.get(number or 0, "Look at the disk and the directory")
         made = cls(
             f"Cannot save to {path!r}: {cause}. What was there before is unchanged. {hint}, or "

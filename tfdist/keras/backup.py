@@ -33,7 +33,7 @@ from keras.src.utils import file_utils
 from tfdist import agreement
 from tfdist.errors import ConfigError
 from tfdist.files import replacing
-from tfdist.keras import saving
+from tfdist.keras import hdf5, saving
 from tfdist.keras.hooks import Hook
 
 #: Where the weights file holds the state of training, and the metrics of an unfinished epoch.
@@ -173,12 +173,14 @@ def _write(callback: Any, state: dict[str, int], metrics: list[Any]) -> None:
             if os.path.exists(path):
                 _copy(path, copy)
 
+    def add_state(file: Any) -> None:
+        file.attrs[_STATE] = json.dumps(state)
+        for i, value in enumerate(metrics):
+            file[f"{_METRICS}/{i}"] = value
+
     def write_weights(path: str) -> None:
-        type(callback.model).save_weights(callback.model, path, overwrite=True)
-        with h5py.File(path, "r+") as file:
-            file.attrs[_STATE] = json.dumps(state)
-            for i, value in enumerate(metrics):
-                file[f"{_METRICS}/{i}"] = value
+        with hdf5.finishing(add_state):
+            type(callback.model).save_weights(callback.model, path, overwrite=True)
 
     def write_state(path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:

@@ -29,6 +29,7 @@ from tensorflow.python.eager import context
 
 from tfdist import agreement
 from tfdist.files import SaveError, replacing
+from tfdist.keras import hdf5
 from tfdist.keras.hooks import Hook
 
 _local = threading.local()
@@ -39,7 +40,6 @@ def hooks() -> list[Hook]:
     writers = [
         (saving_lib, "save_model"),
         (saving_lib, "save_weights_only"),
-        (legacy_h5_format, "save_model_to_hdf5"),
         (TFExportArchive, "write_out"),
         (export, "export_onnx"),
         (export, "export_openvino"),
@@ -47,10 +47,12 @@ def hooks() -> list[Hook]:
     ]
     return [
         *(Hook(owner, name, _by_one_process) for owner, name in writers),
+        Hook(legacy_h5_format, "save_model_to_hdf5", _legacy_by_one_process),
         Hook(saving_lib, "get_attr_skipset", _undistributed),
         Hook(io_utils, "ask_to_proceed_with_overwrite", _chief_answers),
         Hook(io_utils, "print_msg", _name_the_final_path),
         Hook(SyncOnReadVariable, "_get_cross_replica", _read_from_hand),
+        *hdf5.hooks(),
     ]
 
 
@@ -194,6 +196,23 @@ def _by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
             write_once(source, filepath, lambda: replace_file(filepath, write))
 
     return save
+
+
+def _legacy_by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for Keras's function for `.h5` files, which opens its file itself."""
+
+    @functools.wraps(original)
+    def save_model_to_hdf5(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        def write(place: Any) -> None:
+            if _place(place) is None:
+                original(model, place, *args, **kwargs)
+                return
+            with hdf5.CarefulFile(place) as file:
+                original(model, file, *args, **kwargs)
+
+        _by_one_process(lambda _, place: write(place))(model, filepath)
+
+    return save_model_to_hdf5
 
 
 def _chief_answers(original: Callable[[Any], bool]) -> Callable[[Any], bool]:

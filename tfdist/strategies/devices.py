@@ -29,7 +29,7 @@ def prepare_devices(count: int | None) -> list[str]:
     if len(tf.config.list_logical_devices("CPU") if has_started() else []) == wanted:
         return _names("CPU", wanted)
     try:
-        split_cpu(wanted)
+        _split_cpu(wanted)
     except RuntimeError as error:
         raise ConfigError(
             f"devices={wanted} cannot be set up, since TensorFlow has started already. Make the "
@@ -74,8 +74,7 @@ def _prepare_gpus(gpus: list[object], count: int | None) -> list[str]:
     return _names("GPU", count or len(gpus))
 
 
-def split_cpu(count: int) -> None:
-    """Splits the CPU into logical devices; must come before TensorFlow starts."""
+def _split_cpu(count: int) -> None:
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
     tf.config.set_logical_device_configuration(cpu, parts)

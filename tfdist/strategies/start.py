@@ -10,7 +10,7 @@ from tfdist.config import StrategyConfig
 from tfdist.deadline import hard_deadline
 from tfdist.errors import ConfigError, StartError
 from tfdist.joining import Member
-from tfdist.strategies.devices import communication_for, split_cpu
+from tfdist.strategies.devices import communication_for, prepare_devices
 from tfdist.strategies.multi_worker import MultiWorker, resolver_for
 
 
@@ -27,9 +27,8 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
     cluster, task = member.cluster, member.task
     if global_seed() is None:
         keras.utils.set_random_seed(member.seed)
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    if not gpus and (config.devices or 1) > 1:
-        split_cpu(config.devices or 1)
+    devices = prepare_devices(config.devices)
+    gpus = sum(device.startswith("GPU") for device in devices)
     implementation = communication_for(gpus, config.communication)
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
@@ -42,7 +41,7 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
     )
     with hard_deadline(seconds, message, StartError.exit_status):
         try:
-            return MultiWorker(resolver_for(cluster, task, gpus), options, config.devices or 1)
+            return MultiWorker(resolver_for(cluster, task, gpus), options, len(devices))
         except RuntimeError as error:
             if "program startup" in str(error) or "must be configured" in str(error):
                 raise ConfigError(

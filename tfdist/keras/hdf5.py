@@ -1,0 +1,130 @@
+"""HDF5 files on a disk that may fill up.
+
+Where a file cannot be written, the HDF5 library keeps it half open, and the process often dies of
+a segmentation fault when it is closed; a job then ends without a word about the disk. Here HDF5
+writes through a Python object that never tells it of a failure: what comes after one is dropped,
+and the error is raised when the file has been closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h5py
+from keras.src.saving import saving_lib
+
+from tfdist.keras.hooks import Hook
+
+_local = threading.local()
+
+
+def hooks() -> list[Hook]:
+    """The seam at which Keras opens an HDF5 file."""
+    return [Hook(saving_lib.H5IOStore, "_get_h5_file", _with_care)]
+
+
+class CarefulFile(h5py.File):  # type: ignore[misc]
+    """An HDF5 file to write to, whose `close` raises what went wrong on the disk.
+
+    Args:
+        path: where it is; a file that is there is overwritten.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path, self._sink = os.fspath(path), _Sink(path)
+        super().__init__(self._sink, "w")
+
+    @property
+    def filename(self) -> str:
+        """The path, as of a file that HDF5 opened itself."""
+        return self._path
+
+    def close(self) -> None:
+        """Closes the file.
+
+        Raises:
+            OSError: if any part of it could not be written.
+        """
+        if self.id.valid:
+            finish = getattr(_local, "finish", None)
+            if finish is not None:
+                finish(self)
+        super().close()
+        self._sink.close()
+        if self._sink.error is not None:
+            raise self._sink.error
+
+
+@contextmanager
+def finishing(finish: Callable[[Any], None]) -> Iterator[None]:
+    """In the block, adds something to each HDF5 file that Keras writes, before it is closed.
+
+    Args:
+        finish: takes the open file.
+    """
+    _local.finish = finish
+    try:
+        yield
+    finally:
+        _local.finish = None
+
+
+class _Sink(io.RawIOBase):
+    """A file that accepts everything and remembers its first error."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.error: OSError | None = None
+        self._file = io.FileIO(path, "w+")
+
+    def write(self, data: Any) -> int:
+        size = len(memoryview(data))
+
+        def write_all() -> None:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+        self._attempt(write_all)
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        self._attempt(lambda: self._file.truncate(size))
+        return 0 if size is None else size
+
+    def readinto(self, buffer: Any) -> int:
+        return self._file.readinto(buffer)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._attempt(self._file.close)
+        super().close()
+
+    def _attempt(self, action: Callable[[], Any]) -> None:
+        if self.error is None or action == self._file.close:
+            try:
+                action()
+            except OSError as error:
+                self.error = self.error or error
+
+
+def _with_care(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> Any:
+        on_disk = isinstance(path_or_io, pathlib.Path) and not self.archive
+        if on_disk and (mode or self.mode) == "w":
+            return CarefulFile(path_or_io)
+        return original(self, path_or_io, mode)
+
+    return get_h5_file
