@@ -8,9 +8,23 @@ steps. File sharding, where it is asked for, is TensorFlow's own.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+
+class Slice(NamedTuple):
+    """A replica's slice of a global batch.
+
+    Attributes:
+        batch: the examples, at least one.
+        count: how many of them count; 0 where the replica got none and `batch` is a stand-in.
+        total: examples in the global batch.
+    """
+
+    batch: Any
+    count: Any
+    total: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,11 +73,31 @@ def slice_bounds(size: Any, position: Any, parts: int) -> tuple[Any, Any]:
 
 def slice_batch(batch: Any, position: Any, parts: int) -> Any:
     """One slice of every component of a batch; scalars and None are kept whole."""
-    rows = [r for r in map(_rows, tf.nest.flatten(batch)) if r is not None]
-    if not rows:
+    rows = _rows_of(batch)
+    if rows is None:
         return batch
-    start, end = slice_bounds(rows[0], position, parts)
+    start, end = slice_bounds(rows, position, parts)
     return tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, start, end), batch)
+
+
+def slice_with_share(batch: Any, position: Any, parts: int) -> Any:
+    """One slice and what it counts; an empty one is stood in for by the batch's first example.
+
+    A batch without any component of shape `(batch, ...)` is kept as it is.
+    """
+    rows = _rows_of(batch)
+    if rows is None:
+        return batch
+    rows = tf.cast(rows, tf.int64)
+    start, end = slice_bounds(rows, position, parts)
+    count = end - start
+    first, last = tf.where(count > 0, start, 0), tf.where(count > 0, end, 1)
+    part = tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, first, last), batch)
+    return Slice(part, count, rows)
+
+
+def _rows_of(batch: Any) -> Any:
+    return next((r for r in map(_rows, tf.nest.flatten(batch)) if r is not None), None)
 
 
 def _rows(leaf: Any) -> Any:
@@ -95,12 +129,13 @@ def policy_of(dataset: tf.data.Dataset) -> Any:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
-def local_dataset(dataset: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
+def local_dataset(dataset: tf.data.Dataset, shard: Shard, shares: bool = False) -> tf.data.Dataset:
     """This process's part of a data set of global batches.
 
     Args:
         dataset: yields global batches, the same ones in the same order on every worker.
         shard: this process's place.
+        shares: whether each slice is to say what it counts, as a `Slice`.
 
     Returns:
         A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
@@ -110,8 +145,8 @@ def local_dataset(dataset: tf.data.Dataset, shard: Shard) -> tf.data.Dataset:
     static = _even_batch(dataset, shard.replicas)
 
     def replica_slice(position: Any, *batch: Any) -> Any:
-        whole = batch if len(batch) > 1 else batch[0]
-        part = slice_batch(whole, position, shard.replicas)
+        whole = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, static)
 
     def spread(*batch: Any) -> tf.data.Dataset:

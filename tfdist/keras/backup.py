@@ -31,6 +31,7 @@ from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import file_utils
 
 from tfdist import agreement
+from tfdist.data import Slice
 from tfdist.errors import ConfigError
 from tfdist.files import replacing
 from tfdist.keras import hdf5, saving
@@ -217,7 +218,9 @@ def _read_state(callback: Any) -> dict[str, int]:
 def _build(model: Any, iterator: Any) -> None:
     """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
     if iterator is not None:
-        batch = tree.map_structure(_of_one_replica, iterator._distributed_dataset.element_spec)
+        spec = iterator._distributed_dataset.element_spec
+        batch = spec.batch if isinstance(spec, Slice) else spec
+        batch = tree.map_structure(_of_one_replica, batch)
         try:
             model._symbolic_build(data_batch=batch)
         except Exception as error:
@@ -247,6 +250,10 @@ def _saved_metrics(callback: Any) -> list[tuple[Any, Any]]:
         values = [saved[str(i)][()] for i in range(len(saved))]
         if [value.shape for value in values] == [tuple(v.shape) for v in variables]:
             return list(zip(variables, values, strict=True))
+        warnings.warn(
+            "The backup was made in the middle of an epoch, with other metrics than now. The "
+            "metrics of this epoch cover its remaining batches only."
+        )
     return []
 
 

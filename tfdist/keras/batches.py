@@ -40,7 +40,7 @@ def _spread(strategy: Any, batch: Any) -> Any:
         lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), batch
     )
     shard = strategy.shard
-    parts = [data.slice_batch(tensors, p, shard.replicas) for p in shard.positions()]
+    parts = [data.slice_with_share(tensors, p, shard.replicas) for p in shard.positions()]
     return parts[0] if len(parts) == 1 else regroup(parts)
 
 

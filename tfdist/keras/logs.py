@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.step import Step
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
@@ -80,8 +81,9 @@ def average_logs(step: Step, logs: Any, results: Results) -> Any:
     weighed = [step.weigh(tf.cast(v, tf.float32)) for v in scalars.values()]
     if not weighed and not states:
         return logs
-    context = tf.distribute.get_replica_context()
-    sums, averages = context.all_reduce(tf.distribute.ReduceOp.SUM, [states, weighed])
+    together = sum_over_replicas([*tf.nest.flatten(states), *weighed])
+    sums = tf.nest.pack_sequence_as(states, together[: len(together) - len(weighed)])
+    averages = together[len(together) - len(weighed) :]
     for i, metric, state in zip(metrics, metrics.values(), sums, strict=True):
         flat[i] = metric.stateless_result(state)
     for (i, value), average in zip(scalars.items(), averages, strict=True):

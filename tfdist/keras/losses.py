@@ -18,17 +18,20 @@ from tfdist.keras.step import Step, current_step
 def hooks() -> list[Hook]:
     """The seams of Keras's losses and of its mean over scalars."""
     return [
-        Hook(loss_module, "scale_loss_for_distribution", _identity_in_step),
-        Hook(loss_module, "unscale_loss_for_distribution", _identity_in_step),
+        Hook(loss_module, "scale_loss_for_distribution", _unscaled),
+        Hook(loss_module, "unscale_loss_for_distribution", _unscaled),
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
         Hook(reduction_metrics.Mean, "update_state", _weigh_scalars),
     ]
 
 
-def _identity_in_step(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Leaves a loss alone in a Keras step, and where a loop computes the whole batch's itself."""
+
     @functools.wraps(original)
     def scale(value: Any) -> Any:
-        return value if current_step() else original(value)
+        whole_batch = tf.distribute.in_cross_replica_context()
+        return value if current_step() or whole_batch else original(value)
 
     return scale
 

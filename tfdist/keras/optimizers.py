@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.hooks import Hook
 from tfdist.keras.step import current_step
 
@@ -52,8 +53,7 @@ def exchange(grads: list[Any]) -> list[Any]:
         return grads
     if step is not None:
         present = [step.weigh(g) for g in present]
-    context = tf.distribute.get_replica_context()
-    reduced = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    reduced = iter(sum_over_replicas(present))
     return [None if g is None else next(reduced) for g in grads]
 
 
@@ -74,13 +74,29 @@ def is_exchanged() -> bool:
 def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if is_exchanged() or tf.distribute.in_cross_replica_context():
+        if is_exchanged():
             return original(self, grads, trainable_variables)
+        if tf.distribute.in_cross_replica_context():
+            return _apply_everywhere(original, self, list(grads), trainable_variables)
         grads = exchange(list(grads))
         with _exchanged():
             return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _apply_everywhere(original: Callable[..., Any], *args: Any) -> Any:
+    """Applies gradients of a loop without `Strategy.run`, as one device would.
+
+    Such a loop sees the whole batch on every worker, so its gradients are the same everywhere and
+    each replica applies them to its own copy.
+    """
+
+    def on_replica() -> None:
+        with _exchanged():
+            original(*args)
+
+    tf.distribute.get_strategy().run(on_replica)
 
 
 def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:

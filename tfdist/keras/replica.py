@@ -11,9 +11,10 @@ import keras
 import tensorflow as tf
 
 from tfdist._tensorflow import local_results
+from tfdist.data import Slice
 from tfdist.keras import weights
 from tfdist.keras.logs import average_logs, noticed_results, summed_metrics
-from tfdist.keras.step import at_least_one, batch_size_of, entered, measure
+from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
 
 _local = threading.local()
 _STEPS = ("train_step", "test_step")
@@ -45,8 +46,7 @@ def run_keras_step(
 
     def on_replica(batch: Any) -> Any:
         with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
-            if not step.even:
-                batch = at_least_one(batch, step.count)
+            batch = _examples(batch, step)
             with noticed_results(metrics) as results:
                 logs = fn(batch, **(kwargs or {}))
             weights.average_assigned(step)
@@ -54,6 +54,13 @@ def run_keras_step(
 
     outputs = run(on_replica, args, None, options)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _examples(batch: Any, step: Step) -> Any:
+    """What the model is given."""
+    if isinstance(batch, Slice):
+        return batch.batch
+    return batch if step.even else at_least_one(batch, step.count)
 
 
 @contextlib.contextmanager
@@ -75,8 +82,12 @@ def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> A
     """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
 
     def on_replica(batch: Any) -> Any:
-        _, count = batch_size_of(batch)
-        outputs = fn(at_least_one(batch, count), **(kwargs or {}))
+        if isinstance(batch, Slice):
+            batch, count = batch.batch, batch.count
+        else:
+            _, count = batch_size_of(batch)
+            batch = at_least_one(batch, count)
+        outputs = fn(batch, **(kwargs or {}))
         return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
 
     return run(on_replica, args, None, options)

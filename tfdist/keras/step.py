@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tensorflow import is_distributed
+from tfdist.data import Slice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +122,14 @@ def batch_size_of(data: Any) -> tuple[int | None, Any]:
 def measure(model: Any, data: Any, replicas: int) -> Step:
     """Finds out each replica's share of a batch. Must be called in a replica context.
 
-    Replicas agree on the total by an all-reduce of one number, unless a function is traced with a
-    static batch size: tfdist's own data sets have one only where all replicas' batches are alike.
+    A `Slice` says it. For other batches replicas agree on the total by an all-reduce of one number,
+    unless a function is traced with a static batch size: tfdist's own data sets have one only where
+    all replicas' batches are alike.
     """
+    if isinstance(data, Slice):
+        size, _ = batch_size_of(data.batch)
+        even = size is not None and not tf.executing_eagerly()
+        return Step(model, data.count, data.total, even=even, replicas=replicas)
     size, count = batch_size_of(data)
     if size is not None and not tf.executing_eagerly():
         total = tf.constant(size * replicas, tf.int64)

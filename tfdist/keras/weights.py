@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.core import Variable
 from keras.src.random.seed_generator import SeedGenerator
 
 from tfdist._tensorflow import is_distributed
+from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.hooks import Hook
 from tfdist.keras.optimizers import is_exchanged
 from tfdist.keras.step import Step, current_step
@@ -40,11 +41,8 @@ def average_assigned(step: Step) -> None:
     weights = [v for key, v in step.assigned.items() if key in owned]
     if not weights:
         return
-    context = tf.distribute.get_replica_context()
     weighed = [step.weigh(tf.convert_to_tensor(v.value)) for v in weights]
-    for weight, value in zip(
-        weights, context.all_reduce(tf.distribute.ReduceOp.SUM, weighed), strict=True
-    ):
+    for weight, value in zip(weights, sum_over_replicas(weighed), strict=True):
         weight.value.assign(value)
 
 

@@ -15,6 +15,7 @@ from tfdist import agreement, data
 from tfdist._tensorflow import is_distributed, unordered_steps
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
+from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     is_predicting,
     run_keras_step,
@@ -108,9 +109,10 @@ class StrategyMixin:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._say_policy("every worker reads all batches and takes its slice of each (policy DATA)")
         self._warn_of_order(dataset)
-        with self._steps_known(dataset):
+        with self._steps_known(dataset) as known:
+            shares = known and is_feeding_keras() and self.num_replicas_in_sync > 1
             return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
-                lambda _: data.local_dataset(dataset, self.shard), options
+                lambda _: data.local_dataset(dataset, self.shard, shares), options
             )
 
     def _warn_of_order(self, dataset: Any) -> None:
@@ -130,7 +132,7 @@ class StrategyMixin:
             print(f"tfdist: data: {what}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def _steps_known(self, dataset: Any) -> Iterator[None]:
+    def _steps_known(self, dataset: Any) -> Iterator[bool]:
         """Checks that all workers will take the same number of steps, where it is known.
 
         Data sets made in the block then need no word from the other workers before each step.
@@ -139,19 +141,20 @@ class StrategyMixin:
             ConfigError: if the workers' data sets have different lengths.
         """
         if self.shard.workers == 1:
-            yield
+            yield True
             return
         steps = int(dataset.cardinality().numpy())
+        if steps == tf.data.UNKNOWN_CARDINALITY:
+            steps = batches_by_keras() or steps
         counts = agreement.all_gather_json(self, steps, "the number of steps of a data set")
         if len(set(counts)) > 1:
             raise ConfigError(_unequal(counts))
         extended = self.extended
         before = extended.experimental_enable_get_next_as_optional
-        extended.experimental_enable_get_next_as_optional = (
-            before and steps == tf.data.UNKNOWN_CARDINALITY
-        )
+        known = steps != tf.data.UNKNOWN_CARDINALITY
+        extended.experimental_enable_get_next_as_optional = before and not known
         try:
-            yield
+            yield known
         finally:
             extended.experimental_enable_get_next_as_optional = before
 
