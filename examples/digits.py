@@ -1,5 +1,7 @@
 """A convnet on scikit-learn's handwritten digits: plain Keras 3, the same file for every strategy.
 
+Run it by one of:
+
     tfdist run examples/digits.py
     tfdist run --strategy mirrored -n 2 examples/digits.py
     tfdist run --strategy multi_worker -n 2 examples/digits.py
