@@ -13,12 +13,15 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager import context
 
 __all__ = [
     "CollectiveExtended",
     "LocalExtended",
+    "SyncOnReadVariable",
     "eager_seed_state",
+    "eagerly_outside_of_scope",
     "global_seed",
     "has_started",
     "is_distributed",
@@ -76,6 +79,13 @@ class CollectiveExtended(_GraphCollectives, CollectiveAllReduceExtended):  # typ
         if kind == "CPU":
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
         return devices, kind
+
+
+@contextlib.contextmanager
+def eagerly_outside_of_scope() -> Iterator[None]:
+    """Runs eagerly under a graph of its own, where no strategy's scope is open."""
+    with tf.Graph().as_default(), context.eager_mode():
+        yield
 
 
 @contextlib.contextmanager

@@ -65,6 +65,12 @@ def test_cluster_needs_no_tensorflow(path):
         assert name.split(".")[0] not in ("tensorflow", "keras"), f"{path} imports {name}"
 
 
+def test_private_tensorflow_is_in_one_file():
+    for path in FILES:
+        if path.name != "_tensorflow.py":
+            assert "tensorflow.python" not in path.read_text(), path
+
+
 def test_only_one_module_touches_the_environment():
     for path in FILES:
         if path.name != "environment.py":

@@ -24,10 +24,9 @@ from keras.src.backend.tensorflow.export import TFExportArchive
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 from keras.src.utils import file_utils, io_utils
-from tensorflow.python.distribute.values import SyncOnReadVariable
-from tensorflow.python.eager import context
 
 from tfdist import agreement
+from tfdist._tensorflow import SyncOnReadVariable, eagerly_outside_of_scope
 from tfdist.files import SaveError, replacing
 from tfdist.keras import hdf5
 from tfdist.keras.hooks import Hook
@@ -72,7 +71,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
     """
     strategy = tf.distribute.get_strategy()
     if agreement.worker_count(strategy) == 1:
-        with _outside_of_scope(), _writing():
+        with eagerly_outside_of_scope(), _writing():
             write()
         return
     reads = _reads_of(source)
@@ -82,7 +81,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
         raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
     earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
     own = asked["path"] is None or asked["path"] not in earlier
-    with shared_reads(reads), _outside_of_scope(), _writing():
+    with shared_reads(reads), eagerly_outside_of_scope(), _writing():
         failure = _failure_of(write) if own else None
 
     def report() -> None:
@@ -159,13 +158,6 @@ def _writing() -> Iterator[None]:
         _local.writing = False
 
 
-@contextlib.contextmanager
-def _outside_of_scope() -> Iterator[None]:
-    """Runs eagerly without a strategy: what TensorFlow makes to save is not distributed."""
-    with tf.Graph().as_default(), context.eager_mode():
-        yield
-
-
 def _failure_of(write: Callable[[], None]) -> Exception | None:
     try:
         write()
@@ -235,7 +227,7 @@ def _undistributed(original: Callable[[str], Any]) -> Callable[[str], Any]:
 
     @functools.wraps(original)
     def get_attr_skipset(kind: str) -> Any:
-        with _outside_of_scope():
+        with eagerly_outside_of_scope():
             return original(kind)
 
     return get_attr_skipset
