@@ -16,7 +16,7 @@ VARIABLES: dict[str, str] = {
     "TFDIST_SEED": "The seed that every task of the job gives to Python, NumPy and TensorFlow.",
     "TFDIST_RESULT": "A file to which a task of `tfdist verify` writes what it observed.",
     "TFDIST_VERIFY_STEPS": "How many training steps a task of `tfdist verify` observes.",
-    "TF_CPP_MIN_LOG_LEVEL": "TensorFlow's C++ log level; 1 in the tasks unless it is set.",
+    "TF_CPP_MIN_LOG_LEVEL": "TensorFlow's C++ log level; 2 (errors) in the tasks unless it is set.",
     "TF_FORCE_GPU_ALLOW_GROWTH": "Memory growth on GPUs; true in the tasks unless it is set.",
     "KERAS_BACKEND": "Keras's backend, which must be tensorflow.",
     "TF_USE_LEGACY_KERAS": "Makes tf.keras Keras 2; tfdist needs Keras 3.",

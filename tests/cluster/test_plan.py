@@ -52,7 +52,7 @@ def test_the_environment_of_a_task() -> None:
     del environ["TF_CONFIG"]
     assert environ == {
         "PYTHONUNBUFFERED": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "TFDIST_CONFIG": '{"a": 1}',
         "TFDIST_LAUNCHED": "1",

@@ -1,7 +1,7 @@
 """Keeps what TensorFlow says of itself while it is imported off the terminal.
 
 TensorFlow 2.21 writes lines such as `I0000 … oneDNN custom operations are on` straight to standard
-error, before it looks at TF_CPP_MIN_LOG_LEVEL (tensorflow#62075), and complains of a missing CUDA
+error, before it looks at TF_CPP_MIN_LOG_LEVEL (tensorflow#100442), and complains of a missing CUDA
 driver on machines that have no GPU. Everything else that is written meanwhile is passed on.
 """
 

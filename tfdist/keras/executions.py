@@ -2,7 +2,7 @@
 
 Keras runs them in one graph loop around the iterator, which TensorFlow cannot execute on a
 distributed iterator (`You must feed a value for placeholder tensor 'while/cond/Placeholder'`, with
-stock MirroredStrategy on TensorFlow 2.21 too). Callbacks, logs and numbers are as with the loop.
+stock MirroredStrategy too; keras#19246). Callbacks, logs and numbers are as with the loop.
 """
 
 from __future__ import annotations

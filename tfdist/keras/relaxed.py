@@ -2,7 +2,7 @@
 
 TensorFlow numbers the collectives of a function when it traces it. Where a batch of 47 examples
 leaves 24 rows on worker 0, a size it has seen, and 23 on worker 1, only worker 1 traces again: the
-numbers drift apart, and the next collective waits for a peer that never comes (tensorflow#36153).
+numbers drift apart, and the next collective waits for a peer that never comes (tensorflow#37112).
 Functions that Keras calls with eager batches are therefore traced with an open batch dimension.
 """
 

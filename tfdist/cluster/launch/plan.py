@@ -25,7 +25,7 @@ TASK_MODULE = "tfdist.cli.task"
 #: Set in a task unless the user set them: quiet and complete logs, GPUs that can be shared.
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
 
