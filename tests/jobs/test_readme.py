@@ -1,0 +1,72 @@
+"""The README's commands, run as they are written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist import environment
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+COMMANDS = sorted(set(re.findall(r"^    (tfdist .+)$", README, re.MULTILINE)))
+TRAIN = """
+import keras, numpy as np
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+"""
+#: Commands of the section on several machines, where TF_CONFIG is set.
+IN_A_CLUSTER = ("tfdist doctor", "tfdist run train.py")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name in ("examples", "strategies"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def run(folder, command):
+    words = shlex.split(command)
+    words[0] = str(Path(sys.executable).with_name("tfdist"))
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=environment.snapshot(),
+        text=True,
+        capture_output=True,
+        timeout=150,
+    )
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in IN_A_CLUSTER])
+def test_a_command_of_the_tour_runs(folder, command):
+    done = run(folder, command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "run" in command.split() and "digits.py" in command:
+        (accuracy,) = re.findall(r"validation accuracy (\d+\.\d+)%", done.stdout)
+        assert float(accuracy) >= 97
+
+
+def test_the_tf_config_of_the_tour_is_well_formed():
+    from tfdist.cluster.tf_config import check_tf_config
+
+    (text,) = re.findall(r"^    export TF_CONFIG='(.+)'$", README, re.MULTILINE)
+    findings = check_tf_config(text, strategy="multi_worker")
+    assert [f for f in findings if f.severity == "error"] == []
+
+
+def test_every_option_of_run_is_in_the_help_and_every_strategy_in_the_readme():
+    from tfdist.config import STRATEGIES
+
+    for name in STRATEGIES:
+        assert f"| `{name}` |" in README
