@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,39 +26,54 @@ def summed_metrics(model: Any) -> list[Any]:
     for metric in model.metrics:
         for part in getattr(metric, "metrics", None) or [metric]:
             metrics[part] = None
-    return [m for m in metrics if all(v.aggregation == "sum" for v in m.variables)]
+    return [
+        m
+        for m in metrics
+        if "result" not in vars(m) and all(v.aggregation == "sum" for v in m.variables)
+    ]
 
 
-@contextlib.contextmanager
-def noticed_results(metrics: list[Any]) -> Iterator[Results]:
-    """Notes in the block which tensors are results of metrics.
+class NoticedResults:
+    """Notes, on each replica, which tensors are results of metrics.
 
     A result is no linear function of a metric's state, so it cannot be averaged over the replicas:
-    it has to be computed from the sum of their states.
+    it has to be computed from the sum of their states. Replicas may be threads that share the
+    metrics, so what is noted is kept for each thread.
 
     Args:
         metrics: what `summed_metrics` returned.
     """
-    results: Results = {}
-    for metric in metrics:
-        object.__setattr__(metric, "result", _noticing(metric, results))
-    try:
-        yield results
-    finally:
-        for metric in metrics:
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self._metrics = metrics
+        self._local = threading.local()
+
+    def __enter__(self) -> NoticedResults:
+        for metric in self._metrics:
+            object.__setattr__(metric, "result", self._noticing(metric))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for metric in self._metrics:
             object.__delattr__(metric, "result")
 
+    def on_this_replica(self) -> Results:
+        """What was noted on the calling replica."""
+        if not hasattr(self._local, "results"):
+            self._local.results = {}
+        noted: Results = self._local.results
+        return noted
 
-def _noticing(metric: Any, results: Results) -> Callable[[], Any]:
-    original = metric.result
+    def _noticing(self, metric: Any) -> Callable[[], Any]:
+        original = metric.result
 
-    @functools.wraps(original)
-    def result() -> Any:
-        value = original()
-        results[id(value)] = (metric, value)
-        return value
+        @functools.wraps(original)
+        def result() -> Any:
+            value = original()
+            self.on_this_replica()[id(value)] = (metric, value)
+            return value
 
-    return result
+        return result
 
 
 def average_logs(step: Step, logs: Any, results: Results) -> Any:
@@ -70,7 +85,7 @@ def average_logs(step: Step, logs: Any, results: Results) -> Any:
     Args:
         step: the step that returned the logs.
         logs: what it returned, a nest of tensors and numbers.
-        results: what `noticed_results` noted.
+        results: what `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
     metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist._tensorflow import local_results
 from tfdist.data import Slice
 from tfdist.keras import weights
-from tfdist.keras.logs import average_logs, noticed_results, summed_metrics
+from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
 from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
 
 _local = threading.local()
@@ -42,18 +42,25 @@ def run_keras_step(
         kwargs: none.
         options: `tf.distribute.RunOptions`.
     """
-    metrics = summed_metrics(model)
+    noticed = NoticedResults(summed_metrics(model))
 
     def on_replica(batch: Any) -> Any:
         with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
             batch = _examples(batch, step)
-            with noticed_results(metrics) as results:
+            with _after(batch):
                 logs = fn(batch, **(kwargs or {}))
-            weights.average_assigned(step)
-            return average_logs(step, logs, results)
+                weights.average_assigned(step)
+                return average_logs(step, logs, noticed.on_this_replica())
 
-    outputs = run(on_replica, args, None, options)
+    with noticed:
+        outputs = run(on_replica, args, None, options)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _after(batch: Any) -> Any:
+    """Keeps a step from assigning anything before its batch is there, as at the end of the data."""
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    return tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)])
 
 
 def _examples(batch: Any, step: Step) -> Any:

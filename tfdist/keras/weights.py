@@ -32,6 +32,7 @@ def hooks() -> list[Hook]:
         Hook(KerasVariable, "__float__", _read_first(float)),
         Hook(KerasVariable, "__int__", _read_first(int)),
         Hook(KerasVariable, "__array__", _read_first(np.asarray)),
+        Hook(KerasVariable, "__repr__", _with_value),
     ]
 
 
@@ -75,6 +76,17 @@ def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
         return convert
 
     return make
+
+
+def _with_value(original: Callable[[Any], str]) -> Callable[[Any], str]:
+    @functools.wraps(original)
+    def text(self: Any) -> str:
+        shown = original(self)
+        if "value=" in shown or not tf.executing_eagerly() or not is_distributed(self._value):
+            return shown
+        return f"{shown[:-1]}, value={tf.convert_to_tensor(self._value).numpy()}>"
+
+    return text
 
 
 def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
