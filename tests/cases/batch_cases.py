@@ -1,0 +1,99 @@
+"""`predict` and the methods that take one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, scope
+
+
+class _Identity(keras.layers.Layer):
+    """Returns its inputs: a prediction then tells which row it belongs to."""
+
+    def call(self, inputs: Any) -> Any:
+        """The inputs."""
+        return inputs
+
+
+def predict(strategy: Any) -> dict[str, Any]:
+    """Predictions that are the row numbers, from several kinds of input."""
+    rows = np.arange(77, dtype="float32")[:, None]
+    dataset = tf.data.Dataset.from_tensor_slices(rows)
+    with scope(strategy):
+        single = keras.Sequential([keras.Input((1,)), _Identity()])
+        inputs = {"a": keras.Input((1,), name="a"), "b": keras.Input((1,), name="b")}
+        total = keras.layers.Add()([inputs["a"], inputs["b"]])
+        several = keras.Model(inputs, {"sum": total, "pair": [inputs["a"], inputs["b"]]})
+        both = {"a": rows, "b": 10 * rows}
+        listed = keras.Model([inputs["a"], inputs["b"]], total)
+        return {
+            "uneven": single.predict(rows, BATCH, verbose=0),
+            "one_left": single.predict(rows[:65], BATCH, verbose=0),
+            "one": single.predict(rows[:1], BATCH, verbose=0),
+            "dataset": single.predict(dataset.batch(10), verbose=0),
+            "steps": single.predict(dataset.batch(10).repeat(), steps=3, verbose=0),
+            "listed": listed.predict([rows, 10 * rows], BATCH, verbose=0),
+            "several": several.predict(both, BATCH, verbose=0),
+        }
+
+
+def predict_steps_per_execution(strategy: Any) -> dict[str, Any]:
+    """Predictions and scores with several steps in one execution."""
+    x, y = common.table(77)
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile(
+            "sgd", common.sparse_crossentropy(), metrics=["accuracy"], steps_per_execution=2
+        )
+        return {
+            "predict": model.predict(x, BATCH, verbose=0),
+            "evaluate": common.numbers(model.evaluate(x, y, BATCH, verbose=0, return_dict=True)),
+        }
+
+
+def on_batch(strategy: Any) -> dict[str, Any]:
+    """Trains, tests and predicts by hand, on batches of unequal sizes."""
+    x, y = common.table(100)
+    weight = np.linspace(0.5, 2.0, 100).astype("float32")
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), metrics=["accuracy"])
+        trained = []
+        for start, end in ((0, 32), (32, 45), (45, 46), (46, 100)):
+            rows = slice(start, end)
+            model.reset_metrics()
+            logs = model.train_on_batch(x[rows], y[rows], weight[rows], return_dict=True)
+            trained.append(common.numbers(logs))
+        listed = model.train_on_batch(x[:32], y[:32], class_weight={0: 1.0, 1: 2.0, 2: 0.5})
+        tested = model.test_on_batch(x[:13], y[:13], return_dict=True)
+        predicted = model.predict_on_batch(x[:13])
+    return {
+        "trained": trained,
+        "listed": [float(v) for v in listed],
+        "tested": common.numbers(tested),
+        "predicted": np.asarray(predicted),
+        "weights": common.weights(model),
+    }
+
+
+def on_batch_lazy(strategy: Any) -> dict[str, Any]:
+    """`train_on_batch` on a model that its first batch builds."""
+    x, y = common.table(45)
+    with scope(strategy):
+        model = common.lazy_model()
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        losses = [float(np.ravel(model.train_on_batch(x, y))[0]) for _ in range(3)]
+    return {"losses": losses, "weights": common.weights(model)}
+
+
+def called(strategy: Any) -> dict[str, Any]:
+    """The model called as a function, outside of any step."""
+    x, _ = common.table(13)
+    with scope(strategy):
+        model = common.lazy_model()
+        return {"outputs": np.asarray(model(x)), "training": np.asarray(model(x, training=True))}

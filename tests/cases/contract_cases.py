@@ -1,0 +1,277 @@
+"""Training cases: what `fit`, `evaluate` and `predict` must give on every strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.cases import common
+from tests.cases.common import BATCH, UNEVEN, scope
+
+
+def train(
+    strategy: Any,
+    *,
+    model: str = "dense",
+    optimizer: str = "sgd",
+    options: dict[str, Any] | None = None,
+    compiled: dict[str, Any] | None = None,
+    examples: int = UNEVEN,
+    epochs: int = 5,
+    inside: bool = True,
+    shuffle: bool = False,
+) -> dict[str, Any]:
+    """Trains for `10 * epochs` steps of 32 examples, the last of each epoch being uneven.
+
+    Args:
+        strategy: what to train on.
+        model: a key of `common.MODELS`.
+        optimizer: a short name.
+        options: options of the optimizer.
+        compiled: more arguments of `compile`.
+        examples: size of the data set.
+        epochs: number of epochs.
+        inside: whether `fit` is called in the strategy's scope too, or only the model made there.
+        shuffle: as in `fit`.
+    """
+    make, data = common.MODELS[model]
+    x, y = data(examples)
+
+    def fit() -> dict[str, Any]:
+        done = built.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=shuffle, verbose=0)
+        return {
+            "history": common.history(done),
+            "weights": common.weights(built),
+            "iterations": int(np.asarray(built.optimizer.iterations)),
+        }
+
+    with scope(strategy):
+        built = make()
+        built.compile(
+            common.make_optimizer(optimizer, **(options or {})),
+            common.sparse_crossentropy(),
+            metrics=["accuracy"],
+            **(compiled or {}),
+        )
+        if inside:
+            return fit()
+    return fit()
+
+
+def regression(
+    strategy: Any, *, loss: str, reduction: str = "sum_over_batch_size", weighted: bool = False
+) -> dict[str, Any]:
+    """Fits with a reduction of the loss, with or without sample weights, on uneven batches."""
+    x, y = common.table(UNEVEN)
+    sample_weight = np.linspace(0.0, 2.0, UNEVEN).astype("float32") if weighted else None
+    kind = {"mse": keras.losses.MeanSquaredError, "huber": keras.losses.Huber}[loss]
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        rate = 1e-3 if reduction == "sum" else 0.05
+        model.compile(
+            keras.optimizers.SGD(rate),
+            kind(reduction=reduction),
+            metrics=["mae"],
+            weighted_metrics=["mse"],
+        )
+        done = model.fit(x, y, BATCH, 2, sample_weight=sample_weight, shuffle=False, verbose=0)
+        score = model.evaluate(
+            x[:45],
+            y[:45],
+            BATCH,
+            0,
+            sample_weight=None if not weighted else sample_weight[:45],
+            return_dict=True,
+        )
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": common.numbers(score),
+    }
+
+
+def class_weights(strategy: Any) -> dict[str, Any]:
+    """Fits with class weights."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile("sgd", common.sparse_crossentropy(), weighted_metrics=["accuracy"])
+        done = model.fit(
+            x, y, BATCH, 2, class_weight={0: 1.0, 1: 3.0, 2: 0.5}, shuffle=False, verbose=0
+        )
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def masked(strategy: Any, *, per_token: bool) -> dict[str, Any]:
+    """Fits an LSTM over a masked embedding: one label a sequence, or one a token."""
+    layers = keras.layers
+    x, y = common.tokens(77)
+    if per_token:
+        y = x % 2
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.LSTM(5, return_sequences=per_token),
+                layers.Dense(2),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), metrics=["accuracy"])
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0, validation_data=(x[:37], y[:37]))
+        predicted = model.predict(x[:37], BATCH, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "predict": predicted,
+    }
+
+
+def several_outputs(strategy: Any) -> dict[str, Any]:
+    """Dict inputs, dict outputs, loss weights, a metric for each, sample weights for one."""
+    layers = keras.layers
+    x, y = common.table(UNEVEN)
+    features = {"left": x[:, :4], "right": x[:, 4:]}
+    targets = {"kind": y, "size": x.sum(1, keepdims=True)}
+    with scope(strategy):
+        inputs = {name: keras.Input((4,), name=name) for name in features}
+        hidden = layers.Concatenate()([layers.Dense(6, "tanh")(inputs[name]) for name in features])
+        outputs = {
+            "kind": layers.Dense(3, name="kind")(hidden),
+            "size": layers.Dense(1, name="size")(hidden),
+        }
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            {"kind": common.sparse_crossentropy(), "size": "mse"},
+            loss_weights={"kind": 1.0, "size": 0.2},
+            metrics={"kind": ["accuracy"], "size": ["mae", keras.metrics.RootMeanSquaredError()]},
+        )
+        done = model.fit(features, targets, BATCH, 3, shuffle=False, verbose=0)
+        score = model.evaluate(features, targets, BATCH, verbose=0, return_dict=True)
+        predicted = model.predict(features, BATCH, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": common.numbers(score),
+        "predict": predicted,
+    }
+
+
+class _Penalty(keras.layers.Layer):
+    """Adds a loss of its own from what passes through it."""
+
+    def call(self, inputs: Any) -> Any:
+        """Adds the mean square of the inputs to the losses."""
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+def added_losses(strategy: Any) -> dict[str, Any]:
+    """Weight regularizers, an activity regularizer, and `add_loss`."""
+    layers, x_y = keras.layers, common.table(UNEVEN)
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                layers.Dense(8, "relu", kernel_regularizer=keras.regularizers.L2(0.01)),
+                layers.Dense(8, "relu", activity_regularizer=keras.regularizers.L2(0.01)),
+                _Penalty(),
+                layers.Dense(3, bias_regularizer="l1"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        done = model.fit(*x_y, BATCH, 3, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def metrics(strategy: Any) -> dict[str, Any]:
+    """Metrics that are no means over batches, in fit, validation and evaluate."""
+    x, y = common.table(UNEVEN)
+    y = y.astype("int64")
+    hot = keras.utils.to_categorical(y, 3)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "categorical_crossentropy",
+            metrics=[
+                "accuracy",
+                keras.metrics.AUC(num_thresholds=50),
+                keras.metrics.TopKCategoricalAccuracy(2, name="top2"),
+                keras.metrics.F1Score(average="macro"),
+                keras.metrics.Precision(),
+            ],
+        )
+        done = model.fit(
+            x, hot, BATCH, 2, shuffle=False, verbose=0, validation_data=(x[:45], hot[:45])
+        )
+        score = model.evaluate(x[:77], hot[:77], BATCH, verbose=0, return_dict=True)
+    return {"history": common.history(done), "evaluate": common.numbers(score)}
+
+
+def mixed_precision(strategy: Any, *, policy: str) -> dict[str, Any]:
+    """Trains in mixed precision and tells what the loss scale has become."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        keras.mixed_precision.set_global_policy(policy)
+        model = common.dense_model()
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        done = model.fit(x, y, BATCH, 5, shuffle=False, verbose=0)
+        scale = float(np.asarray(getattr(model.optimizer, "dynamic_scale", 0.0)))
+        keras.mixed_precision.set_global_policy("float32")
+    return {"history": common.history(done), "weights": common.weights(model), "scale": scale}
+
+
+def dropout_masks(strategy: Any) -> dict[str, Any]:
+    """One step on two equal examples; each weight then tells how many of the two kept its unit."""
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((1000,)),
+                keras.layers.Dropout(0.5, seed=1),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(1.0), lambda y_true, y_pred: y_pred)
+        model.fit(np.ones((2, 1000), "float32"), np.zeros((2, 1)), 2, 1, verbose=0)
+    return {"weights": common.weights(model)}
+
+
+def local_statistics(strategy: Any) -> dict[str, Any]:
+    """Weights on every replica after training with BatchNormalization that is not synchronised."""
+    x, y = common.images(77)
+    with scope(strategy):
+        model = common.conv_model(synchronized=False)
+        model.compile("sgd", common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    values = [_on_each_replica(strategy, w.value) for w in model.weights]
+    return {"replicas": [list(one) for one in zip(*values, strict=True)]}
+
+
+def _on_each_replica(strategy: Any, value: Any) -> list[np.ndarray]:
+    if strategy is None:
+        return [np.asarray(value)]
+    return [np.asarray(v) for v in strategy.experimental_local_results(value)]
+
+
+def variables_as_numbers(strategy: Any) -> dict[str, Any]:
+    """Variables used as Python and NumPy numbers, as scripts do."""
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy())
+        model.fit(*common.table(40), BATCH, 1, verbose=0)
+        optimizer = model.optimizer
+        return {
+            "float": float(optimizer.learning_rate),
+            "int": int(optimizer.iterations),
+            "bool": bool(optimizer.iterations > 0),
+            "numpy": optimizer.learning_rate.numpy(),
+            "array": np.asarray(model.layers[0].kernel),
+            "sum": float(np.sum(model.layers[0].kernel)),
+            "ops": keras.ops.convert_to_numpy(model.layers[0].bias),
+            "format": f"{float(optimizer.learning_rate):.3f}",
+            "text": "value=" in repr(optimizer.learning_rate),
+        }

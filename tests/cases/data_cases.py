@@ -1,0 +1,197 @@
+"""Data cases: who sees which example, for every kind of input that `fit` takes."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import scope
+
+#: 5 batches of 8 and one of 3.
+EXAMPLES, BATCH = 43, 8
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of `(features, id)`."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.x, self.ids = _rows()
+
+    def __len__(self) -> int:
+        return math.ceil(EXAMPLES / BATCH)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[rows], self.ids[rows]
+
+
+def _rows() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(5).normal(size=(EXAMPLES, 4)).astype("float32")
+    return x, np.arange(EXAMPLES, dtype="float32")[:, None]
+
+
+def _generator() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    while True:
+        yield from (Batches()[i] for i in range(math.ceil(EXAMPLES / BATCH)))
+
+
+def _unseeded() -> tf.data.Dataset:
+    data = tf.data.Dataset.from_tensor_slices(_rows())
+    return data.shuffle(EXAMPLES).batch(BATCH)
+
+
+def _with_policy(policy: str) -> tf.data.Dataset:
+    options = tf.data.Options()
+    kind = tf.data.experimental.AutoShardPolicy[policy]
+    options.experimental_distribute.auto_shard_policy = kind
+    return tf.data.Dataset.from_tensor_slices(_rows()).batch(BATCH).with_options(options)
+
+
+def _sources(kind: str) -> dict[str, Any]:
+    """The arguments of `fit` for one kind of input."""
+    steps = math.ceil(EXAMPLES / BATCH)
+    rows = tf.data.Dataset.from_tensor_slices(_rows())
+    x, ids = _rows()
+    return {
+        "arrays": lambda: {"x": x, "y": ids, "batch_size": BATCH, "shuffle": False},
+        "arrays_shuffled": lambda: {"x": x, "y": ids, "batch_size": BATCH},
+        "arrays_batch_shuffled": lambda: {
+            "x": x,
+            "y": ids,
+            "batch_size": BATCH,
+            "shuffle": "batch",
+        },
+        "tensors": lambda: {
+            "x": tf.constant(x),
+            "y": tf.constant(ids),
+            "batch_size": BATCH,
+            "shuffle": False,
+        },
+        "dataset": lambda: {"x": rows.batch(BATCH)},
+        "dataset_cached": lambda: {"x": rows.cache().batch(BATCH).prefetch(2)},
+        "dataset_repeated": lambda: {"x": rows.batch(BATCH).repeat(), "steps_per_epoch": steps},
+        "dataset_shuffled": lambda: {"x": _unseeded()},
+        "dataset_unknown_length": lambda: {"x": rows.filter(lambda *_: True).batch(BATCH)},
+        "dataset_data_policy": lambda: {"x": _with_policy("DATA")},
+        "generator": lambda: {"x": _generator(), "steps_per_epoch": steps},
+        "sequence": lambda: {"x": Batches(), "shuffle": False},
+        "sequence_shuffled": lambda: {"x": Batches()},
+        "sequence_two_workers": lambda: {"x": Batches(workers=2, max_queue_size=4)},
+        "sequence_validation": lambda: {
+            "x": Batches(),
+            "shuffle": False,
+            "validation_data": Batches(),
+        },
+        "split": lambda: {"x": x, "y": ids, "batch_size": BATCH, "validation_split": 0.3},
+    }[kind]()
+
+
+def _model(examples: int = EXAMPLES, features: int = 4) -> keras.Model:
+    model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[common.SeenOnce(examples)])
+    return model
+
+
+def coverage(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """Two epochs over one kind of input; `once` is the share of examples seen exactly once."""
+    with scope(strategy):
+        model = _model()
+        done = model.fit(**_sources(kind), epochs=2, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "iterations": int(np.asarray(model.optimizer.iterations)),
+    }
+
+
+def remainder_dropped(strategy: Any) -> dict[str, Any]:
+    """Batches of static size, the remainder being dropped."""
+    rows = tf.data.Dataset.from_tensor_slices(_rows())
+    with scope(strategy):
+        model = _model()
+        done = model.fit(rows.batch(BATCH, drop_remainder=True), epochs=2, verbose=0)
+        score = model.evaluate(rows.batch(6, drop_remainder=True), verbose=0, return_dict=True)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": common.numbers(score),
+    }
+
+
+def files(strategy: Any, *, directory: str, policy: str) -> dict[str, Any]:
+    """One epoch over text files of unequal lengths, each holding one id a line."""
+    names = sorted(str(path) for path in pathlib.Path(directory).glob("*.txt"))
+    total = sum(len(pathlib.Path(name).read_text().split()) for name in names)
+    options = tf.data.Options()
+    kind = tf.data.experimental.AutoShardPolicy[policy]
+    options.experimental_distribute.auto_shard_policy = kind
+
+    def parse(line: Any) -> Any:
+        number = tf.reshape(tf.strings.to_number(line), (1,))
+        return tf.stack([number[0] / 50.0, 1.0]), number
+
+    data = tf.data.Dataset.from_tensor_slices(names)
+    data = data.interleave(tf.data.TextLineDataset, cycle_length=1)
+    data = data.map(parse).batch(6).with_options(options)
+    with scope(strategy):
+        model = _model(total, features=2)
+        done = model.fit(data, epochs=2, verbose=0)
+        score = model.evaluate(data, verbose=0, return_dict=True)
+    return {"history": common.history(done), "evaluate": common.numbers(score)}
+
+
+def unequal_lengths(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """A data set whose length depends on the rank: an error, or the same steps everywhere."""
+    rank = 0 if strategy is None else strategy.shard.worker
+    batches = 5 - 2 * rank
+    x, ids = _rows()
+
+    def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for i in range(batches):
+            yield x[i * BATCH : (i + 1) * BATCH], ids[i * BATCH : (i + 1) * BATCH]
+
+    sources = {
+        "generator": generate,
+        "dataset": lambda: tf.data.Dataset.from_tensor_slices((x, ids)).batch(BATCH).take(batches),
+        "arrays": lambda: tf.data.Dataset.from_tensor_slices(
+            (x[: batches * BATCH], ids[: batches * BATCH])
+        ).batch(BATCH),
+    }
+    with scope(strategy):
+        model = _model()
+        try:
+            model.fit(sources[kind](), epochs=1, verbose=0)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"steps": int(np.asarray(model.optimizer.iterations))}
+
+
+def strings(strategy: Any) -> dict[str, Any]:
+    """String and ragged features, looked up inside the model."""
+    layers = keras.layers
+    words = np.array(["cat", "dog", "owl", "eel", "bat"])
+    rng = np.random.default_rng(6)
+    features = {"animal": words[rng.integers(0, 5, EXAMPLES)][:, None]}
+    y = (features["animal"] == "dog").astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((features, y)).batch(BATCH)
+    with scope(strategy):
+        lookup = layers.StringLookup(vocabulary=list(words), output_mode="one_hot")
+        inputs = {"animal": keras.Input((1,), dtype="string", name="animal")}
+        outputs = layers.Dense(1, "sigmoid")(lookup(inputs["animal"]))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", metrics=["accuracy"])
+        done = model.fit(data, epochs=3, verbose=0)
+        predicted = model.predict(data, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": [w for w in common.weights(model) if w.dtype.kind == "f"],
+        "predict": predicted,
+    }

@@ -1,0 +1,244 @@
+"""Own `train_step`s, several models, and training loops written for `tf.distribute`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, UNEVEN, scope
+
+
+class HandWrittenMean(keras.Model):
+    """A `train_step` that takes the mean of a loss by hand and tracks it by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, "tanh")
+        self.out = keras.layers.Dense(1)
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="mae")
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return [self.tracker, self.error]
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.hidden(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - predicted))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        self.error.update_state(y[:, None], predicted)
+        return {m.name: m.result() for m in self.metrics}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        loss = keras.ops.mean((keras.ops.cast(y, "float32")[:, None] - self(x)) ** 2)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "raw": loss}
+
+
+class OwnUpdate(HandWrittenMean):
+    """A `train_step` that moves the weights itself, without an optimizer."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((keras.ops.cast(y, "float32")[:, None] - self(x)) ** 2)
+        weights = self.trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.05 * gradient)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class Adversaries(keras.Model):
+    """A GAN: two optimizers, no usable `call`; its noise comes with the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = keras.layers
+        self.generator = keras.Sequential([layers.Dense(8, "relu"), layers.Dense(8)])
+        self.critic = keras.Sequential([layers.Dense(8, "relu"), layers.Dense(1)])
+        self.critic_loss = keras.metrics.Mean(name="critic_loss")
+        self.generator_loss = keras.metrics.Mean(name="generator_loss")
+
+    def compile(self, critic_optimizer: Any, generator_optimizer: Any) -> None:
+        super().compile()
+        self.critic_optimizer = critic_optimizer
+        self.generator_optimizer = generator_optimizer
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return [self.critic_loss, self.generator_loss]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        real, noise = data
+        both = keras.ops.concatenate([self.generator(noise), real], axis=0)
+        ones = keras.ops.ones((keras.ops.shape(real)[0], 1))
+        labels = keras.ops.concatenate([ones, keras.ops.zeros_like(ones)], axis=0)
+        with tf.GradientTape() as tape:
+            critic_loss = self.loss_fn(labels, self.critic(both))
+        self._apply(tape, critic_loss, self.critic, self.critic_optimizer)
+        with tf.GradientTape() as tape:
+            judged = self.critic(self.generator(noise))
+            generator_loss = self.loss_fn(keras.ops.zeros_like(ones), judged)
+        self._apply(tape, generator_loss, self.generator, self.generator_optimizer)
+        self.critic_loss.update_state(critic_loss)
+        self.generator_loss.update_state(generator_loss)
+        return {m.name: m.result() for m in self.metrics}
+
+    def _apply(self, tape: Any, loss: Any, part: Any, optimizer: Any) -> None:
+        weights = part.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+
+STEPS = {"hand_written_mean": HandWrittenMean, "own_update": OwnUpdate}
+
+
+def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """Fits a model with its own `train_step`, lazily built."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        model = STEPS[kind]()
+        model.compile(keras.optimizers.SGD(0.05))
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        score = model.evaluate(x[:45], y[:45], BATCH, verbose=0, return_dict=True)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": common.numbers(score),
+    }
+
+
+def adversaries(strategy: Any, *, optimizer: str) -> dict[str, Any]:
+    """Trains a GAN."""
+    x, _ = common.table(77)
+    noise = np.random.default_rng(8).normal(size=(77, 4)).astype("float32")
+    with scope(strategy):
+        model = Adversaries()
+        model.compile(common.make_optimizer(optimizer), common.make_optimizer(optimizer))
+        done = model.fit(x, noise, BATCH, 3, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def several_models(strategy: Any) -> dict[str, Any]:
+    """Two models and three fits; the second learns from the first one's predictions."""
+    x, y = common.table(77)
+    with scope(strategy):
+        teacher, student = common.dense_model(), common.lazy_model()
+        teacher.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy())
+        first = teacher.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+        logits = teacher.predict(x, BATCH, verbose=0)
+        student.compile(keras.optimizers.SGD(0.05), "mse")
+        second = student.fit(x, logits, 16, 2, shuffle=False, verbose=0)
+        third = teacher.fit(x, y, 16, 1, shuffle=False, verbose=0)
+    return {
+        "histories": [common.history(h) for h in (first, second, third)],
+        "weights": [common.weights(teacher), common.weights(student)],
+    }
+
+
+def fine_tuning(strategy: Any) -> dict[str, Any]:
+    """Trains a head on a frozen body, then recompiles and trains all of it."""
+    x, y = common.table(77)
+    with scope(strategy):
+        body = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "relu")])
+        body.trainable = False
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, keras.layers.Dense(3)(body(inputs, training=False)))
+        model.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy())
+        first = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+        body.trainable = True
+        model.compile("adam", common.sparse_crossentropy(), metrics=["accuracy"])
+        second = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return {
+        "histories": [common.history(first), common.history(second)],
+        "weights": common.weights(model),
+    }
+
+
+def distribute_loop(strategy: Any) -> dict[str, Any]:
+    """A training loop written for `tf.distribute`, after TensorFlow's custom training guide."""
+    strategy = strategy or tf.distribute.get_strategy()
+    x, y = common.table(77)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    with strategy.scope():
+        model = common.dense_model()
+        optimizer = keras.optimizers.Adam(0.01)
+        loss_object = common.sparse_crossentropy(reduction="none")
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    distributed = strategy.experimental_distribute_dataset(dataset)
+
+    def train_step(batch: Any) -> Any:
+        features, labels = batch
+        with tf.GradientTape() as tape:
+            logits = model(features, training=True)
+            each = loss_object(labels, logits)
+            loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        accuracy.update_state(labels, logits)
+        return loss
+
+    @tf.function
+    def distributed_step(batch: Any) -> Any:
+        losses = strategy.run(train_step, args=(batch,))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    losses = [[float(distributed_step(batch)) for batch in distributed] for _ in range(3)]
+    return {
+        "losses": losses,
+        "weights": common.weights(model),
+        "accuracy": float(accuracy.result()),
+    }
+
+
+def gathered(strategy: Any) -> dict[str, Any]:
+    """`strategy.gather` and the reductions, on per-replica values."""
+    strategy = strategy or tf.distribute.get_strategy()
+    dataset = tf.data.Dataset.range(16).batch(16)
+    batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
+
+    @tf.function
+    def double(values: Any) -> Any:
+        return strategy.run(lambda v: 2 * v, args=(values,))
+
+    doubled = double(batch)
+    sums = strategy.run(tf.function(tf.reduce_sum), args=(doubled,))
+    floats = strategy.run(tf.function(lambda v: tf.cast(v, tf.float32)), args=(doubled,))
+    return {
+        "gathered": np.asarray(strategy.gather(doubled, axis=0)),
+        "total": int(strategy.reduce("SUM", sums, axis=None)),
+        "mean": float(strategy.reduce("MEAN", floats, axis=0)),
+    }
+
+
+def compiled_with(strategy: Any, *, options: dict[str, Any]) -> dict[str, Any]:
+    """Trains with an option that may not work under a strategy: the result, or the error."""
+    x, y = common.table(77)
+    with scope(strategy):
+        model = common.dense_model()
+        try:
+            model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), **options)
+            done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+        except ValueError as error:
+            return {"error": str(error)}
+        score = model.evaluate(x, y, BATCH, verbose=0)
+        predicted = model.predict(x, BATCH, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": float(score),
+        "predict": predicted,
+    }

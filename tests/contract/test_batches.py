@@ -1,0 +1,25 @@
+"""`predict` gives every row once and in order; methods on one batch do as on one process."""
+
+from __future__ import annotations
+
+from tests.contract.conftest import Agree
+
+
+def test_predict_gives_every_row_once_and_in_order(agree: Agree) -> None:
+    agree("batch_cases:predict", tolerance=0.0)
+
+
+def test_predict_and_evaluate_with_several_steps_per_execution(agree: Agree) -> None:
+    agree("batch_cases:predict_steps_per_execution")
+
+
+def test_methods_on_one_batch(agree: Agree) -> None:
+    agree("batch_cases:on_batch")
+
+
+def test_methods_on_one_batch_of_a_lazy_model(agree: Agree) -> None:
+    agree("batch_cases:on_batch_lazy")
+
+
+def test_calling_the_model(agree: Agree) -> None:
+    agree("batch_cases:called")

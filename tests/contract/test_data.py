@@ -1,0 +1,83 @@
+"""Every example once an epoch, in the order of one process, from every kind of input."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.contract.conftest import Agree, assert_same
+
+#: Kinds of input whose order one process draws anew each time; only the coverage is compared.
+RANDOM = ("dataset_shuffled", "sequence_two_workers")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "arrays",
+        "arrays_shuffled",
+        "arrays_batch_shuffled",
+        "tensors",
+        "dataset",
+        "dataset_cached",
+        "dataset_repeated",
+        "dataset_unknown_length",
+        "dataset_data_policy",
+        "generator",
+        "sequence",
+        "sequence_shuffled",
+        "sequence_validation",
+        "split",
+    ],
+)
+def test_every_example_as_on_one_process(agree: Agree, kind: str) -> None:
+    results = agree("data_cases:coverage", kind=kind)
+    if kind not in ("dataset_repeated", "split"):
+        assert results[0]["history"]["once"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", RANDOM)
+def test_every_example_once_in_any_order(run: Agree, kind: str) -> None:
+    results = run("data_cases:coverage", kind=kind)
+    for result in results:
+        assert result["history"]["once"] == [1.0, 1.0]
+        assert_same(results[0], result, 1e-6, "another worker")
+
+
+def test_remainder_dropped(agree: Agree) -> None:
+    agree("data_cases:remainder_dropped")
+
+
+@pytest.mark.parametrize("lengths", [(13, 5, 8), (2, 20)], ids=["three", "two"])
+@pytest.mark.parametrize("policy", ["FILE", "DATA", "OFF"])
+def test_files_of_unequal_lengths(
+    run: Agree, shared_directory: pathlib.Path, policy: str, lengths: tuple[int, ...]
+) -> None:
+    _write_ids(shared_directory, lengths)
+    results = run("data_cases:files", directory=str(shared_directory), policy=policy)
+    for result in results:
+        assert_same(results[0], result, 1e-6, "another worker")
+        once = [*result["history"]["once"], result["evaluate"]["once"]]
+        if policy != "OFF":
+            np.testing.assert_allclose(once, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["generator", "dataset", "arrays"])
+def test_unequal_lengths_end_before_step_1_or_are_equalised(run: Agree, kind: str) -> None:
+    results = run("data_cases:unequal_lengths", kind=kind)
+    assert len({result.get("steps") for result in results}) == 1
+    assert len({"error" in result for result in results}) == 1
+
+
+def test_string_features(agree: Agree) -> None:
+    agree("data_cases:strings")
+
+
+def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:
+    start = 0
+    for number, length in enumerate(lengths):
+        lines = "".join(f"{i}\n" for i in range(start, start + length))
+        (directory / f"{number}.txt").write_text(lines)
+        start += length

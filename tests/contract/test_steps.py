@@ -1,0 +1,56 @@
+"""Own training steps and loops, several models, and options that strategies find hard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import Agree, assert_same
+from tests.harness import Pool
+
+
+@pytest.mark.parametrize("kind", ["hand_written_mean", "own_update"])
+def test_own_train_step(agree: Agree, kind: str) -> None:
+    agree("step_cases:own_step", kind=kind)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_gan_with_two_optimizers(agree: Agree, optimizer: str) -> None:
+    agree("step_cases:adversaries", optimizer=optimizer)
+
+
+def test_several_models_and_fits(agree: Agree) -> None:
+    agree("step_cases:several_models")
+
+
+def test_fine_tuning_with_recompile(agree: Agree) -> None:
+    agree("step_cases:fine_tuning")
+
+
+def test_loop_written_for_tf_distribute(agree: Agree) -> None:
+    agree("step_cases:distribute_loop")
+
+
+def test_gather_and_reduce(agree: Agree) -> None:
+    agree("step_cases:gathered")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"jit_compile": True}, {"run_eagerly": True}, {"jit_compile": True, "run_eagerly": True}],
+    ids=lambda options: "-".join(options),
+)
+def test_options_that_may_not_work(
+    run: Agree, cluster: Pool, target: str, options: dict[str, Any]
+) -> None:
+    """The result of one process, or an error that names the option; never a hang."""
+    results = run("step_cases:compiled_with", plain=True, options=options)
+    reference = cluster.plain("tests.cases.step_cases:compiled_with", options=options)
+    for result in results:
+        if "error" in result:
+            assert any(name in result["error"] for name in options)
+            assert results[0] == result
+            assert "error" in reference or target != "single"
+        else:
+            assert_same(reference, result, 1e-5, target)

@@ -1,0 +1,109 @@
+"""Fifty steps on every strategy give the weights, losses and metrics of one process, to 1e-5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cases.common import ONE_LEFT, UNEVEN
+from tests.contract.conftest import Agree, assert_same
+
+TRAIN = "contract_cases:train"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    ("model", "examples"), [("dense", UNEVEN), ("conv", ONE_LEFT), ("embedding", UNEVEN)]
+)
+def test_fifty_steps(agree: Agree, model: str, optimizer: str, examples: int) -> None:
+    results = agree(TRAIN, model=model, optimizer=optimizer, examples=examples)
+    assert {r["iterations"] for r in results} == {50}
+
+
+@pytest.mark.parametrize(("model", "examples"), [("dense", ONE_LEFT), ("embedding", ONE_LEFT)])
+def test_last_batch_of_one_example(agree: Agree, model: str, examples: int) -> None:
+    agree(TRAIN, model=model, optimizer="adam", examples=examples, epochs=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clipnorm": 0.05},
+        {"global_clipnorm": 0.1},
+        {"clipvalue": 0.01},
+        {"use_ema": True, "ema_momentum": 0.9},
+        {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 7},
+        {"gradient_accumulation_steps": 3},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_optimizer_options(agree: Agree, options: dict[str, Any]) -> None:
+    agree(TRAIN, optimizer="momentum", options=options, epochs=2)
+
+
+def test_accumulation_of_sparse_gradients(agree: Agree) -> None:
+    agree(
+        TRAIN,
+        model="embedding",
+        optimizer="adam",
+        epochs=2,
+        options={"gradient_accumulation_steps": 2},
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_position_embedding(agree: Agree, optimizer: str) -> None:
+    agree(TRAIN, model="position", optimizer=optimizer, epochs=2)
+
+
+def test_weight_decay(agree: Agree) -> None:
+    agree(TRAIN, optimizer="adamw", epochs=2)
+
+
+def test_steps_per_execution(agree: Agree) -> None:
+    results = agree(TRAIN, optimizer="momentum", compiled={"steps_per_execution": 4}, epochs=2)
+    assert {r["iterations"] for r in results} == {20}
+
+
+def test_fit_outside_of_the_scope(agree: Agree) -> None:
+    agree(TRAIN, model="conv", optimizer="momentum", epochs=2, inside=False)
+
+
+def test_model_built_by_its_first_batch(agree: Agree) -> None:
+    agree(TRAIN, model="lazy", optimizer="adam", epochs=2)
+
+
+def test_shuffle_sees_the_order_of_one_process(agree: Agree) -> None:
+    agree(TRAIN, optimizer="momentum", shuffle=True, epochs=3)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains(run: Agree, policy: str) -> None:
+    results = run("contract_cases:mixed_precision", policy=policy)
+    for result in results:
+        loss = result["history"]["loss"]
+        assert np.isfinite(loss).all()
+        assert loss[-1] < 0.8 * loss[0]
+        assert_same(results[0], result, 0.0, "another worker")
+    assert (results[0]["scale"] > 0) == (policy == "mixed_float16")
+
+
+def test_replicas_draw_different_dropout_masks(run: Agree) -> None:
+    results = run("contract_cases:dropout_masks", plain=True)
+    kernel = results[0]["weights"][0]
+    kept_by_one = float(np.mean(np.isclose(kernel, -1.0)))
+    assert 0.4 < kept_by_one < 0.6
+    for result in results[1:]:
+        assert_same(results[0], result, 0.0, "another worker")
+
+
+def test_statistics_that_are_not_synchronised_agree_after_each_step(run: Agree) -> None:
+    replicas = [r for result in run("contract_cases:local_statistics") for r in result["replicas"]]
+    for other in replicas[1:]:
+        assert_same(replicas[0], other, 0.0, "another replica")
+
+
+def test_variables_as_numbers(agree: Agree) -> None:
+    agree("contract_cases:variables_as_numbers")

@@ -1,0 +1,69 @@
+"""All targets of a test session, and the reference results that are computed once."""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Any
+
+from tests.harness.cluster import CALL_SECONDS, Cluster, result_of
+from tests.harness.targets import PLAIN, TARGETS
+
+
+class Pool:
+    """Hands out one cluster a target.
+
+    Args:
+        logs: directory for the logs of all processes.
+    """
+
+    def __init__(self, logs: pathlib.Path) -> None:
+        self._logs = logs
+        self._clusters: dict[str, Cluster] = {}
+        self._results: dict[tuple[str, str, bytes], Future[list[Any]]] = {}
+
+    def __call__(self, name: str) -> Cluster:
+        """The cluster of the target `name`; its processes start with the first call."""
+        if name not in self._clusters:
+            self._clusters[name] = Cluster(TARGETS[name], self._logs)
+        return self._clusters[name]
+
+    def prefetch(
+        self,
+        names: Iterable[str],
+        function: str,
+        /,
+        *,
+        deadline: float = CALL_SECONDS,
+        **kwargs: Any,
+    ) -> None:
+        """Starts a case on several targets at once; `results` then finds it done."""
+        for name in names:
+            key = (name, function, pickle.dumps(sorted(kwargs.items())))
+            if key not in self._results:
+                self._results[key] = self(name).submit(function, deadline=deadline, **kwargs)
+
+    def results(
+        self, name: str, function: str, /, *, deadline: float = CALL_SECONDS, **kwargs: Any
+    ) -> list[Any]:
+        """The results of a case on a target, computed once a session for the same arguments."""
+        __tracebackhide__ = True
+        self.prefetch([name], function, deadline=deadline, **kwargs)
+        key = (name, function, pickle.dumps(sorted(kwargs.items())))
+        return result_of(self._results[key])
+
+    def plain(self, function: str, /, **kwargs: Any) -> Any:
+        """The result of stock Keras without a strategy, computed once a session."""
+        __tracebackhide__ = True
+        return self.results(PLAIN, function, **kwargs)[0]
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for cluster in self._clusters.values():
+            cluster.close()
+
+    def process_ids(self) -> set[int]:
+        """The ids of the running processes of all clusters."""
+        return {pid for cluster in self._clusters.values() for pid in cluster.process_ids()}

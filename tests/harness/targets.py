@@ -1,0 +1,75 @@
+"""What the tests run on: one entry for each strategy, and stock Keras as the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """One way to run a case.
+
+    Attributes:
+        name: what tests call it.
+        strategy: `module:Class` of the strategy, or None for stock Keras without one.
+        processes: number of processes.
+        devices: logical CPU devices in each process.
+    """
+
+    name: str
+    strategy: str | None = None
+    processes: int = 1
+    devices: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """Replicas in all processes."""
+        return self.processes * self.devices
+
+
+PLAIN = "plain"
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target(name=PLAIN),
+        Target(name="single", strategy="tfdist.strategies.single:Single"),
+        Target(name="mirrored", strategy="tfdist.strategies.mirrored:Mirrored", devices=2),
+        Target(
+            name="multi_worker",
+            strategy="tfdist.strategies.multi_worker:MultiWorker",
+            processes=2,
+        ),
+        Target(
+            name="multi_worker3",
+            strategy="tfdist.strategies.multi_worker:MultiWorker",
+            processes=3,
+        ),
+    )
+}
+
+#: The targets that the whole contract suite runs on.
+STRATEGIES = ("single", "mirrored", "multi_worker")
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct free ports of this host, held together until all are known."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def tf_configs(target: Target) -> list[str | None]:
+    """The TF_CONFIG of each process of a target; None where it is one process."""
+    if target.processes == 1:
+        return [None]
+    workers = [f"127.0.0.1:{port}" for port in free_ports(target.processes)]
+    return [
+        json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}})
+        for index in range(target.processes)
+    ]

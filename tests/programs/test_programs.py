@@ -1,0 +1,88 @@
+"""Programs of every kind that Keras's documentation teaches, unmodified, on each strategy.
+
+What runs on one device runs on every strategy. Where the replicas draw the same random numbers as
+one device, or none, the results are equal; else they are finite and the same on every worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cases.program_cases import PROGRAMS
+from tests.contract.conftest import assert_same, targets_of
+from tests.harness import PLAIN, Pool
+
+CASE = "tests.cases.program_cases:program"
+
+#: Programs whose whole RESULT equals one process's, and the tolerance.
+EQUAL = {
+    "accumulation": 1e-4,
+    "actor_critic": 1e-4,
+    "autoencoder": 1e-4,
+    "ctc_captcha": 1e-4,
+    "custom_parts": 1e-4,
+    "distillation": 1e-4,
+    "graph_network": 1e-4,
+    "image_classifier": 1e-4,
+    "multi_task": 1e-4,
+    "own_loop": 1e-4,
+    "q_learning": 1e-4,
+    "ragged_text": 1e-4,
+    "recommender": 1e-4,
+    "segmentation": 1e-4,
+    "seq2seq": 1e-4,
+    "siamese": 1e-4,
+    "string_features": 1e-4,
+    "structured_data": 1e-4,
+    "style_transfer": 1e-4,
+    "super_resolution": 1e-4,
+    "text_classifier": 1e-4,
+    "text_generation": 1e-4,
+    "time_series": 1e-4,
+    "transfer_learning": 1e-4,
+}
+
+#: Programs that only have to run, with finite results: why they cannot equal one process.
+FINITE = {
+    "contrastive": "augmentation; and each example's loss depends on the others of its replica",
+    "dcgan": "noise drawn in the step",
+    "image_augmentation": "augmentation, dropout",
+    "mixed_precision": "float16; batch statistics of each replica",
+    "transformer_classifier": "dropout",
+    "vae": "sampling",
+    "vq_vae": "the codebook's moving average is not linear in the examples",
+    "wgan_gp": "noise drawn in the step",
+}
+
+_NAMES = sorted([*EQUAL, *FINITE])
+
+
+def test_each_program_says_what_is_compared() -> None:
+    assert sorted(p.stem for p in PROGRAMS.glob("*.py") if p.stem != "__init__") == _NAMES
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
+    cluster.prefetch([PLAIN, *targets_of(request)], CASE, name=name)
+    reference = cluster.plain(CASE, name=name)
+    results = cluster.results(target, CASE, name=name)
+    for result in results[1:]:
+        assert_same(results[0], result, 1e-6, "another worker")
+    if name in EQUAL or target == "single":
+        assert_same(reference, results[0], EQUAL.get(name, 1e-3), target)
+    assert sorted(reference) == sorted(results[0])
+    assert all(np.isfinite(value) for value in _leaves(results[0]))
+
+
+def _leaves(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    elif not isinstance(value, (str, type(None))):
+        yield float(value)
