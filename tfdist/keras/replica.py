@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -57,8 +58,22 @@ def run_keras_step(
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
 
 
+def after_its_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that assigns nothing before its batch is there.
+
+    Keras finds the end of a data set of unknown length by running a step whose batch never comes;
+    `optimizer.iterations`, which does not depend on the batch, is one too high after each epoch.
+    """
+
+    @functools.wraps(fn)
+    def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with _after(batch):
+            return fn(batch, *args, **kwargs)
+
+    return step
+
+
 def _after(batch: Any) -> Any:
-    """Keeps a step from assigning anything before its batch is there, as at the end of the data."""
     leaves = tf.nest.flatten(batch, expand_composites=True)
     return tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)])
 

@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
+    after_its_batch,
     is_predicting,
     run_keras_step,
     run_prediction,
@@ -82,7 +83,7 @@ class StrategyMixin:
         inner = super().run  # type: ignore[misc]
         model = step_model(fn)
         if self.num_replicas_in_sync == 1:
-            return inner(fn, args, kwargs, options)
+            return inner(fn if model is None else after_its_batch(fn), args, kwargs, options)
         if is_predicting():
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
