@@ -114,7 +114,7 @@ class _Marked:
         self._function = function
 
     def __call__(self, batches: Any) -> Any:
-        with predicting():
+        with predicting.up():
             return self._function(batches)
 
 

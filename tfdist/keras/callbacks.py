@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,11 @@ from keras.src.utils import file_utils
 from tfdist import agreement
 from tfdist.errors import ConfigError
 from tfdist.keras import backup, saving
+from tfdist.keras.flags import Flag
 from tfdist.keras.hooks import Hook
 
-_local = threading.local()
+#: Up while `fit` runs.
+_fitting = Flag()
 
 
 def hooks() -> list[Hook]:
@@ -66,18 +67,14 @@ def _note_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = getattr(_local, "fitting", False)
-        _local.fitting = True
-        try:
+        with _fitting.up():
             return original(self, *args, **kwargs)
-        finally:
-            _local.fitting = before
 
     return fit
 
 
 def _together(name: str, call: Callable[[], Any]) -> list[Any]:
-    if not getattr(_local, "fitting", False):
+    if not _fitting.is_up:
         return [call()]
     return agreement.together(_strategy(), call, name)
 

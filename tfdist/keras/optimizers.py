@@ -8,9 +8,7 @@ skip differently from one. Here the average is taken first and everything else i
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -19,10 +17,12 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdist.keras.exchange import sum_over_replicas
+from tfdist.keras.flags import Flag
 from tfdist.keras.hooks import Hook
 from tfdist.keras.step import current_step
 
-_local = threading.local()
+#: Up where gradients are applied that have been averaged already.
+exchanged = Flag()
 
 
 def hooks() -> list[Hook]:
@@ -57,29 +57,15 @@ def exchange(grads: list[Any]) -> list[Any]:
     return [None if g is None else next(reduced) for g in grads]
 
 
-@contextmanager
-def _exchanged() -> Iterator[None]:
-    _local.exchanged = True
-    try:
-        yield
-    finally:
-        _local.exchanged = False
-
-
-def is_exchanged() -> bool:
-    """Whether the calling replica applies gradients that are averaged already."""
-    return getattr(_local, "exchanged", False)
-
-
 def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if is_exchanged():
+        if exchanged.is_up:
             return original(self, grads, trainable_variables)
         if tf.distribute.in_cross_replica_context():
             return _apply_everywhere(original, self, list(grads), trainable_variables)
         grads = exchange(list(grads))
-        with _exchanged():
+        with exchanged.up():
             return original(self, grads, trainable_variables)
 
     return apply
@@ -93,7 +79,7 @@ def _apply_everywhere(original: Callable[..., Any], *args: Any) -> Any:
     """
 
     def on_replica() -> None:
-        with _exchanged():
+        with exchanged.up():
             original(*args)
 
     tf.distribute.get_strategy().run(on_replica)
@@ -104,7 +90,7 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if is_exchanged():
+        if exchanged.is_up:
             return self._common_apply(grads, trainable_variables=trainable_variables)
         return original(self, grads, trainable_variables)
 
@@ -114,6 +100,6 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 def _skip_if_exchanged(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return list(grads_and_vars) if is_exchanged() else original(self, grads_and_vars)
+        return list(grads_and_vars) if exchanged.is_up else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,10 +12,12 @@ import tensorflow as tf
 from tfdist._tensorflow import local_results
 from tfdist.data import Slice
 from tfdist.keras import weights
+from tfdist.keras.flags import Flag
 from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
 from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
 
-_local = threading.local()
+#: Up where calls of `Strategy.run` are Keras's predictions.
+predicting = Flag()
 _STEPS = ("train_step", "test_step")
 
 
@@ -83,21 +83,6 @@ def _examples(batch: Any, step: Step) -> Any:
     if isinstance(batch, Slice):
         return batch.batch
     return batch if step.even else at_least_one(batch, step.count)
-
-
-@contextlib.contextmanager
-def predicting() -> Iterator[None]:
-    """Marks the calls of `Strategy.run` in a block as Keras's predictions."""
-    _local.predicting = True
-    try:
-        yield
-    finally:
-        _local.predicting = False
-
-
-def is_predicting() -> bool:
-    """Whether Keras is about to run a model's `predict_step` on each replica."""
-    return getattr(_local, "predicting", False)
 
 
 def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:

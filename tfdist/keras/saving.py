@@ -29,9 +29,13 @@ from tfdist import agreement
 from tfdist._tensorflow import SyncOnReadVariable, eagerly_outside_of_scope
 from tfdist.files import SaveError, replacing
 from tfdist.keras import hdf5
+from tfdist.keras.flags import Flag
 from tfdist.keras.hooks import Hook
 
 _local = threading.local()
+
+#: Up where the one process that writes a file writes it.
+_writing = Flag()
 
 
 def hooks() -> list[Hook]:
@@ -71,7 +75,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
     """
     strategy = tf.distribute.get_strategy()
     if agreement.worker_count(strategy) == 1:
-        with eagerly_outside_of_scope(), _writing():
+        with eagerly_outside_of_scope(), _writing.up():
             write()
         return
     reads = _reads_of(source)
@@ -81,7 +85,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
         raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
     earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
     own = asked["path"] is None or asked["path"] not in earlier
-    with shared_reads(reads), eagerly_outside_of_scope(), _writing():
+    with shared_reads(reads), eagerly_outside_of_scope(), _writing.up():
         failure = _failure_of(write) if own else None
 
     def report() -> None:
@@ -145,19 +149,6 @@ def _at_hand() -> dict[int, Any] | None:
     return getattr(_local, "at_hand", None)
 
 
-def _is_writing() -> bool:
-    return getattr(_local, "writing", False)
-
-
-@contextlib.contextmanager
-def _writing() -> Iterator[None]:
-    _local.writing = True
-    try:
-        yield
-    finally:
-        _local.writing = False
-
-
 def _failure_of(write: Callable[[], None]) -> Exception | None:
     try:
         write()
@@ -182,7 +173,7 @@ def _by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
         def write(place: Any) -> Any:
             return original(source, place, *args, **kwargs)
 
-        if _is_writing():
+        if _writing.is_up:
             write(filepath)
         else:
             write_once(source, filepath, lambda: replace_file(filepath, write))
@@ -258,7 +249,7 @@ def _read_from_hand(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         values = _at_hand()
         if values is None:
             return original(self)
-        if id(self) not in values and _is_writing():
+        if id(self) not in values and _writing.is_up:
             raise SaveError(
                 f"The variable {self.name!r} is summed over all workers when it is read, but only "
                 "one worker is saving. Make it an attribute of the model or of one of its layers."

@@ -20,7 +20,7 @@ from keras.src.random.seed_generator import SeedGenerator
 from tfdist._tensorflow import is_distributed
 from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.hooks import Hook
-from tfdist.keras.optimizers import is_exchanged
+from tfdist.keras.optimizers import exchanged
 from tfdist.keras.step import Step, current_step
 
 
@@ -51,7 +51,7 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def direct_assign(self: Any, value: Any) -> None:
         step = current_step()
-        if step is None or is_exchanged():
+        if step is None or exchanged.is_up:
             return original(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)

@@ -18,7 +18,7 @@ from tfdist.keras import scope as keras_scope
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     after_its_batch,
-    is_predicting,
+    predicting,
     run_keras_step,
     run_prediction,
     step_model,
@@ -84,7 +84,7 @@ class StrategyMixin:
         model = step_model(fn)
         if self.num_replicas_in_sync == 1:
             return inner(fn if model is None else after_its_batch(fn), args, kwargs, options)
-        if is_predicting():
+        if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
             return inner(fn, args, kwargs, options)

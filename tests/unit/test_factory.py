@@ -1,0 +1,52 @@
+"""`tfdist.strategy()` in a process that has one, and in one that cannot have it."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from tfdist.config import StrategyConfig
+from tfdist.errors import ConfigError
+from tfdist.strategies import factory
+
+
+@pytest.fixture
+def active(monkeypatch):
+    made = types.SimpleNamespace(config=StrategyConfig(strategy="mirrored", devices=2))
+    monkeypatch.setattr(factory, "_active", [made])
+    return made
+
+
+@pytest.mark.parametrize("name", [None, "auto", "mirrored"])
+def test_the_active_strategy_is_returned(active, name):
+    assert factory.strategy(name) is active
+    assert factory.strategy(name, devices=2) is active
+    assert factory.active() is active
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("single", {}, ["strategy='single'", "'mirrored'"]),
+        (None, {"devices": 3}, ["devices=3", "is 2"]),
+    ],
+)
+def test_a_program_that_contradicts_the_flag(active, name, options, words):
+    with pytest.raises(ConfigError) as caught:
+        factory.strategy(name, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_multi_worker_without_tf_config(monkeypatch):
+    monkeypatch.setattr(factory, "_active", [])
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ConfigError, match=r"TF_CONFIG, which is not set.*tfdist run"):
+        factory.strategy("multi_worker")
+
+
+def test_an_unknown_option(monkeypatch):
+    monkeypatch.setattr(factory, "_active", [])
+    with pytest.raises(ConfigError, match="'devces'.*Did you mean 'devices'"):
+        factory.strategy("mirrored", devces=2)
