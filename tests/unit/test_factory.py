@@ -48,5 +48,5 @@ def test_multi_worker_without_tf_config(monkeypatch):
 
 def test_an_unknown_option(monkeypatch):
     monkeypatch.setattr(factory, "_active", [])
-    with pytest.raises(ConfigError, match="'devces'.*Did you mean 'devices'"):
+    with pytest.raises(ConfigError, match=r"'devces'.*Did you mean 'devices'"):
         factory.strategy("mirrored", devces=2)
