@@ -19,7 +19,7 @@ from tfdist import environment
 
 #: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
 TEST_SECONDS = 300
-JOB_SECONDS = 20 * 60
+JOB_SECONDS = 40 * 60
 
 
 @pytest.fixture(scope="session")

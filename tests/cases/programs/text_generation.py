@@ -50,7 +50,7 @@ class Sampler(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         tokens = [letters.index(c) for c in self.start]
-        for _ in range(6):
+        for _ in range(3):
             window = np.zeros((1, LENGTH), "int32")
             window[0, : len(tokens)] = tokens
             logits = self.model.predict(window, verbose=0)[0, len(tokens) - 1]
@@ -59,6 +59,6 @@ class Sampler(keras.callbacks.Callback):
 
 
 sampler = Sampler("the")
-history = model.fit(data, epochs=3, callbacks=[sampler], verbose=0)
+history = model.fit(data, epochs=2, callbacks=[sampler], verbose=0)
 
 RESULT = {"loss": history.history["loss"], "texts": sampler.texts}
