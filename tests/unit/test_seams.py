@@ -62,13 +62,12 @@ def test_every_seam_exists():
 def test_hooks_are_undone_when_the_scope_closes():
     hooks = scope.all_hooks()
     before = [vars(h.owner).get(h.name) for h in hooks]
-    strategy = object()
-    scope.enter(strategy)
-    scope.enter(strategy)
+    scope.enter()
+    scope.enter()
     inside = [vars(h.owner).get(h.name) for h in hooks]
-    scope.leave(strategy)
+    scope.leave()
     assert [vars(h.owner).get(h.name) for h in hooks] == inside
-    scope.leave(strategy)
+    scope.leave()
     assert [vars(h.owner).get(h.name) for h in hooks] == before
     assert all(a is not b for a, b in zip(before, inside, strict=True))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist.keras import (
     batches,
     binding,
@@ -20,8 +18,6 @@ from tfdist.keras import (
     weights,
 )
 from tfdist.keras.hooks import Hook, HookSet
-
-_active: list[Any] = []
 
 
 def all_hooks() -> list[Hook]:
@@ -47,13 +43,11 @@ def all_hooks() -> list[Hook]:
 _hooks = HookSet(all_hooks)
 
 
-def enter(strategy: Any) -> None:
-    """Hooks Keras for `strategy`."""
+def enter() -> None:
+    """Hooks Keras, unless an outer scope has."""
     _hooks.enter()
-    _active.append(strategy)
 
 
-def leave(strategy: Any) -> None:
+def leave() -> None:
     """Restores Keras when the outermost scope closes."""
-    _active.remove(strategy)
     _hooks.leave()

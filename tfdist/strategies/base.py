@@ -30,15 +30,15 @@ _Policy = tf.data.experimental.AutoShardPolicy
 class _Scope:
     """TensorFlow's scope with Keras hooked while it is open."""
 
-    def __init__(self, strategy: StrategyMixin, inner: Any) -> None:
-        self._strategy, self._inner = strategy, inner
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
 
     def __enter__(self) -> Any:
-        keras_scope.enter(self._strategy)
+        keras_scope.enter()
         try:
             return self._inner.__enter__()
         except BaseException:
-            keras_scope.leave(self._strategy)
+            keras_scope.leave()
             raise
 
     def __exit__(
@@ -50,7 +50,7 @@ class _Scope:
         try:
             return self._inner.__exit__(kind, error, trace)
         finally:
-            keras_scope.leave(self._strategy)
+            keras_scope.leave()
 
 
 class StrategyMixin:
@@ -72,7 +72,7 @@ class StrategyMixin:
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return _Scope(self, super().scope())  # type: ignore[misc]
+        return _Scope(super().scope())  # type: ignore[misc]
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
