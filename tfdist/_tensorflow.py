@@ -12,23 +12,36 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.parameter_server_strategy_v2 import (
+    ParameterServerStrategyV2,
+    ParameterServerStrategyV2Extended,
+)
+from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import SyncOnReadVariable
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, tape
 
 __all__ = [
     "CollectiveExtended",
     "LocalExtended",
+    "OnlyReplica",
+    "ServerExtended",
+    "ServerStrategy",
+    "ShardedVariable",
     "SyncOnReadVariable",
     "eager_seed_state",
     "eagerly_outside_of_scope",
+    "feed_from",
     "global_seed",
     "has_started",
     "is_distributed",
     "local_results",
+    "on_worker",
     "outside_of_function",
     "regroup",
     "unordered_steps",
+    "watch_on_all_tapes",
 ]
 
 
@@ -79,6 +92,123 @@ class CollectiveExtended(_GraphCollectives, CollectiveAllReduceExtended):  # typ
         if kind == "CPU":
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
         return devices, kind
+
+
+class OnlyReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
+    """The context of a replica that has no other to exchange with."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy, 0)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The worker's device."""
+        return tuple(self._strategy.extended.worker_devices)
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """The value itself."""
+        del reduce_op, options
+        return value
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """The value itself."""
+        del axis, options
+        return value
+
+
+class ServerExtended(ParameterServerStrategyV2Extended):  # type: ignore[misc]
+    """Weights on server tasks, one replica on each worker task.
+
+    TensorFlow's own runs a worker's only replica on a thread of its own, on which updates within
+    conditionals fail, and places variables in turn, whatever their size.
+
+    Args:
+        strategy: the strategy that this belongs to.
+        cluster_resolver: the cluster and this task.
+        create: makes a variable where it belongs, from TensorFlow's creator and its arguments.
+        update: runs a function on a variable's device.
+    """
+
+    def __init__(self, strategy: Any, cluster_resolver: Any, create: Any, update: Any) -> None:
+        super().__init__(strategy, cluster_resolver, None)
+        self._tfdist_create = create
+        self._tfdist_update = update
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("per_worker_variable", False):
+            return self._create_per_worker_variable(next_creator, **kwargs)
+        return self._tfdist_create(next_creator, **kwargs)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        del colocate_with_variable
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with OnlyReplica(self._container_strategy()):
+            return fn(*args, **kwargs)
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        del reduce_op, destinations, options
+        return value
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        del destinations, axis, options
+        return value
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        result = self._tfdist_update(var, fn, args, kwargs)
+        return result if group else tf.nest.map_structure(self._local_results, result)
+
+
+class ServerStrategy(ParameterServerStrategyV2):  # type: ignore[misc]
+    """TensorFlow's strategy, whose extended part a subclass replaces.
+
+    Args:
+        cluster_resolver: the cluster; this process is its chief.
+        make_extended: makes the extended part when the cluster has been reached.
+    """
+
+    def __init__(self, cluster_resolver: Any, make_extended: Any) -> None:
+        super().__init__(cluster_resolver)
+        tf.distribute.Strategy.__init__(self, make_extended())
+
+
+class _Accessed:
+    """What a tape takes for a variable, of which it asks no more than this."""
+
+    trainable = True
+
+    def __init__(self, tensor: Any) -> None:
+        self.handle = tensor
+
+
+def watch_on_all_tapes(tensor: Any) -> None:
+    """Makes the gradient tapes that are open on this thread watch a tensor, as a variable read."""
+    tape.variable_accessed(_Accessed(tensor))
+
+
+def feed_from(placeholder: Any, tensor: Any) -> None:
+    """Lets what reads a placeholder of a graph read a tensor of that graph instead."""
+    for consumer in placeholder.consumers():
+        for index, given in enumerate(consumer.inputs):
+            if given is placeholder:
+                consumer._update_input(index, tensor)
+
+
+@contextlib.contextmanager
+def on_worker(worker: Any) -> Iterator[None]:
+    """Runs what is called within on a worker, as TensorFlow's coordinator does.
+
+    Args:
+        worker: one of the coordinator's workers.
+    """
+    with (
+        tf.device(worker.device_name),
+        context.executor_scope(worker.executor),
+        coordinator_context.with_dispatch_context(worker),
+    ):
+        yield
 
 
 @contextlib.contextmanager

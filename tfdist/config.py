@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist import environment
+from tfdist import environment, server_options
+from tfdist.cluster.checks.reading import read
 from tfdist.errors import ConfigError
 
 __all__ = ["MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
@@ -20,6 +21,7 @@ STRATEGIES: dict[str, str] = {
     "single": "one device",
     "mirrored": "the GPUs, or logical CPU devices, of one process",
     "multi_worker": "several processes, by TensorFlow's collectives",
+    "parameter_server": "workers that compute and servers that hold the weights",
 }
 
 #: The update modes of each strategy.
@@ -27,6 +29,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "single": ("sync",),
     "mirrored": ("sync",),
     "multi_worker": ("sync",),
+    "parameter_server": ("sync", "async", "stale"),
 }
 
 #: Ways to exchange tensors between processes.
@@ -39,7 +42,7 @@ class StrategyConfig:
 
     Attributes:
         strategy: a key of `STRATEGIES`, or `"auto"`.
-        processes: number of worker processes; `multi_worker` only.
+        processes: number of worker processes; `multi_worker` and `parameter_server` only.
         devices: replicas in each process: GPUs, or logical CPU devices where there are no GPUs.
             None means all GPUs, or one CPU device.
         mode: when a gradient becomes a weight change, one of the strategy's `MODES`.
@@ -47,6 +50,14 @@ class StrategyConfig:
         seed: given to Python, NumPy and TensorFlow in every task, 0 to 2**32 - 1. None leaves them
             alone.
         start_timeout: seconds that a task waits for all others to join.
+        ps: number of parameter servers; this and all below are `parameter_server`'s only.
+        staleness: with mode `"stale"`, how many updates may come between the read of the weights
+            that a gradient was computed from and its own application.
+        on_stale: how the bound is kept, one of `ON_STALE`.
+        backup_workers: with mode `"sync"`, how many of the last gradients of an update are dropped.
+        wire_dtype: type in which weights and gradients cross the network, one of `WIRE_DTYPES`.
+        min_shard_bytes: variables are split over the servers into parts of this size at least.
+        max_shards: most parts of a variable; None means one for each server.
 
     Raises:
         ConfigError: if a value is out of range or conflicts with another.
@@ -59,6 +70,13 @@ class StrategyConfig:
     communication: str = "auto"
     seed: int | None = None
     start_timeout: float = 60.0
+    ps: int = 1
+    staleness: int | None = None
+    on_stale: str = "wait"
+    backup_workers: int = 0
+    wire_dtype: str = "float32"
+    min_shard_bytes: int = 1 << 20
+    max_shards: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
@@ -75,6 +93,7 @@ class StrategyConfig:
             raise ConfigError(f"seed={self.seed!r} is not between 0 and 2**32 - 1.")
         self._check_mode()
         self._check_processes()
+        server_options.check(self)
 
     def _check_mode(self) -> None:
         modes = MODES.get(self.strategy, ("sync",))
@@ -208,8 +227,13 @@ def _choose(
     values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int
 ) -> tuple[str, str]:
     """The strategy that `auto` picks, and why."""
-    if environment.read("TF_CONFIG", environ):
+    text = environment.read("TF_CONFIG", environ)
+    if text and read(text).of_type("ps"):
+        return "parameter_server", "auto: TF_CONFIG lists parameter servers"
+    if text:
         return "multi_worker", "auto: TF_CONFIG is set"
+    if "ps" in values:
+        return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:
         return "multi_worker", f"auto: {values['processes']} processes were asked for"
     if values.get("devices", 1) > 1:

@@ -20,6 +20,8 @@ VARIABLES: dict[str, str] = {
     "TF_FORCE_GPU_ALLOW_GROWTH": "Memory growth on GPUs; true in the tasks unless it is set.",
     "KERAS_BACKEND": "Keras's backend, which must be tensorflow.",
     "TF_USE_LEGACY_KERAS": "Makes tf.keras Keras 2; tfdist needs Keras 3.",
+    "GRPC_FAIL_FAST": "use_caller in the tasks of parameter_server unless it is set: a server that "
+    "has died is then an error, not a wait without an end.",
     "CUDA_VISIBLE_DEVICES": "The GPUs that a process may see.",
     "PYTHONUNBUFFERED": "Set to 1 in the tasks, so that logs are complete when a task dies.",
     "COLUMNS": "Width of the terminal, carried over to the chief.",

@@ -309,6 +309,61 @@ def test_identity_names_versions_and_digest() -> None:
     assert [name for name in first if first[name] != second[name]] == ["configuration (digest)"]
 
 
+def test_lines_that_are_kept_outlast_the_start(ports: Callable[[int], list[int]]) -> None:
+    """The chief's port is free for TensorFlow meanwhile, and its end is seen by the others."""
+    listed = ports(3)
+    with ThreadPoolExecutor() as pool:
+        futures = [start(pool, cluster_of(listed), i, keep_lines=True) for i in range(3)]
+        chief, *others = [future.result(timeout=20) for future in futures]
+    with contextlib.ExitStack() as lines:
+        for line in (line for report in (chief, *others) for line in report.lines):
+            line.settimeout(5)
+            lines.enter_context(line)
+        assert [len(report.lines) for report in (chief, *others)] == [2, 1, 1]
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", listed[0]))
+            server.listen()
+        for line in chief.lines:
+            line.sendall(b"x")
+        assert [report.lines[0].recv(9) for report in others] == [b"x", b"x"]
+        for line in chief.lines:
+            line.close()
+        assert [report.lines[0].recv(9) for report in others] == [b"", b""]
+
+
+@contextlib.contextmanager
+def fake_grpc() -> Iterator[int]:
+    """The port of a server that greets as gRPC does: with a frame of settings."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client = server.accept()[0]
+                    client.sendall(b"\0\0\0\4\0\0\0\0\0")
+                    client.recv(1000)
+                    client.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_task_that_replaces_another_need_not_meet(ports: Callable[[int], list[int]]) -> None:
+    with fake_grpc() as chief:
+        cluster = cluster_of([chief, *ports(1)])
+        report = join(cluster, Task("worker", 1), timeout=9, identity=SAME, may_be_late=True)
+        assert report.late
+        assert not report.lines
+        with pytest.raises(StartError, match="TensorFlow runs there already: the others have"):
+            join(cluster, Task("worker", 1), timeout=1, identity=SAME)
+
+
 PROGRAM = """
 import sys
 from tfdist.cluster.join import join

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from tfdist.cluster import gpus
 from tfdist.cluster.launch.plan import (
+    BETWEEN_GRAPH,
+    SERVED,
     JobPlan,
     Program,
+    Role,
     local_cluster,
     plan_local,
     plan_member,
@@ -97,7 +101,7 @@ def test_other_task_types_are_planned_too() -> None:
     assert [str(task.task) for task in plan.tasks] == ["chief 0", "worker 0", "ps 0", "evaluator 0"]
     assert [task.environ.get("CUDA_VISIBLE_DEVICES") for task in plan.tasks] == [
         *("0", "1"),
-        *(None, None),
+        *("", ""),
     ]
     assert plan.shown == Task("chief", 0)
     assert plan.tasks[2].log == LOGS / "ps-0.log"
@@ -148,3 +152,75 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpus.visible({}) == ("0", "1")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gpus.visible({}) == ()
+
+
+SERVING = Program(script="train.py", args=("-x",), config="{}", seed=7, roles=SERVED)
+FOUR = local_cluster(range(5000, 5004), chief=True, ps=1)
+
+
+def test_servers_run_no_script() -> None:
+    plan = planned(None, program=SERVING, cluster=FOUR)
+    assert [str(task.task) for task in plan.tasks] == ["chief 0", "worker 0", "worker 1", "ps 0"]
+    assert [task.role for task in plan.tasks] == [Role.MAIN, Role.SPARE, Role.SPARE, Role.NEEDED]
+    chief, *servers = (task.command[1:] for task in plan.tasks)
+    assert chief == ("-m", "tfdist.cli.task", "train.py", "-x")
+    assert servers == [("-m", "tfdist.cli.server")] * 3
+    assert plan.shown == Task("chief", 0)
+    assert plan.begins_at == Address("127.0.0.1", 5000)
+    assert all(task.environ["GRPC_FAIL_FAST"] == "use_caller" for task in plan.tasks)
+    kept = planned(None, {"GRPC_FAIL_FAST": "x"}, program=SERVING, cluster=FOUR)
+    assert "GRPC_FAIL_FAST" not in kept.tasks[0].environ
+
+
+def test_only_workers_get_gpus() -> None:
+    plan = planned(None, program=SERVING, cluster=FOUR, gpus=("2", "5", "7"), devices=1)
+    assert [t.environ["CUDA_VISIBLE_DEVICES"] for t in plan.tasks] == ["", "2", "5", ""]
+    with pytest.raises(ConfigError, match="2 processes with 1 device each, but this machine has 1"):
+        planned(None, program=SERVING, cluster=FOUR, gpus=("0",), devices=1)
+
+
+@pytest.mark.parametrize(
+    ("task", "module"),
+    [
+        (Task("chief", 0), "tfdist.cli.task"),
+        (Task("worker", 1), "tfdist.cli.server"),
+        (Task("ps", 0), "tfdist.cli.server"),
+    ],
+)
+def test_a_server_that_is_started_by_itself(task: Task, module: str) -> None:
+    plan = plan_member(SERVING, cluster=FOUR, task=task, log_dir=LOGS, environ={}, gpus=("0",))
+    (only,) = plan.tasks
+    assert only.command[2] == module
+    assert only.role is Role.MAIN, "it is all that is started here"
+    assert only.environ.get("CUDA_VISIBLE_DEVICES") == (None if task.type == "worker" else "")
+
+
+def test_every_task_runs_the_script_and_may_get_flags() -> None:
+    program = Program(
+        script="a.py", args=("-x",), config="", seed=None, env_only=True, roles=BETWEEN_GRAPH
+    )
+    cluster = local_cluster([1, 2, 3], ps=1)
+    plan = planned(None, program=program, cluster=cluster)
+    assert [task.role for task in plan.tasks] == [Role.MAIN, Role.MAIN, Role.NEEDED]
+    assert {task.command[1:] for task in plan.tasks} == {("a.py", "-x")}
+    assert all(set(task.environ) == {"TF_CONFIG", "PYTHONUNBUFFERED"} for task in plan.tasks)
+    flagged = planned(
+        None, program=dataclasses.replace(program, task_flags=True), cluster=cluster
+    ).tasks[2]
+    assert flagged.command[1:] == (
+        *("a.py", "-x", "--job_name=ps", "--task_index=0"),
+        *("--ps_hosts=127.0.0.1:3", "--worker_hosts=127.0.0.1:1,127.0.0.1:2"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (FOUR, "tasks of type chief"),
+        (ClusterSpec({"worker": (Address("a", 1),)}, {"worker": (3,)}), "numbers have gaps"),
+    ],
+)
+def test_flags_that_cannot_name_a_cluster(cluster: ClusterSpec, words: str) -> None:
+    program = Program(script="a.py", config="", seed=None, env_only=True, task_flags=True)
+    with pytest.raises(ConfigError, match=rf"--task-flags conflicts .*{words}"):
+        planned(None, program=program, cluster=cluster)

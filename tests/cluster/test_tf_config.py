@@ -358,7 +358,48 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
         "evaluator 0 is not in the cluster",
         "single",
     ),
-    "no ps": (text_of(), "parameter_server", "TF_CONFIG.cluster", "no ps", '"ps"'),
+    "no ps": (
+        text_of({"worker": W2, "chief": ["c:1"]}),
+        "parameter_server",
+        "TF_CONFIG.cluster",
+        "no ps",
+        '"ps"',
+    ),
+    "no worker": (
+        text_of({"ps": ["a:1"], "chief": ["c:1"]}, {"type": "chief", "index": 0}),
+        "parameter_server",
+        "TF_CONFIG.cluster",
+        "no worker",
+        '"worker"',
+    ),
+    "no chief": (
+        text_of({"worker": W2, "ps": ["c:1"]}),
+        "parameter_server",
+        "TF_CONFIG.cluster",
+        "no chief",
+        '"chief"',
+    ),
+    "two chiefs of servers": (
+        text_of({"worker": W2, "ps": ["p:1"], "chief": ["c:1", "d:1"]}),
+        "parameter_server",
+        "TF_CONFIG.cluster.chief",
+        "2 chiefs",
+        'others to "worker"',
+    ),
+    "evaluator of servers": (
+        text_of({"worker": W2, "ps": ["p:1"], "chief": ["c:1"]}, {"type": "evaluator", "index": 0}),
+        "parameter_server",
+        "TF_CONFIG.task",
+        "runs on the workers",
+        "Start no evaluator",
+    ),
+    "gap of servers": (
+        text_of({"worker": {"0": "a:1", "3": "b:1"}, "ps": ["p:1"], "chief": ["c:1"]}),
+        "parameter_server",
+        "TF_CONFIG.cluster.worker",
+        "but not 1, 2",
+        "without gaps",
+    ),
 }
 
 
@@ -386,10 +427,20 @@ WARNINGS: dict[str, tuple[str, str | None, str, str, str]] = {
     ),
     "gap": (
         text_of({"worker": {"0": "a:1", "3": "b:1"}, "ps": ["c:1"]}),
-        "parameter_server",
+        None,
         "TF_CONFIG.cluster.worker",
         "but not 1, 2",
         "without gaps",
+    ),
+    "an evaluator of servers": (
+        text_of(
+            {"worker": W2, "ps": ["p:1"], "chief": ["c:1"], "evaluator": ["e:1"]},
+            {"type": "chief", "index": 0},
+        ),
+        "parameter_server",
+        "TF_CONFIG.cluster.evaluator",
+        "starts no evaluator",
+        'Remove "evaluator"',
     ),
     "ps": (
         text_of({"worker": W2, "ps": ["a:1"]}),

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import socket
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,16 @@ class Target:
         strategy: `module:Class` of the strategy, or None for stock Keras without one.
         processes: number of processes.
         devices: logical CPU devices in each process.
+        servers: tasks of type worker and ps that run servers beside the process.
+        options: arguments of the strategy.
     """
 
     name: str
     strategy: str | None = None
     processes: int = 1
     devices: int = 1
+    servers: tuple[tuple[str, int], ...] = ()
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def replicas(self) -> int:
@@ -48,11 +53,17 @@ TARGETS: dict[str, Target] = {
             strategy="tfdist.strategies.multi_worker:MultiWorker",
             processes=3,
         ),
+        Target(
+            name="parameter_server",
+            strategy="tests.harness.servers:make",
+            servers=(("worker", 2), ("ps", 2)),
+            options={"min_shard_bytes": 512},
+        ),
     )
 }
 
 #: The targets that the whole contract suite runs on.
-STRATEGIES = ("single", "mirrored", "multi_worker")
+STRATEGIES = ("single", "mirrored", "multi_worker", "parameter_server")
 
 
 def free_ports(count: int) -> list[int]:
@@ -64,8 +75,22 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def server_configs(target: Target) -> list[str]:
+    """The TF_CONFIG of the chief, then of each server, of a target with servers."""
+    tasks = [("chief", 0), *((kind, i) for kind, n in target.servers for i in range(n))]
+    cluster: dict[str, list[str]] = {}
+    for (kind, _), port in zip(tasks, free_ports(len(tasks)), strict=True):
+        cluster.setdefault(kind, []).append(f"127.0.0.1:{port}")
+    return [
+        json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+        for kind, index in tasks
+    ]
+
+
 def tf_configs(target: Target) -> list[str | None]:
     """The TF_CONFIG of each process of a target; None where it is one process."""
+    if target.servers:
+        return [json.dumps(server_configs(target))]
     if target.processes == 1:
         return [None]
     workers = [f"127.0.0.1:{port}" for port in free_ports(target.processes)]

@@ -37,7 +37,7 @@ def make_strategy(target: Target) -> Any:
     if target.strategy is None:
         return None
     module, _, name = target.strategy.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    return getattr(importlib.import_module(module), name)(**target.options)
 
 
 def run_case(strategy: Any, function: str, kwargs: dict[str, Any]) -> Any:

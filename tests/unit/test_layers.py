@@ -15,9 +15,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
+    ("server_options",),
     ("config", "_tensorflow", "files"),
     ("agreement", "joining"),
-    ("data",),
+    ("data", "servers"),
     ("keras",),
     ("strategies",),
     ("verify", "doctor"),

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tfdist.cluster.launch.plan import JobPlan, TaskPlan
-from tfdist.config import Resolved
+from tfdist.cluster.spec import Task
+from tfdist.config import Resolved, StrategyConfig
+from tfdist.server_options import ON_STALE
 
 __all__ = ["commands", "note", "split_batch", "table"]
 
 _BATCH = 64
 _LISTED = 8
+
+#: What the tasks of a parameter-server job do.
+_PARTS = {"chief": "runs the script", "worker": "trains", "ps": "holds weights"}
 
 
 def note(text: str, new_line: bool = False) -> None:
@@ -33,12 +39,14 @@ def commands(plan: JobPlan) -> str:
     return "\n".join(_command(task) for task in plan.tasks)
 
 
-def table(plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, ...]) -> None:
+def table(
+    plan: JobPlan, resolved: Resolved | None, seed: int | None, gpus: tuple[str, ...]
+) -> None:
     """Prints what is about to run.
 
     Args:
         plan: the plan.
-        resolved: the configuration and where it came from.
+        resolved: the configuration and where it came from; None where each task makes its own.
         seed: the job's seed; None where the chief draws it.
         gpus: the GPUs of this machine.
     """
@@ -48,8 +56,13 @@ def table(plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, 
     grid = Table(show_header=False, title="tfdist run", title_justify="left")
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value in _rows(plan, resolved, seed, gpus):
-        grid.add_row(name, Text(value))
+    rows = (
+        _rows_of_every_task(plan, gpus) if resolved is None else _rows(plan, resolved, seed, gpus)
+    )
+    restarts = f"at most {plan.max_restarts}" if plan.max_restarts else ""
+    for name, value in (*rows, ("restarts", restarts), ("logs", str(plan.log_dir))):
+        if value:
+            grid.add_row(name, Text(value))
     console.print(grid)
 
 
@@ -70,31 +83,84 @@ def _rows(
     plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     config = resolved.config
+    served = config.strategy == "parameter_server"
     why = resolved.reasons.get("strategy")
-    tasks = plan.cluster.computing if plan.cluster is not None else (plan.shown,)
+    tasks = _training(plan, served)
     each = _devices_each(plan, resolved, gpus)
     replicas = len(tasks) * each
-    share = f" ({each} in each of {len(tasks)} tasks)" if len(tasks) > 1 else ""
-    rows = [
+    what = "workers" if served else "tasks"
+    share = f" ({each} in each of {len(tasks)} {what})" if len(tasks) > 1 else ""
+    return [
         ("strategy", f"{config.strategy} ({why})" if why else config.strategy),
-        ("update mode", config.mode),
-        ("tasks", _tasks(plan)),
+        ("update mode", _mode(config)),
+        ("tasks", _tasks(plan, _PARTS if served else {})),
         ("replicas", f"{replicas}{share}"),
-        ("devices", _devices(plan, each, gpus)),
-        ("global batch", split_batch(max(_BATCH, replicas), replicas)),
+        ("devices", _devices(plan, each, gpus, tasks)),
+        ("global batch", _global_batch(config, replicas)),
+        ("weights", _weights(config) if served else ""),
         ("seed", _seed(config.seed, seed)),
-        ("logs", str(plan.log_dir)),
     ]
-    return [row for row in rows if row[1]]
 
 
-def _tasks(plan: JobPlan) -> str:
+def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [
+        ("strategy", "the script's own: every task runs it"),
+        ("tasks", _tasks(plan, {})),
+        ("devices", _devices(plan, 1, gpus, _training(plan, served=False)) if gpus else ""),
+    ]
+
+
+def _training(plan: JobPlan, served: bool) -> tuple[Task, ...]:
+    """The tasks that hold replicas."""
+    if plan.cluster is None:
+        return (plan.shown,)
+    return tuple(task for task in plan.cluster.computing if task.type == "worker" or not served)
+
+
+def _mode(config: StrategyConfig) -> str:
+    """The update mode with its options, in words."""
+    if config.mode == "stale" and config.on_stale == "damp":
+        return f"stale ({ON_STALE['damp']})"
+    if config.mode == "stale":
+        return (
+            f"stale (no gradient is applied after more than {config.staleness} other updates: "
+            f"{ON_STALE[config.on_stale]})"
+        )
+    if config.mode == "async":
+        return "async (each worker's gradient is an update of its own)"
+    if config.backup_workers:
+        enough = config.processes - config.backup_workers
+        return f"sync (an update takes the first {enough} of {config.processes} gradients)"
+    return config.mode
+
+
+def _global_batch(config: StrategyConfig, replicas: int) -> str:
+    if config.mode == "sync":
+        return split_batch(max(_BATCH, replicas), replicas)
+    return f"batch_size={_BATCH} → {_BATCH} examples of one worker are an update"
+
+
+def _weights(config: StrategyConfig) -> str:
+    """Where the weights are and how they travel, in words."""
+    most = config.ps if config.max_shards is None else config.max_shards
+    parts = f"on {config.ps} parameter server{'s' if config.ps > 1 else ''}"
+    if config.ps > 1 and most > 1:
+        least = config.min_shard_bytes
+        size = f"{least / (1 << 20):g} MiB" if least >= 1 << 20 else f"{least} bytes"
+        parts += f", large ones in up to {most} parts of at least {size}"
+    if config.wire_dtype != "float32":
+        parts += f", sent as {config.wire_dtype}"
+    return parts
+
+
+def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
     if plan.cluster is None:
         return "one process"
     here = {each.task for each in plan.tasks}
     lines = []
     for task, address in plan.cluster.tasks():
         role = " (chief)" if task == plan.cluster.chief else ""
+        role = f" ({parts[task.type]})" if task.type in parts else role
         only = " (this one)" if task in here and len(plan.tasks) == 1 else ""
         lines.append(f"{task} at {address}{role}{only}")
     return "\n".join(lines)
@@ -102,7 +168,7 @@ def _tasks(plan: JobPlan) -> str:
 
 def _devices_each(plan: JobPlan, resolved: Resolved, gpus: tuple[str, ...]) -> int:
     """Replicas in each process."""
-    if resolved.config.strategy == "single":
+    if resolved.config.strategy in ("single", "parameter_server"):
         return 1
     if resolved.config.devices is not None:
         return resolved.config.devices
@@ -110,13 +176,17 @@ def _devices_each(plan: JobPlan, resolved: Resolved, gpus: tuple[str, ...]) -> i
     return len(given.split(",")) if given else max(1, len(gpus))
 
 
-def _devices(plan: JobPlan, each: int, gpus: tuple[str, ...]) -> str:
+def _devices(plan: JobPlan, each: int, gpus: tuple[str, ...], training: tuple[Task, ...]) -> str:
     if not gpus:
         kind = "the CPU" if each == 1 else f"{each} logical devices of the CPU"
         return kind + (" in each process" if len(plan.tasks) > 1 else "")
     if len(plan.tasks) == 1:
-        return f"GPU {', '.join(gpus[:each])}"
-    parts = [f"{t.task}: GPU {t.environ.get('CUDA_VISIBLE_DEVICES')}" for t in plan.tasks]
+        return f"GPU {', '.join(gpus[:each])}" if plan.tasks[0].task in training else "no GPU"
+    parts = [
+        f"{t.task}: GPU {t.environ.get('CUDA_VISIBLE_DEVICES') or ', '.join(gpus)}"
+        for t in plan.tasks
+        if t.task in training
+    ]
     return "\n".join(parts)
 
 

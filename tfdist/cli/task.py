@@ -10,10 +10,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist import environment
 from tfdist.cli.quiet import quiet_import
+from tfdist.cluster import lifeline
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.joining import join_cluster
@@ -47,7 +48,8 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    cluster = environment.read("TF_CONFIG") if config.strategy == "multi_worker" else None
+    joins = config.strategy in ("multi_worker", "parameter_server")
+    cluster = environment.read("TF_CONFIG") if joins else None
     member = join_cluster(cluster, config) if cluster else None
     with quiet_import():
         import tensorflow as tf
@@ -108,5 +110,11 @@ def _leave_together(strategy: Any) -> None:
     agreement.barrier(strategy, "the end of the script")
 
 
+def _run() -> NoReturn:
+    status = main(sys.argv[1:])
+    lifeline.say_farewell(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _run()

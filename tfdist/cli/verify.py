@@ -73,6 +73,11 @@ def _check(script: str, processes: int, steps: int) -> None:
 
 
 def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
+    if strategy == "parameter_server":
+        raise ConfigError(
+            "--strategy parameter_server: verify compares what each process observes, and here "
+            "only the chief runs the script. Choose multi_worker or mirrored."
+        )
     if strategy == "mirrored":
         return StrategyConfig(strategy=strategy, devices=processes), 1
     return StrategyConfig(strategy=strategy, processes=processes), processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from tfdist.cluster.meeting import Meeting, identify, open_door, report_regularly
+from tfdist.cluster.meeting import Meeting, Met, identify, open_door, report_regularly
 from tfdist.cluster.spec import Task
 from tfdist.cluster.wire import ContactError, Door, Line, Message
 from tfdist.errors import StartError
@@ -40,8 +40,8 @@ class Gathering:
         self._failure: str | None = None
         self._changed = asyncio.Event()
 
-    async def run(self) -> dict[str, str]:
-        """Returns what this task, as the chief, offers to all.
+    async def run(self) -> Met:
+        """Meets; what this task, as the chief, offers goes to all.
 
         Raises:
             StartError: if a task is missing at the deadline, or cannot take part.
@@ -51,6 +51,8 @@ class Gathering:
         try:
             await self._gather()
             await self._start()
+            kept = self._joined.values() if self._meeting.keep_lines else ()
+            lines = tuple(line.keep() for line in kept)
         except StartError as error:
             await self._tell(kind="stop", reason=str(error))
             raise
@@ -59,7 +61,7 @@ class Gathering:
                 helper.cancel()
             self._door.close()
             await asyncio.gather(*(line.close() for line in self._joined.values()))
-        return self._offer
+        return Met(offer=self._offer, lines=lines)
 
     async def _gather(self) -> None:
         """Until every other task has joined and was found at its address."""

@@ -57,7 +57,8 @@ def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list
 
 
 def _too_few(gpus: tuple[str, ...], tasks: int, devices: int | None) -> str:
-    asked = f"{tasks} processes" + (f" with {devices} devices each" if devices else "")
+    each = f"{devices} device{'s' if devices != 1 else ''}"
+    asked = f"{tasks} processes" + (f" with {each} each" if devices else "")
     return (
         f"-n {tasks} asks for {asked}, but this machine has {len(gpus)} "
         f"GPU{'s' if len(gpus) != 1 else ''} to give (CUDA_VISIBLE_DEVICES: {','.join(gpus)}). "

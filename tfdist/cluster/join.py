@@ -20,13 +20,14 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import platform
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from tfdist.cluster.gathering import Gathering
 from tfdist.cluster.joining import Joining
-from tfdist.cluster.meeting import Meeting
+from tfdist.cluster.meeting import Meeting, Met
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import StartError
 
@@ -43,11 +44,16 @@ class JoinReport:
         seconds: how long it took until all had joined.
         tasks: number of tasks.
         offer: what the chief offered: the same values in every task.
+        lines: the connections that stay open, where that was asked for: the chief's to all others,
+            or a task's to the chief.
+        late: whether the others had started already, so that nothing was offered.
     """
 
     seconds: float
     tasks: int
     offer: Mapping[str, str]
+    lines: tuple[socket.socket, ...] = ()
+    late: bool = False
 
 
 def identity(config: str) -> dict[str, str]:
@@ -74,6 +80,8 @@ def join(
     identity: Mapping[str, str],
     offer: Mapping[str, str] | None = None,
     report: Callable[[str], None] | None = None,
+    keep_lines: bool = False,
+    may_be_late: bool = False,
 ) -> JoinReport:
     """Waits until all tasks of a cluster have joined.
 
@@ -86,6 +94,10 @@ def join(
         identity: what this task runs, by name. All tasks must have the same.
         offer: values that the chief gives to all, as a seed drawn by it. Others' are not used.
         report: gets a line of text now and then while something is awaited.
+        keep_lines: leave the connections between the chief and the others open, for the caller.
+            All tasks must say the same.
+        may_be_late: return also when the chief has started TensorFlow already, as a task must that
+            takes the place of one that has died.
 
     Raises:
         StartError: if the cluster does not come together in time, or cannot: with each missing
@@ -101,18 +113,21 @@ def join(
         timeout=timeout,
         identity=dict(identity),
         report=report or (lambda text: None),
+        keep_lines=keep_lines,
+        may_be_late=may_be_late,
     )
-    chosen = _run(meeting, dict(offer or {}))
-    return JoinReport(time.monotonic() - started, len(list(cluster.tasks())), chosen)
+    met = _run(meeting, dict(offer or {}))
+    seconds = time.monotonic() - started
+    return JoinReport(seconds, len(list(cluster.tasks())), met.offer, met.lines, met.late)
 
 
-def _run(meeting: Meeting, offer: dict[str, str]) -> dict[str, str]:
+def _run(meeting: Meeting, offer: dict[str, str]) -> Met:
     """Runs the meeting; in a thread where this one has an event loop already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_meet(meeting, offer))
-    results: list[dict[str, str] | StartError] = []
+    results: list[Met | StartError] = []
 
     def work() -> None:
         try:
@@ -128,7 +143,7 @@ def _run(meeting: Meeting, offer: dict[str, str]) -> dict[str, str]:
     return results[0]
 
 
-async def _meet(meeting: Meeting, offer: dict[str, str]) -> dict[str, str]:
+async def _meet(meeting: Meeting, offer: dict[str, str]) -> Met:
     if meeting.task == meeting.chief:
         return await Gathering(meeting, offer).run()
     return await Joining(meeting).run()

@@ -8,11 +8,12 @@ import contextlib
 from tfdist.cluster.meeting import (
     CONNECT_SECONDS,
     Meeting,
+    Met,
     identify,
     open_door,
     report_regularly,
 )
-from tfdist.cluster.wire import ContactError, Door, Line, dial
+from tfdist.cluster.wire import ContactError, Door, Line, dial, speaks_grpc
 from tfdist.errors import StartError
 
 __all__ = ["Joining"]
@@ -22,6 +23,16 @@ _RETRY_SECONDS = 0.3
 _PATIENCE = 2.0
 #: Each task asks so many others who they are; in a large cluster all pairs would be too many.
 _NEIGHBOURS = 16
+
+
+_STARTED = (
+    "TensorFlow runs there already: the others have started without this task, or the task that it "
+    "replaces has taken a part of the training with it"
+)
+
+
+class _HasStartedError(Exception):
+    """The others have started without this task, which need not meet them."""
 
 
 class Joining:
@@ -35,8 +46,8 @@ class Joining:
         self._joined = False
         self._awaited = ""
 
-    async def run(self) -> dict[str, str]:
-        """Returns what the chief offers.
+    async def run(self) -> Met:
+        """Meets; the result has what the chief offers.
 
         Raises:
             StartError: if the chief is not reached in time, or gives up.
@@ -46,6 +57,8 @@ class Joining:
                 await open_door(self._meeting, self._door)
                 async with report_regularly(self._meeting, self._status):
                     return await self._join(final)
+        except _HasStartedError:
+            return Met(offer={}, late=True)
         except StartError:  # It is a TimeoutError too.
             raise
         except TimeoutError:
@@ -53,14 +66,16 @@ class Joining:
         finally:
             self._door.close()
 
-    async def _join(self, final: asyncio.Timeout) -> dict[str, str]:
+    async def _join(self, final: asyncio.Timeout) -> Met:
         loop = asyncio.get_running_loop()
         deadline = (final.when() or loop.time()) - _PATIENCE
         while True:
             async with asyncio.timeout_at(deadline):
                 line = await self._reach_chief()
             try:
-                return await self._follow(line)
+                offer = await self._follow(line)
+                lines = (line.keep(),) if self._meeting.keep_lines else ()
+                return Met(offer=offer, lines=lines)
             except ContactError as error:
                 self._joined, self._seen = False, f"{error} after this task had joined"
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -68,11 +83,25 @@ class Joining:
                 await line.close()
 
     async def _reach_chief(self) -> Line:
-        """Tries until the chief has let this task in."""
+        """Tries until the chief has let this task in.
+
+        Raises:
+            _HasStartedError: if the chief has started TensorFlow, and this task may be late.
+        """
         while True:
             with contextlib.suppress(ContactError):
                 return await self._ask_to_join()
+            if await self._finds_tensorflow():
+                self._seen = _STARTED
+                if self._meeting.may_be_late:
+                    raise _HasStartedError
             await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _finds_tensorflow(self) -> bool:
+        if self._seen == "connection refused":
+            return False
+        address = self._meeting.cluster.address(self._meeting.chief)
+        return await speaks_grpc(address, CONNECT_SECONDS)
 
     async def _ask_to_join(self) -> Line:
         meeting = self._meeting

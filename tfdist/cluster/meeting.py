@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -13,7 +14,7 @@ from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.cluster.wire import ContactError, Door, probe
 from tfdist.errors import StartError
 
-__all__ = ["CONNECT_SECONDS", "Meeting", "identify", "open_door", "report_regularly"]
+__all__ = ["CONNECT_SECONDS", "Meeting", "Met", "identify", "open_door", "report_regularly"]
 
 #: Seconds for one attempt to connect.
 CONNECT_SECONDS = 2.0
@@ -34,6 +35,8 @@ class Meeting:
         timeout: seconds until the start is given up.
         identity: what this task runs.
         report: gets a line of text while something is awaited.
+        keep_lines: whether the connections to the chief stay open after the start.
+        may_be_late: whether this task may find that the others have started without it.
     """
 
     cluster: ClusterSpec
@@ -42,6 +45,8 @@ class Meeting:
     timeout: float
     identity: Mapping[str, str]
     report: Callable[[str], None]
+    keep_lines: bool = False
+    may_be_late: bool = False
 
     @property
     def chief(self) -> Task:
@@ -55,6 +60,21 @@ class Meeting:
     def others(self) -> list[Task]:
         """All tasks but this one."""
         return [task for task, _ in self.cluster.tasks() if task != self.task]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Met:
+    """How a meeting ended well.
+
+    Attributes:
+        offer: what the chief offered.
+        lines: the connections that stay open: the chief's to all others, or a task's to the chief.
+        late: whether the others had started already, so that there was no meeting.
+    """
+
+    offer: Mapping[str, str]
+    lines: tuple[socket.socket, ...] = ()
+    late: bool = False
 
 
 async def identify(meeting: Meeting, task: Task) -> str | None:

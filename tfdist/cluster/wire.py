@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from typing import Any
 
 from tfdist.cluster.spec import Address
 
-__all__ = ["ContactError", "Door", "Line", "Message", "dial", "probe"]
+__all__ = ["ContactError", "Door", "Line", "Message", "dial", "encode", "probe", "speaks_grpc"]
 
 _PROTOCOL = "tfdist-join/1"
 _LONGEST_LINE = 1 << 16
@@ -25,6 +26,11 @@ _SECONDS_TO_ANSWER = 3.0
 _SECONDS_TO_CLOSE = 1.0
 _BYTES_QUOTED = 30
 _QUEUE = 128
+#: How a client of HTTP/2, which gRPC is made of, opens a connection: the preface and a frame of no
+#: settings (RFC 9113, section 3.4).
+_HTTP2_CLIENT = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+#: The length of a frame's head, and the number in it that says "settings".
+_HTTP2_HEAD, _HTTP2_SETTINGS = 9, 4
 
 #: One message: the names and values of a JSON object.
 Message = dict[str, Any]
@@ -49,10 +55,13 @@ class Line:
 
     async def send(self, **message: Any) -> None:
         """Sends one message; silently if the other end has gone, which `receive` then tells."""
-        text = json.dumps({"protocol": _PROTOCOL, **message})
         with contextlib.suppress(OSError):
-            self.writer.write(text.encode() + b"\n")
+            self.writer.write(encode(**message))
             await self.writer.drain()
+
+    def keep(self) -> socket.socket:
+        """A second handle of this connection, which stays open when the line is closed."""
+        return socket.socket(fileno=os.dup(self.writer.get_extra_info("socket").fileno()))
 
     async def receive(self) -> Message:
         """The next message.
@@ -89,6 +98,11 @@ class Line:
                 await self.writer.wait_closed()
 
 
+def encode(**message: Any) -> bytes:
+    """A message as it is sent: a line of JSON."""
+    return json.dumps({"protocol": _PROTOCOL, **message}).encode() + b"\n"
+
+
 async def dial(address: Address, timeout: float) -> Line:
     """Connects to an address.
 
@@ -119,6 +133,28 @@ async def probe(address: Address, timeout: float) -> str:
     try:
         await line.send(kind="probe")
         return str((await line.hear()).get("task"))
+    finally:
+        await line.close()
+
+
+async def speaks_grpc(address: Address, timeout: float) -> bool:
+    """Whether a gRPC server, such as TensorFlow's, listens at an address.
+
+    Args:
+        address: where to look.
+        timeout: seconds for the connection, and again for the answer.
+    """
+    try:
+        line = await dial(address, timeout)
+    except ContactError:
+        return False
+    try:
+        line.writer.write(_HTTP2_CLIENT)
+        async with asyncio.timeout(timeout):
+            head = await line.reader.readexactly(_HTTP2_HEAD)
+        return head[3] == _HTTP2_SETTINGS
+    except (OSError, asyncio.IncompleteReadError):
+        return False
     finally:
         await line.close()
 

@@ -75,9 +75,8 @@ def _denominator(loss: Any, sample_weight: Any, mask: Any, reduction: str) -> An
 
 def _correction(step: Step, denominator: Any) -> Any:
     """Turns a share of the examples into a share of the denominators."""
-    context = tf.distribute.get_replica_context()
     denominator = tf.stop_gradient(denominator) * step.present(denominator.dtype)
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, denominator)
+    total = step.sum(denominator)
     part = tf.math.divide_no_nan(denominator, total)
     return _divide(part, step.share(part.dtype))
 

@@ -26,11 +26,10 @@ def hooks() -> list[Hook]:
 
 def all_reduce_sum(step: Step, values: list[Any]) -> list[Any]:
     """Sums tensors over the replicas in the forward pass of a Keras step, differentiably."""
-    context = tf.distribute.get_replica_context()
     if step.even:
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+        return list(step.sum(values))
     inner = [_scale_gradient(v, step, inverse=True) for v in values]
-    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, inner)
+    sums = step.sum(inner)
     return [_scale_gradient(v, step, inverse=False) for v in sums]
 
 

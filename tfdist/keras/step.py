@@ -64,6 +64,15 @@ class Step:
         """1 on a replica that has examples in this step, 0 on one that has none."""
         return tf.constant(1, dtype) if self.even else tf.cast(self.count > 0, dtype)
 
+    def sum(self, values: Any) -> Any:
+        """Sums tensors over the replicas, in the middle of the step.
+
+        Args:
+            values: a tensor or a list of tensors.
+        """
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
     def keep_if_empty(self, new: Any, old: Any) -> Any:
         """`new`, or `old` on a replica that has no examples in this step."""
         if self.even:

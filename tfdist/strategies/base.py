@@ -27,18 +27,24 @@ from tfdist.keras.replica import (
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class _Scope:
-    """TensorFlow's scope with Keras hooked while it is open."""
+class Scope:
+    """TensorFlow's scope with Keras hooked while it is open.
 
-    def __init__(self, inner: Any) -> None:
+    Args:
+        inner: TensorFlow's scope.
+        hooks: what is hooked besides what all strategies hook.
+    """
+
+    def __init__(self, inner: Any, hooks: Any = None) -> None:
         self._inner = inner
+        self._hooks = [keras_scope, *([] if hooks is None else [hooks])]
 
     def __enter__(self) -> Any:
-        keras_scope.enter()
+        self._enter_hooks()
         try:
             return self._inner.__enter__()
         except BaseException:
-            keras_scope.leave()
+            self._leave_hooks()
             raise
 
     def __exit__(
@@ -50,7 +56,15 @@ class _Scope:
         try:
             return self._inner.__exit__(kind, error, trace)
         finally:
-            keras_scope.leave()
+            self._leave_hooks()
+
+    def _enter_hooks(self) -> None:
+        for hooks in self._hooks:
+            hooks.enter()
+
+    def _leave_hooks(self) -> None:
+        for hooks in reversed(self._hooks):
+            hooks.leave()
 
 
 class StrategyMixin:
@@ -72,7 +86,7 @@ class StrategyMixin:
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return _Scope(super().scope())  # type: ignore[misc]
+        return Scope(super().scope())  # type: ignore[misc]
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.

@@ -13,7 +13,7 @@ from tfdist.joining import Member, join_cluster
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
-from tfdist.strategies.start import start_multi_worker
+from tfdist.strategies.start import start_multi_worker, start_parameter_server
 
 _active: list[Any] = []
 
@@ -59,6 +59,8 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     """
     if config.strategy == "multi_worker":
         made: Any = start_multi_worker(member or _join(config), config)
+    elif config.strategy == "parameter_server":
+        made = start_parameter_server(member or _join(config), config)
     else:
         devices = prepare_devices(config.devices)
         made = Single(devices[0]) if config.strategy == "single" else Mirrored(devices)
@@ -76,9 +78,9 @@ def _join(config: StrategyConfig) -> Member:
     text = environment.read("TF_CONFIG")
     if text is None:
         raise ConfigError(
-            "strategy='multi_worker' needs TF_CONFIG, which is not set, to know the other tasks. "
-            "Start the program with `tfdist run --strategy multi_worker -n 2 SCRIPT`, or set "
-            "TF_CONFIG for each task (`tfdist doctor` checks it)."
+            f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
+            f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
+            "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
         )
     return join_cluster(text, config)
 

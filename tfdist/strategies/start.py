@@ -10,8 +10,10 @@ from tfdist.config import StrategyConfig
 from tfdist.deadline import hard_deadline
 from tfdist.errors import ConfigError, StartError
 from tfdist.joining import Member
+from tfdist.servers.cluster import UpdateRule
 from tfdist.strategies.devices import communication_for, prepare_devices
 from tfdist.strategies.multi_worker import MultiWorker, resolver_for
+from tfdist.strategies.parameter_server import ParameterServer
 
 
 def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
@@ -50,3 +52,53 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
                     f"`tfdist run`. TensorFlow says: {error}"
                 ) from error
             raise
+
+
+def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterServer:
+    """Makes the strategy of a chief whose workers and servers have joined.
+
+    Args:
+        member: the chief.
+        config: the configuration, the same for all tasks.
+
+    Raises:
+        ConfigError: if TensorFlow has started already.
+    """
+    if global_seed() is None:
+        keras.utils.set_random_seed(member.seed)
+    peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != member.task)
+    seconds = config.start_timeout
+    message = (
+        f"{member.task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did "
+        f"not connect to {peers}. One of them ended meanwhile, or a firewall closes the port to gRPC."
+    )
+    cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(member.cluster.as_dict()),
+        task_type=member.task.type,
+        task_id=member.task.index,
+        rpc_layer="grpc",
+    )
+    with hard_deadline(seconds, message, StartError.exit_status):
+        return ParameterServer(
+            cluster,
+            rule_of(config, len(member.cluster.computing) - 1),
+            config.wire_dtype,
+            config.min_shard_bytes,
+            config.max_shards,
+        )
+
+
+def rule_of(config: StrategyConfig, workers: int) -> UpdateRule:
+    """When a gradient becomes an update, as the configuration says.
+
+    Args:
+        config: the configuration.
+        workers: how many workers the cluster has.
+    """
+    return UpdateRule(
+        mode=config.mode,
+        staleness=config.staleness,
+        on_stale=config.on_stale,
+        workers=workers,
+        backup_workers=config.backup_workers,
+    )

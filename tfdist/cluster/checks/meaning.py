@@ -80,11 +80,11 @@ def _gaps(reading: Reading, strategy: str | None) -> Iterator[Finding]:
         present = {entry.task.index for entry in reading.of_type(kind)}
         missing = sorted(set(range(max(present) + 1)) - present)
         if missing:
-            make = error if strategy == "multi_worker" else warning
+            make = warning if strategy is None else error
             yield make(
                 f"{CLUSTER}.{kind}",
                 f"It lists {kind} {', '.join(map(str, sorted(present)))} but not "
-                f"{', '.join(map(str, missing[:10]))}. Only parameter-server training allows gaps.",
+                f"{', '.join(map(str, missing[:10]))}. Only programs of TensorFlow 1 allow gaps.",
                 "List all tasks, numbered from 0 without gaps, the same in each process.",
             )
 
@@ -133,8 +133,22 @@ def _parameter_server(reading: Reading) -> Iterator[Finding]:
                 f'Add "{kind}": ["host:port"].',
             )
     if not reading.of_type("chief"):
-        yield warning(
+        yield error(
             CLUSTER,
-            "It lists no chief, the task that coordinates the workers.",
-            'Add "chief": ["host:port"].',
+            "It lists no chief, the task that runs the script and gives the workers their steps.",
+            'Add "chief": ["host:port"], a task besides the workers.',
+        )
+    task = reading.task
+    if task is not None and task.type == "evaluator":
+        yield error(
+            TASK,
+            f"{task} has nothing to do: with parameter_server `evaluate` runs on the workers.",
+            "Start no evaluator. A program that evaluates checkpoints by itself runs with strategy "
+            "single, and TF_CONFIG unset.",
+        )
+    elif reading.of_type("evaluator"):
+        yield warning(
+            f"{CLUSTER}.evaluator",
+            "parameter_server starts no evaluator: `evaluate` runs on the workers.",
+            'Remove "evaluator" from the cluster.',
         )

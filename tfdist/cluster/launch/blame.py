@@ -14,7 +14,15 @@ from pathlib import Path
 
 from tfdist.cluster.spec import Task
 
-__all__ = ["LINES_SHOWN", "Ending", "describe", "exit_status", "is_consequence", "root_cause"]
+__all__ = [
+    "LINES_SHOWN",
+    "Ending",
+    "describe",
+    "exit_status",
+    "headline",
+    "is_consequence",
+    "root_cause",
+]
 
 #: Lines of a failed task's log that are shown.
 LINES_SHOWN = 20
@@ -32,6 +40,7 @@ _PEER = re.compile(
     | Connection\ (?:reset|refused) | Socket\ closed | failed\ to\ connect\ to\ all\ addresses
     | [Hh]eartbeat\ timeout | task\ is\ unhealthy | peer\ .*\ (?:died|unreachable|restarted)
     | The\ chief\ stopped\ the\ start
+    | ^tfdist:\ chief\ .*\ (?:has\ gone|has\ failed)\b
     """,
     re.VERBOSE,
 )
@@ -63,12 +72,14 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-def is_consequence(lines: Sequence[str]) -> bool:
+def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
     """Whether the last lines of a failed task say that another task has gone.
 
     The last exception counts if there is one: a task with an error of its own also logs the end of
-    its connections.
+    its connections. A task that was killed by SIGKILL did not end because of what it said.
     """
+    if returncode == -signal.SIGKILL:
+        return False
     recent = list(lines)[-_LINES_SEARCHED:]
     starts = [number for number, line in enumerate(recent) if _EXCEPTION.match(line)]
     if not starts:
@@ -92,14 +103,19 @@ def root_cause(endings: Sequence[Ending]) -> Ending | None:
     failed = [ending for ending in endings if ending.returncode != 0 and not ending.stopped]
     if not failed:
         return None
-    own = [ending for ending in failed if not is_consequence(ending.lines)]
+    own = [ending for ending in failed if not is_consequence(ending.lines, ending.returncode)]
     dying = [ending for ending in endings if ending.stopped and _has_own_error(ending)]
     return (own or dying or failed)[0]
 
 
+def headline(ending: Ending) -> str:
+    """Who ended and how, as "worker 1 was ended by signal 9 (SIGKILL)"."""
+    return f"{ending.task} {_how(ending)}"
+
+
 def describe(root: Ending, endings: Sequence[Ending]) -> str:
     """A message for the user: who failed, how, its last lines, and who only followed."""
-    parts = [f"{root.task} {_how(root)}."]
+    parts = [f"{headline(root)}."]
     hint = _hint(root)
     if hint:
         parts.append(hint)
@@ -110,9 +126,10 @@ def describe(root: Ending, endings: Sequence[Ending]) -> str:
         parts.append(f"Its log: {root.log}")
     followers = [e for e in endings if e is not root and e.returncode != 0 and not e.stopped]
     for ending in followers:
-        because = " because it lost another task" if is_consequence(ending.lines) else " too"
+        follows = is_consequence(ending.lines, ending.returncode)
+        because = " because it lost another task" if follows else " too"
         log = f"; its log: {ending.log}" if ending.log is not None else ""
-        parts.append(f"{ending.task} {_how(ending)}{because}{log}")
+        parts.append(f"{headline(ending)}{because}{log}")
     stopped = [str(ending.task) for ending in endings if ending.stopped and ending is not root]
     if stopped:
         parts.append(f"Stopped with it: {', '.join(stopped)}.")
@@ -120,7 +137,9 @@ def describe(root: Ending, endings: Sequence[Ending]) -> str:
 
 
 def _has_own_error(ending: Ending) -> bool:
-    return any(_EXCEPTION.match(line) for line in ending.lines) and not is_consequence(ending.lines)
+    if is_consequence(ending.lines):
+        return False
+    return any(_EXCEPTION.match(line) for line in ending.lines)
 
 
 def _from_tensorflow(line: str) -> bool:

@@ -65,10 +65,12 @@ class TaskOutput:
     Attributes:
         log: the log file.
         complain: told once, when the log file cannot be written.
+        append: whether what the file has is kept: a task that is started again.
     """
 
     log: Path
     complain: Callable[[str], None]
+    append: bool = False
     _file: BinaryIO | None = None
     _tail: collections.deque[str] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_LINES_KEPT)
@@ -76,7 +78,7 @@ class TaskOutput:
 
     def __post_init__(self) -> None:
         try:
-            self._file = self.log.open("wb", buffering=0)
+            self._file = self.log.open("ab" if self.append else "wb", buffering=0)
         except OSError as error:
             self._give_up(error)
 

@@ -6,6 +6,7 @@ Planning is apart from spawning, so that other launchers (ssh, Slurm) can reuse 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,18 @@ from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["JobPlan", "Program", "TaskPlan", "local_cluster", "plan_local", "plan_member"]
+__all__ = [
+    "BETWEEN_GRAPH",
+    "SERVED",
+    "SERVER_MODULE",
+    "JobPlan",
+    "Program",
+    "Role",
+    "TaskPlan",
+    "local_cluster",
+    "plan_local",
+    "plan_member",
+]
 
 #: Where tasks of this machine listen. An address, so that no name lookup can fail.
 LOCAL_HOST = "127.0.0.1"
@@ -22,12 +34,33 @@ LOCAL_HOST = "127.0.0.1"
 #: The module that joins the cluster, enters the strategy's scope and runs the script.
 TASK_MODULE = "tfdist.cli.task"
 
+#: The module that joins the cluster and serves the chief; it runs no script.
+SERVER_MODULE = "tfdist.cli.server"
+
 #: Set in a task unless the user set them: quiet and complete logs, GPUs that can be shared.
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
+
+
+class Role(enum.Enum):
+    """What the end of a task means for its job."""
+
+    #: The job is done when all tasks of this role have ended well. A failure ends the job.
+    MAIN = "main"
+    #: Runs until the job is done and is then stopped. A failure ends the job.
+    NEEDED = "needed"
+    #: Runs until the job is done and is then stopped. If it fails, the others do its work.
+    SPARE = "spare"
+
+
+#: Roles where the chief alone runs the script and the others serve it: `parameter_server`.
+SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
+
+#: Roles where each worker runs the script and parameter servers wait without an end.
+BETWEEN_GRAPH = {"ps": Role.NEEDED, "evaluator": Role.NEEDED}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +75,9 @@ class Program:
             the chief's when they join.
         env_only: whether the script builds its own strategy from TF_CONFIG: it then is run by
             itself, and besides TF_CONFIG only its output is made unbuffered.
+        roles: the roles of task types other than `Role.MAIN`. Unless `env_only`, these tasks run a
+            server instead of the script.
+        task_flags: whether the script gets its place as the flags of TensorFlow 1's tutorials.
         python: the interpreter.
     """
 
@@ -50,13 +86,30 @@ class Program:
     seed: int | None
     args: tuple[str, ...] = ()
     env_only: bool = False
+    roles: Mapping[str, Role] = dataclasses.field(default_factory=dict)
+    task_flags: bool = False
     python: str = sys.executable
 
-    @property
-    def command(self) -> tuple[str, ...]:
-        """The command of each task."""
-        runner = () if self.env_only else ("-m", TASK_MODULE)
-        return (self.python, *runner, self.script, *self.args)
+    def role(self, task: Task) -> Role:
+        """What the end of a task means where all tasks are started here."""
+        return self.roles.get(task.type, Role.MAIN)
+
+    def command(self, task: Task, cluster: ClusterSpec | None = None) -> tuple[str, ...]:
+        """The command of a task.
+
+        Args:
+            task: the task.
+            cluster: all tasks.
+
+        Raises:
+            ConfigError: if the flags cannot name that task or cluster.
+        """
+        if self.env_only:
+            flags = _task_flags(task, cluster) if self.task_flags and cluster is not None else ()
+            return (self.python, self.script, *self.args, *flags)
+        if self.role(task) is not Role.MAIN:
+            return (self.python, "-m", SERVER_MODULE)
+        return (self.python, "-m", TASK_MODULE, self.script, *self.args)
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str | None]:
         """The changes to the environment that all tasks share.
@@ -69,6 +122,8 @@ class Program:
         }
         if self.env_only:
             return {name: changes[name] for name in changes if name == "PYTHONUNBUFFERED"}
+        if self.roles and "GRPC_FAIL_FAST" not in base:
+            changes["GRPC_FAIL_FAST"] = "use_caller"
         changes.update(TFDIST_CONFIG=self.config, TFDIST_LAUNCHED="1")
         if self.seed is not None:
             changes["TFDIST_SEED"] = str(self.seed)
@@ -85,6 +140,7 @@ class TaskPlan:
         command: the program and its arguments, never for a shell.
         environ: what is changed in its environment; None removes a variable.
         log: the file that gets its output.
+        role: what its end means for the job.
     """
 
     task: Task
@@ -92,6 +148,7 @@ class TaskPlan:
     command: tuple[str, ...]
     environ: Mapping[str, str | None]
     log: Path
+    role: Role = Role.MAIN
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,17 +161,33 @@ class JobPlan:
             needs no cluster.
         shown: the task whose output the terminal shows.
         log_dir: the directory of the log files.
+        max_restarts: how often, in all, what has failed is started again: a spare task in its
+            place, or else the whole job.
+        begins_at: where TensorFlow listens as soon as the job has begun. A spare task that fails
+            before ends the job: the others wait for it. None where that makes no difference.
     """
 
     tasks: tuple[TaskPlan, ...]
     cluster: ClusterSpec | None
     shown: Task
     log_dir: Path
+    max_restarts: int = 0
+    begins_at: Address | None = None
 
 
-def local_cluster(ports: Sequence[int]) -> ClusterSpec:
-    """A cluster of workers on this machine, one for each port."""
-    return ClusterSpec({"worker": tuple(Address(LOCAL_HOST, port) for port in ports)})
+def local_cluster(ports: Sequence[int], *, chief: bool = False, ps: int = 0) -> ClusterSpec:
+    """A cluster of this machine, one task for each port: workers unless said otherwise.
+
+    Args:
+        ports: where the tasks listen, in the order of `ClusterSpec.tasks`.
+        chief: whether the first is a task of type chief.
+        ps: how many of the last are parameter servers.
+    """
+    addresses = tuple(Address(LOCAL_HOST, port) for port in ports)
+    first, last = int(chief), len(addresses) - ps
+    return ClusterSpec(
+        {"chief": addresses[:first], "worker": addresses[first:last], "ps": addresses[last:]}
+    )
 
 
 def plan_local(
@@ -141,17 +214,21 @@ def plan_local(
     """
     if cluster is None:
         alone = Task("worker", 0)
-        only = _task_plan(program, None, alone, log_dir, environ, ())
+        only = _task_plan(program, None, alone, log_dir, environ, None)
         return JobPlan(tasks=(only,), cluster=None, shown=alone, log_dir=log_dir)
-    places = list(cluster.tasks())
-    computing = len(cluster.computing)
-    shares = gpu_lists.split(gpus, computing, devices) if computing > 1 else [()]
-    given = dict(zip(cluster.computing, shares, strict=True))
+    shares = _shares(program, cluster, gpus, devices)
     tasks = tuple(
-        _task_plan(program, cluster, task, log_dir, environ, given.get(task, ()))
-        for task, _ in places
+        _task_plan(program, cluster, task, log_dir, environ, shares.get(task))
+        for task, _ in cluster.tasks()
     )
-    return JobPlan(tasks=tasks, cluster=cluster, shown=cluster.chief, log_dir=log_dir)
+    spare = Role.SPARE in program.roles.values() and not program.env_only
+    return JobPlan(
+        tasks=tasks,
+        cluster=cluster,
+        shown=cluster.chief,
+        log_dir=log_dir,
+        begins_at=cluster.address(cluster.chief) if spare else None,
+    )
 
 
 def plan_member(
@@ -161,6 +238,7 @@ def plan_member(
     task: Task,
     log_dir: Path,
     environ: Mapping[str, str],
+    gpus: tuple[str, ...] = (),
 ) -> JobPlan:
     """Plans one task of a cluster whose other tasks are started elsewhere.
 
@@ -170,6 +248,7 @@ def plan_member(
         task: the task to start here, as TF_CONFIG names it.
         log_dir: where the log file goes.
         environ: the environment that the task's own is made from. Its TF_CONFIG is kept.
+        gpus: the GPUs of this machine; a task that does not train gets none.
 
     Raises:
         ConfigError: if the cluster has no such task.
@@ -182,11 +261,14 @@ def plan_member(
             f"TF_CONFIG says that this is task {str(task)!r}, but its cluster has: {have}. "
             "Correct the type and index of its task."
         ) from None
+    changes = program.environ(environ)
+    if gpus and task not in _training(program, cluster):
+        changes["CUDA_VISIBLE_DEVICES"] = ""
     plan = TaskPlan(
         task=task,
         address=address,
-        command=program.command,
-        environ=program.environ(environ),
+        command=program.command(task, cluster),
+        environ=changes,
         log=log_dir / _log_name(task),
     )
     return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir)
@@ -198,21 +280,63 @@ def _task_plan(
     task: Task,
     log_dir: Path,
     environ: Mapping[str, str],
-    gpus: tuple[str, ...],
+    gpus: tuple[str, ...] | None,
 ) -> TaskPlan:
     changes = program.environ(environ)
     if cluster is not None:
         changes["TF_CONFIG"] = cluster.tf_config(task)
     elif "TF_CONFIG" in environ:
         changes["TF_CONFIG"] = None
-    if gpus:
+    if gpus is not None:
         changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return TaskPlan(
         task=task,
         address=None if cluster is None else cluster.address(task),
-        command=program.command,
+        command=program.command(task, cluster),
         environ=changes,
         log=log_dir / _log_name(task),
+        role=program.role(task),
+    )
+
+
+def _training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
+    """The tasks that hold replicas: where the chief is served, it holds none."""
+    served = Role.SPARE in program.roles.values()
+    return tuple(task for task in cluster.computing if task.type == "worker" or not served)
+
+
+def _shares(
+    program: Program, cluster: ClusterSpec, gpus: tuple[str, ...], devices: int | None
+) -> dict[Task, tuple[str, ...]]:
+    """The GPUs of each task. A task that is not named sees what there is."""
+    if not gpus:
+        return {}
+    training = _training(program, cluster)
+    given: dict[Task, tuple[str, ...]] = {
+        task: () for task, _ in cluster.tasks() if task not in training
+    }
+    if len(training) > 1 or devices is not None:
+        shares = gpu_lists.split(gpus, len(training), devices)
+        given.update(zip(training, shares, strict=True))
+    return given
+
+
+def _task_flags(task: Task, cluster: ClusterSpec) -> tuple[str, ...]:
+    """A task's place as the flags that the tutorials of TensorFlow 1 read."""
+    strange = [kind for kind in cluster.addresses if kind not in ("worker", "ps")]
+    if strange or cluster.indices:
+        what = f"tasks of type {strange[0]}" if strange else "tasks whose numbers have gaps"
+        raise ConfigError(
+            f"--task-flags conflicts with the cluster of TF_CONFIG, which has {what}: the flags "
+            "--ps_hosts and --worker_hosts list parameter servers and workers, numbered from 0. "
+            "Make the chief worker 0, or leave --task-flags out if the script reads TF_CONFIG."
+        )
+    hosts = {kind: ",".join(map(str, cluster.addresses.get(kind, ()))) for kind in ("ps", "worker")}
+    return (
+        f"--job_name={task.type}",
+        f"--task_index={task.index}",
+        f"--ps_hosts={hosts['ps']}",
+        f"--worker_hosts={hosts['worker']}",
     )
 
 

@@ -135,6 +135,7 @@ def spawn(
     pump: Pump,
     terminal: Terminal | None,
     complain: Callable[[str], None],
+    again: str = "",
 ) -> RunningTask:
     """Starts one task in a session of its own.
 
@@ -144,11 +145,14 @@ def spawn(
         pump: reads the task's output.
         terminal: also shows the output; None for the log file only.
         complain: told once if the log cannot be written.
+        again: where a task is started again, the line that its log is continued with.
 
     Raises:
         TfdistError: if the operating system refuses to start a process.
     """
-    output = TaskOutput(plan.log, complain)
+    output = TaskOutput(plan.log, complain, append=bool(again))
+    if again:
+        output.write([again.encode()])
     with contextlib.ExitStack() as ends_of_task:
         streams = _streams(terminal)
         for _, inner, _ in streams:

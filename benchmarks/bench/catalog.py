@@ -1,0 +1,61 @@
+"""The peers by name: what each is and what it needs. The code of each is in `bench.peers`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+
+__all__ = ["PEERS", "Peer", "missing"]
+
+#: What tf_keras asks for before `tensorflow` is imported.
+_LEGACY_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One way to train with parameter servers.
+
+    Attributes:
+        title: a few words, for tables.
+        needs: modules that must be importable.
+        environ: variables for its tasks.
+    """
+
+    title: str
+    needs: tuple[str, ...] = ()
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+#: Keys are the names of modules in `bench.peers`, in the order in which they take turns.
+PEERS: dict[str, Peer] = {
+    "tf_keras_fit": Peer(title="tf_keras, model.fit", needs=("tf_keras",), environ=_LEGACY_KERAS),
+    "loop_tf_keras": Peer(
+        title="ClusterCoordinator loop, tf_keras model",
+        needs=("tf_keras",),
+        environ=_LEGACY_KERAS,
+    ),
+    "loop_keras": Peer(title="ClusterCoordinator loop, Keras 3 model"),
+    "loop_tfdist": Peer(
+        title="ClusterCoordinator loop, Keras 3 model, on tfdist", needs=("tfdist.servers",)
+    ),
+    "tfdist_fit": Peer(title="tfdist, model.fit", needs=("tfdist.servers",)),
+}
+
+
+def missing(name: str) -> str:
+    """What a peer lacks to run here, in one line; empty if nothing."""
+    lacking = [module for module in PEERS[name].needs if not _importable(module)]
+    if not lacking:
+        return ""
+    return (
+        f"{name} is left out: no module {', '.join(lacking)}. "
+        "pip install -r benchmarks/requirements.txt"
+    )
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,151 @@
+"""What each worker and ps of a parameter-server job runs: `python -m tfdist.cli.server`.
+
+Joins the cluster, starts TensorFlow's server, and stays until the chief has gone. The script runs
+on the chief alone, which gives the servers their work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tfdist import environment
+from tfdist.cli.quiet import quiet_import
+from tfdist.cluster import lifeline
+from tfdist.cluster.spec import ClusterSpec
+from tfdist.cluster.threads import inter_op_threads
+from tfdist.config import StrategyConfig
+from tfdist.errors import ConfigError, StartError, TfdistError
+from tfdist.joining import ServerMember, join_as_server
+
+__all__ = ["main"]
+
+#: Seconds that a server stays after it has lost its chief. Where a launcher watches both, it sees
+#: the chief's end first and names the right one.
+_SECONDS_TO_STAY = 2.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one server to its chief's end.
+
+    Args:
+        argv: nothing.
+
+    Returns:
+        The exit status: 0 if the chief ended with 0 or this server cannot know, 1 if the chief
+        failed or went without a word, else that of the error that kept the server from running.
+    """
+    if argv:
+        print("tfdist: usage: python -m tfdist.cli.server (no arguments)", file=sys.stderr)
+        return 2
+    try:
+        return _serve()
+    except TfdistError as error:
+        _say(str(error))
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _serve() -> int:
+    text, config = environment.read("TFDIST_CONFIG"), environment.read("TF_CONFIG")
+    if text is None or config is None:
+        missing = "TFDIST_CONFIG" if text is None else "TF_CONFIG"
+        raise ConfigError(
+            f"{missing} is not set. Start servers with `tfdist run --strategy parameter_server "
+            "SCRIPT`, which sets it."
+        )
+    member = join_as_server(config, StrategyConfig.from_json(text))
+    server = _start_server(member)
+    _say(f"{member.task} serves at {member.cluster.address(member.task)}")
+    status = _stay(member)
+    del server
+    return status
+
+
+def _start_server(member: ServerMember) -> Any:
+    """TensorFlow's server of a task. It cannot be stopped but by the end of this process."""
+    with quiet_import():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+    cluster, task = member.cluster, member.task
+    threads = inter_op_threads(
+        task.type,
+        workers=len(cluster.addresses["worker"]),
+        cores=os.cpu_count() or 1,
+    )
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+    config.gpu_options.allow_growth = True
+    try:
+        return tf.distribute.Server(
+            _as_tensorflow(cluster, tf),
+            job_name=task.type,
+            task_index=task.index,
+            protocol="grpc",
+            config=config,
+            start=True,
+        )
+    except tf.errors.OpError as error:
+        address = cluster.address(task)
+        raise StartError(
+            f"TensorFlow's server of {task} cannot start at {address}. Another program may have "
+            f"taken port {address.port} (`ss -ltnp sport = :{address.port}` shows which). "
+            f"TensorFlow says: {error.message}"
+        ) from error
+
+
+def _as_tensorflow(cluster: ClusterSpec, tf: Any) -> Any:
+    """The cluster as TensorFlow's own value."""
+    tasks: dict[str, dict[int, str]] = {}
+    for task, address in cluster.tasks():
+        tasks.setdefault(task.type, {})[task.index] = str(address)
+    return tf.train.ClusterSpec(tasks)
+
+
+def _stay(member: ServerMember) -> int:
+    """Waits for the chief's end and says what it means."""
+    chief = f"{member.cluster.chief} at {member.cluster.address(member.cluster.chief)}"
+    if member.line is None:
+        end = lifeline.await_silence(member.cluster.address(member.cluster.chief))
+        _say(
+            f"{chief} has gone: {end.seen}. This server took the place of one that had died, and "
+            "cannot tell whether the training was complete: see the chief's own log. It ends."
+        )
+        return 0
+    end = lifeline.await_end(member.line)
+    if end.status == 0:
+        return 0
+    how = "has failed" if end.status else "has gone without a farewell: it was killed, or unplugged"
+    _say(f"{chief} {how} ({end.seen}). {member.task} ends, since nobody needs it.")
+    time.sleep(_SECONDS_TO_STAY)
+    return 1
+
+
+def _say(text: str) -> None:
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends the process at once: TensorFlow's server would keep it alive without an end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run() -> NoReturn:
+    try:
+        status = main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    _leave(status)
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,307 @@
+"""One start of a job: its tasks, from their start to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+
+from tfdist.cluster.launch import blame
+from tfdist.cluster.launch.output import Pump
+from tfdist.cluster.launch.plan import JobPlan, Role, TaskPlan
+from tfdist.cluster.launch.spawn import Guard, RunningTask, Terminal, spawn
+from tfdist.cluster.spec import Task
+from tfdist.cluster.wire import speaks_grpc
+
+__all__ = ["Attempt", "Requests", "Restarts", "Screen", "stop_requests"]
+
+_POLL = 0.05
+#: Seconds in which other failures are collected after the first.
+_SETTLE = 1.0
+#: The same while all that failed look like consequences: the cause may take longer to exit.
+_SETTLE_FOR_CAUSE = 4.0
+#: After Ctrl-C, which must end everything within 5 s: seconds after INT, then after TERM.
+_AFTER_INT, _AFTER_TERM = 2.0, 1.0
+#: SIGTERM to the launcher also must end everything within 5 s.
+_LONGEST_AFTER_SIGNAL = 3.0
+#: Seconds for the kernel to take down what was killed.
+_AFTER_KILL = 5.0
+#: Seconds to find out whether the job has begun.
+_SECONDS_TO_LOOK = 2.0
+
+
+class Requests:
+    """Signals that ask the launcher to stop."""
+
+    def __init__(self) -> None:
+        self.received: list[signal.Signals] = []
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Notes a signal; a signal handler."""
+        self.received.append(signal.Signals(number))
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Requests]:
+    """Notes the signals that would end the launcher, instead of ending it at once."""
+    requests = Requests()
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
+            before[number] = signal.signal(number, requests.note)
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclasses.dataclass
+class Restarts:
+    """How often something is started again, in all.
+
+    Attributes:
+        most: how often it may be.
+        used: how often it was.
+    """
+
+    most: int
+    used: int = 0
+
+    def take(self) -> bool:
+        """Uses one up, if one is left."""
+        if self.used >= self.most:
+            return False
+        self.used += 1
+        return True
+
+    def __str__(self) -> str:
+        return f"restart {self.used} of {self.most}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Screen:
+    """Where a job shows itself.
+
+    Attributes:
+        terminal: shows the output of the plan's shown task; None shows it nowhere.
+        complain: told about logs that cannot be written.
+        notify: told what becomes of the job's tasks, and whether to begin a new line for it.
+    """
+
+    terminal: Terminal | None
+    complain: Callable[[str], None]
+    notify: Callable[[str, bool], None]
+
+
+class Attempt:
+    """The tasks of a plan, started once. Spare tasks that die may be started again within.
+
+    Args:
+        plan: what to run.
+        guard: ends the tasks if this process dies.
+        requests: the signals that ask to stop.
+        screen: where the job shows itself.
+        restarts: how often a spare task may still be started again.
+
+    Attributes:
+        early: the spare task that failed before the job had begun, if one did.
+    """
+
+    def __init__(
+        self, plan: JobPlan, guard: Guard, requests: Requests, screen: Screen, restarts: Restarts
+    ) -> None:
+        self.early: Task | None = None
+        self._plan = plan
+        self._guard = guard
+        self._requests = requests
+        self._screen = screen
+        self._restarts = restarts
+        self._pump = Pump()
+        self._tasks: list[RunningTask] = []
+        self._ended: list[RunningTask] = []
+        self._borne: list[RunningTask] = []
+        self._begun = plan.begins_at is None
+
+    @property
+    def midline(self) -> bool:
+        """Whether the terminal's cursor is within a line."""
+        return self._pump.midline
+
+    def run(self, grace: float) -> list[blame.Ending]:
+        """Starts the tasks and waits until the job is done, has failed or is to stop.
+
+        Args:
+            grace: seconds between TERM and KILL for what still runs then.
+
+        Returns:
+            How each task ended, in the order of their ends.
+
+        Raises:
+            TfdistError: if a process cannot be started. Those already started are ended.
+        """
+        again = f"tfdist: the job is started again ({self._restarts})" * bool(self._restarts.used)
+        by_themselves = 0
+        try:
+            for each in self._plan.tasks:
+                self._tasks.append(self._spawn(each, again))
+            with _window_changes(self._tasks):
+                self._wait()
+        finally:
+            by_themselves = len(self._ended)
+            self._stop(grace)
+            self._pump.close()
+            for task in (*self._tasks, *self._borne):
+                task.close()
+        done = self._is_done(self._ended[:by_themselves])
+        return [
+            self._ending(task, stopped=number >= by_themselves or (done and not _is_main(task)))
+            for number, task in enumerate(self._ended)
+        ]
+
+    def borne(self) -> list[blame.Ending]:
+        """How the spare tasks ended whose loss did not end the job."""
+        return [self._ending(task, stopped=False) for task in self._borne]
+
+    def _spawn(self, plan: TaskPlan, again: str) -> RunningTask:
+        return spawn(
+            plan,
+            guard=self._guard,
+            pump=self._pump,
+            terminal=self._screen.terminal if plan.task == self._plan.shown else None,
+            complain=self._screen.complain,
+            again=again,
+        )
+
+    def _wait(self) -> None:
+        """Until the job is done, one has failed and the others had time to, or a signal came."""
+        first_failure: float | None = None
+        while not self._requests.received:
+            self._collect()
+            if self._is_done(self._ended):
+                return
+            failed = [task for task in self._ended if task.returncode != 0]
+            if first_failure is None:
+                failed = [task for task in failed if not self._bears(task, failed)]
+            if failed:
+                now = time.monotonic()
+                first_failure = now if first_failure is None else first_failure
+                if len(self._ended) == len(self._tasks) or now - first_failure > _settling(failed):
+                    return
+            time.sleep(_POLL)
+
+    def _is_done(self, ended: Sequence[RunningTask]) -> bool:
+        """Whether all tasks that the job is about have ended well."""
+        main = [task for task in self._tasks if _is_main(task)]
+        return all(task in ended and task.returncode == 0 for task in main)
+
+    def _bears(self, task: RunningTask, failed: Sequence[RunningTask]) -> bool:
+        """Goes on without a failed spare task, or with another in its place, if it can."""
+        others = [other for other in self._tasks if other.plan.role is Role.SPARE]
+        lost = [other for other in failed if other.plan.role is Role.SPARE]
+        if len(lost) < len(failed) or task not in others:
+            return False
+        if not self._has_begun():
+            self.early = task.plan.task
+            return False
+        left = [other for other in others if other not in self._ended]
+        how = blame.headline(self._ending(task, stopped=False))
+        if self._restarts.take():
+            self._tell(f"{how}. It is started again in its place ({self._restarts}).")
+            line = f"tfdist: {task.plan.task} is started again ({self._restarts})"
+            replacement = [self._spawn(task.plan, line)]
+        elif left:
+            count = f"the other {len(left)} workers" if len(left) > 1 else "one worker"
+            self._tell(f"{how}. Training goes on with {count}. Its log: {task.plan.log}")
+            replacement = []
+        else:
+            return False
+        place = self._tasks.index(task)
+        self._tasks[place : place + 1] = replacement
+        self._ended.remove(task)
+        self._borne.append(task)
+        return True
+
+    def _has_begun(self) -> bool:
+        """Whether the chief has started TensorFlow, so that the job goes on without a worker."""
+        if not self._begun and self._plan.begins_at is not None:
+            look = speaks_grpc(self._plan.begins_at, _SECONDS_TO_LOOK)
+            self._begun = asyncio.run(look)
+        return self._begun
+
+    def _tell(self, text: str) -> None:
+        self._screen.notify(text, self._pump.midline)
+
+    def _collect(self) -> None:
+        self._ended += [
+            task for task in self._tasks if task not in self._ended and task.poll() is not None
+        ]
+
+    def _stop(self, grace: float) -> None:
+        """Ends what still runs: politely, then by force."""
+        asked = len(self._requests.received)
+        for number, seconds in _stages(self._requests, grace):
+            for task in self._tasks:
+                task.signal(number)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                self._collect()
+                if len(self._ended) == len(self._tasks):
+                    return
+                if number != signal.SIGKILL and len(self._requests.received) > asked:
+                    asked = len(self._requests.received)
+                    break
+                time.sleep(_POLL)
+
+    def _ending(self, task: RunningTask, *, stopped: bool) -> blame.Ending:
+        assert task.returncode is not None, "the task was waited for"
+        return blame.Ending(
+            task=task.plan.task,
+            returncode=task.returncode,
+            log=task.plan.log if task.output.logged else None,
+            lines=task.output.tail(100),
+            stopped=stopped,
+            shown=task.plan.task == self._plan.shown and self._screen.terminal is not None,
+        )
+
+
+def _is_main(task: RunningTask) -> bool:
+    return task.plan.role is Role.MAIN
+
+
+def _settling(failed: Sequence[RunningTask]) -> float:
+    """Seconds to wait for further failures."""
+    followers = all(
+        blame.is_consequence(task.output.tail(blame.LINES_SHOWN), task.returncode or 0)
+        for task in failed
+    )
+    return _SETTLE_FOR_CAUSE if followers else _SETTLE
+
+
+def _stages(requests: Requests, grace: float) -> list[tuple[signal.Signals, float]]:
+    """Which signals to send, and the seconds to wait after each."""
+    last = (signal.SIGKILL, _AFTER_KILL)
+    if not requests.received:
+        return [(signal.SIGTERM, grace), last]
+    if requests.received[0] == signal.SIGINT:
+        return [(signal.SIGINT, _AFTER_INT), (signal.SIGTERM, min(grace, _AFTER_TERM)), last]
+    return [(signal.SIGTERM, min(grace, _LONGEST_AFTER_SIGNAL)), last]
+
+
+@contextlib.contextmanager
+def _window_changes(tasks: Sequence[RunningTask]) -> Iterator[None]:
+    """Passes changes of the terminal's size on."""
+
+    def resize(number: int, frame: FrameType | None) -> None:
+        for task in tasks:
+            task.resize()
+
+    before = signal.signal(signal.SIGWINCH, resize)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, before)

@@ -1,0 +1,136 @@
+"""The graph of a step: what a worker runs, traced once for each kind of batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tensorflow import OnlyReplica
+from tfdist.keras import step as keras_step
+from tfdist.keras.logs import NoticedResults, summed_metrics
+from tfdist.keras.served import update
+from tfdist.keras.served.packed import Packed
+from tfdist.keras.served.step import Part, Results, ServedStep, entered
+from tfdist.servers.cluster import Servers
+from tfdist.servers.tally import Tally
+
+__all__ = ["HEAD", "TracedStep", "trace"]
+
+#: What a job tells a step: its number, the updates so far, its part of the global batch, how many
+#: examples that has, and how many the global batch has.
+HEAD = tf.TensorSpec([5], tf.int64)
+
+
+@dataclasses.dataclass
+class TracedStep:
+    """A step that can be run on workers.
+
+    Its numbers are, in this order: scalars of its logs, how many steps these are of (1, or a
+    part's share), and for each metric variable what is added to it. A step that changes weights
+    adds them to a tally on the servers; any other returns them.
+
+    Attributes:
+        function: takes the head and the batch's tensors; returns the packed numbers, or nothing
+            where there is a tally, or for a prediction the outputs.
+        tally: where the numbers are added up; None where they are returned.
+        packed: reads the numbers that are returned.
+        metrics: Keras variables that the numbers add to, in order.
+        logs: the structure that the step returned: for each leaf a metric, the place of a scalar
+            among the numbers, or None for what is neither.
+        scalars: how many scalars there are.
+    """
+
+    function: Any
+    tally: Tally | None = None
+    packed: Any = None
+    metrics: list[Any] = dataclasses.field(default_factory=list)
+    logs: Any = None
+    scalars: int = 0
+
+
+def trace(
+    servers: Servers, model: Any, method: str, make_batch: Any, signature: list[Any], parts: int
+) -> TracedStep:
+    """Traces a step of a model.
+
+    Args:
+        servers: where the model's weights are.
+        model: a Keras model.
+        method: `"train_step"`, `"test_step"` or `"predict_step"`.
+        make_batch: makes the batch, in the graph, of the head and the function's tensors.
+        signature: the types of the function's tensors.
+        parts: into how many parts a global batch is split.
+
+    Raises:
+        NotSplittable: if the step cannot be computed in parts.
+    """
+    traced = TracedStep(None)
+
+    def run(head: Any, *tensors: Any) -> Any:
+        batch, count, total = make_batch(head, tensors)
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        there = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        step = ServedStep(servers, head[0], head[1], head[2], parts, there, update.send)
+        with entered(step), OnlyReplica(tf.distribute.get_strategy()):
+            if method == "predict_step":
+                outputs = model.predict_step(batch)
+                if step.reads_pending:
+                    step.close_reads()
+                return outputs
+            return _run_step(traced, step, model, method, batch, count, total)
+
+    function = tf.function(run, input_signature=[HEAD, *signature], autograph=False)
+    traced.function = function.get_concrete_function()
+    return traced
+
+
+def _run_step(
+    traced: TracedStep,
+    step: ServedStep,
+    model: Any,
+    method: str,
+    batch: Any,
+    count: Any,
+    total: Any,
+) -> Any:
+    noticed = NoticedResults(summed_metrics(model))
+    share = tf.constant(1.0, tf.float64)
+    with noticed, contextlib.ExitStack() as stack:
+        if step.parts > 1:
+            part = Part(model, count, total, even=False, replicas=step.parts)
+            stack.enter_context(keras_step.entered(part))
+            share = part.share(tf.float64)
+        logs = getattr(model, method)(batch)
+        scalars: list[Any] = []
+        results = noticed.on_this_replica()
+        traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars), logs)
+        changes = step.metric_changes()
+        traced.metrics, traced.scalars = [variable for variable, _ in changes], len(scalars)
+        numbers = [*(value * share for value in scalars), share, *(c for _, c in changes)]
+        return _hand_over(traced, step, numbers)
+
+
+def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
+    """Adds a step's numbers up on the servers, with its last update, or returns them."""
+    if step.changes_weights:
+        shapes = [number.shape.as_list() for number in numbers]
+        traced.tally = Tally(step.servers.devices[0], shapes)
+        step.flush(Results(traced.tally, traced.tally.pack(numbers)))
+        return step.sent()
+    if step.reads_pending:
+        step.close_reads()
+    traced.packed = Packed(numbers)
+    return traced.packed.box
+
+
+def _place(leaf: Any, results: Any, values: list[Any]) -> Any:
+    """What a leaf of the logs is: a metric, the place of a scalar, or None."""
+    if id(leaf) in results:
+        return results[id(leaf)][0]
+    if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
+        values.append(tf.cast(leaf, tf.float64))
+        return len(values) - 1
+    return None

@@ -1,0 +1,83 @@
+"""Changes on the servers while an update is applied, and where they were made before."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.flags import Flag
+from tfdist.servers.cluster import Servers
+
+__all__ = ["applying", "done", "guarded", "guards", "if_missing", "learning_rate_times"]
+
+#: Up where an optimizer changes weights on the servers.
+applying = Flag()
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def guards(servers: Servers, todo: dict[str, Any]) -> Iterator[None]:
+    """Guards each server's changes, where there are several of which some may have made them.
+
+    Args:
+        servers: the servers.
+        todo: for each server's device whether it lacks the changes.
+    """
+    _local.todo = todo if len(servers.devices) > 1 else None
+    try:
+        yield
+    finally:
+        _local.todo = None
+
+
+@contextlib.contextmanager
+def learning_rate_times(factor: Any) -> Iterator[None]:
+    """Multiplies the learning rate of the update in the block; None leaves it."""
+    _local.factor = factor
+    try:
+        yield
+    finally:
+        _local.factor = None
+
+
+def learning_rate_factor() -> Any:
+    """What the learning rate is multiplied by in this update, or None."""
+    return getattr(_local, "factor", None)
+
+
+def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """Runs `change` on a server that lacks it, `other` where it has been made before."""
+    todo = getattr(_local, "todo", None)
+    with tf.device(device):
+        return tf.cond(todo[device], change, other) if todo else change()
+
+
+def done(device: str, change: Callable[[], Any]) -> Any:
+    """Runs a guarded change and returns a tensor that is there when it is made."""
+
+    def run() -> Any:
+        with tf.control_dependencies(effects_of(change)):
+            return tf.constant(True)
+
+    return if_missing(device, run, lambda: tf.constant(False))
+
+
+def guarded(device: str, change: Callable[[], Any]) -> Any:
+    """Runs a change of a variable where its server lacks it."""
+    if not getattr(_local, "todo", None):
+        return change()
+    return done(device, change)
+
+
+def effects_of(change: Callable[[], Any]) -> list[Any]:
+    """Runs a change, and returns what ends when all that it does to the servers is done."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    change()
+    made = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+    return [tf.group(*made)]

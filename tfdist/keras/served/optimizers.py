@@ -1,0 +1,135 @@
+"""Optimizers whose weights are on servers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src import backend, optimizers
+
+from tfdist.errors import ConfigError
+from tfdist.keras.served.guards import applying
+from tfdist.keras.served.step import Update, current_served_step, parts_of
+from tfdist.servers.cluster import Servers, device_of
+from tfdist.servers.packing import move
+from tfdist.servers.partitioned import Partitioned
+
+__all__ = ["sent_to"]
+
+#: Optimizers that treat each number of a weight by itself, so that parts of it can be updated.
+_BY_ELEMENT = (
+    optimizers.SGD,
+    optimizers.Adam,
+    optimizers.Nadam,
+    optimizers.Adamax,
+    optimizers.Adagrad,
+    optimizers.Adadelta,
+    optimizers.RMSprop,
+    optimizers.Ftrl,
+    optimizers.Lion,
+)
+
+
+def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes an optimizer's `apply` send the gradients to the servers and run there."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if applying.is_up or not len(grads):
+                return original(self, grads, trainable_variables)
+            step = current_served_step()
+            if step is None and tf.executing_eagerly():
+                return original(self, grads, trainable_variables)
+            variables = _built(self, trainable_variables)
+            _check_parts(self, variables)
+
+            def run(each_grads: list[Any], each_variables: list[Any]) -> None:
+                with tf.device(servers.devices[0]):
+                    original(self, each_grads, each_variables)
+                    _constrain(variables)
+
+            if step is None:
+                return _apply_alone(servers, run, list(grads), variables)
+            return step.apply(Update(run, list(grads), variables))
+
+        return apply
+
+    return make
+
+
+def _built(optimizer: Any, variables: Any) -> list[Any]:
+    """The variables that an optimizer updates, for which it then has its own."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if variables is None:
+        return list(inner._trainable_variables)
+    given: list[Any] = list(variables)
+    if not optimizer.built:
+        with applying.up(), backend.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(given)
+        optimizer.built = True
+    return given
+
+
+def _check_parts(optimizer: Any, variables: list[Any]) -> None:
+    """Refuses what an optimizer cannot do with a variable that is split over servers."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    split = [v for v in variables if len(parts_of(v)) > 1]
+    if not split:
+        return
+    why = None
+    if not isinstance(inner, _BY_ELEMENT):
+        why = f"the optimizer {type(inner).__name__}, which looks at whole variables"
+    elif inner.gradient_accumulation_steps:
+        why = f"gradient_accumulation_steps={inner.gradient_accumulation_steps}"
+    elif inner.clipnorm is not None:
+        why = f"clipnorm={inner.clipnorm}, the norm of a whole variable"
+    if why:
+        raise ConfigError(
+            f"The variable {split[0].path!r} of shape {tuple(split[0].shape)} is split over "
+            f"{len(parts_of(split[0]))} servers, which conflicts with {why}. Keep variables whole "
+            "with max_shards=1 (or a larger min_shard_bytes), or change the optimizer."
+        )
+
+
+def _constrain(variables: list[Any]) -> None:
+    """Keras constrains whole variables by itself, and does not know those in parts."""
+    for variable in variables:
+        if isinstance(getattr(variable, "_value", None), Partitioned) and variable.constraint:
+            variable._value.assign(variable.constraint(tf.convert_to_tensor(variable._value)))
+
+
+def _apply_alone(
+    servers: Servers, run: Callable[..., None], grads: list[Any], variables: list[Any]
+) -> None:
+    """Applies the gradients of a loop written by hand, all at one moment."""
+    pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+    values, targets = [], []
+    for grad, variable in pairs:
+        whole = getattr(variable, "_value", variable)
+        values += whole.split(grad) if isinstance(whole, Partitioned) else [grad]
+        targets += parts_of(variable)
+    leaves, places = [], []
+    for value, target in zip(values, targets, strict=True):
+        sparse = isinstance(value, tf.IndexedSlices)
+        each = [value.values, value.indices] if sparse else [value]
+        leaves += each
+        places += [device_of(target)] * len(each)
+    moved = iter(move(leaves, [None] * len(leaves), places, servers.wire))
+    there = [
+        tf.IndexedSlices(next(moved), next(moved), value.dense_shape)
+        if isinstance(value, tf.IndexedSlices)
+        else next(moved)
+        for value in values
+    ]
+    arrived = [leaf for v in there for leaf in tf.nest.flatten(v, expand_composites=True)]
+    with tf.control_dependencies([leaf for leaf in arrived if leaf is not None]):
+        held = servers.lock.acquire()
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    with tf.control_dependencies([held]), applying.up():
+        run(there, targets)
+        done = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+    servers.lock.release(held, done)

@@ -1,0 +1,331 @@
+"""Running a Keras model's steps on the workers: the functions that Keras's loops call."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist.keras.served import feeds
+from tfdist.keras.served.graph import TracedStep, trace
+from tfdist.keras.served.numbers import Numbers
+from tfdist.keras.served.step import NotSplittable
+from tfdist.servers.cluster import Servers
+from tfdist.servers.dispatch import Dispatcher, Job
+from tfdist.servers.statistics import Statistics
+
+__all__ = ["Serving", "StepFunction"]
+
+#: Seconds between two looks at the metrics while steps run at the same time.
+_LOGS_EVERY = 0.05
+
+
+class Serving:
+    """What the training functions of all models of a strategy share.
+
+    Args:
+        servers: where the weights are.
+        dispatcher: makes what runs jobs on workers, when it is first needed.
+    """
+
+    def __init__(self, servers: Servers, dispatcher: Callable[[], Dispatcher]) -> None:
+        self.servers = servers
+        self.statistics = Statistics()
+        self._make_dispatcher = dispatcher
+        self._dispatcher: Dispatcher | None = None
+        self._said: set[str] = set()
+        self._version: int | None = None
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Runs jobs on workers."""
+        if self._dispatcher is None:
+            self._dispatcher = self._make_dispatcher()
+        return self._dispatcher
+
+    def join(self) -> None:
+        """Waits for all steps under way."""
+        if self._dispatcher is not None:
+            self._dispatcher.join()
+
+    def known_version(self) -> int:
+        """How many updates the servers have made; asked only where the chief cannot know."""
+        if self._version is None:
+            self._version = int(self.servers.updates.version.numpy())
+        return self._version
+
+    def note_update(self, one: bool) -> None:
+        """Keeps count of the updates.
+
+        Args:
+            one: whether exactly one was made; else the servers are asked when it matters.
+        """
+        self._version = self._version + 1 if one and self._version is not None else None
+
+    def say_once(self, text: str) -> None:
+        """Tells the user something, the first time."""
+        if text not in self._said:
+            self._said.add(text)
+            print(f"tfdist: {text}", file=sys.stderr, flush=True)
+
+
+class StepFunction:
+    """What Keras calls for each step: `model.train_function` or `model.test_function`.
+
+    Args:
+        serving: runs the steps.
+        model: the model.
+        method: `"train_step"` or `"test_step"`.
+    """
+
+    def __init__(self, serving: Serving, model: Any, method: str) -> None:
+        self._serving, self._model, self._method = serving, model, method
+        self._traced: dict[Any, TracedStep] = {}
+        self._parts = serving.servers.rule.parts if method == "train_step" else 1
+        self._sync = method == "train_step" and serving.servers.rule.mode == "sync"
+        self._numbers = Numbers()
+        self._finished = 0
+        self._logs: Any = None
+        self._logged = 0.0
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs the steps of an execution.
+
+        Args:
+            iterator: a `ServedIterator`, or an iterator over batches.
+
+        Returns:
+            The logs so far.
+
+        Raises:
+            StopIteration: at the end of the data.
+        """
+        for number in range(self._model.steps_per_execution):
+            try:
+                make_loads = _next_loads(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if number == 0:
+                    self._serving.join()
+                    raise
+                break
+            self._run(make_loads)
+        return self._read_logs()
+
+    def finish(self) -> Any:
+        """Waits for the steps under way and brings the metrics up to date.
+
+        Returns:
+            The logs, or None before the first step.
+        """
+        self._serving.join()
+        return self._read_logs(now=True) if self._finished else None
+
+    def owns(self, logs: Any) -> bool:
+        """Whether these are the logs that this function returned last."""
+        return logs is not None and logs is self._logs
+
+    def _run(self, make_loads: Callable[[int], list[feeds.Load]]) -> None:
+        loads, traced = self._prepare(make_loads)
+        if self._sync:
+            _run_together(self._serving, traced, loads, self._finish)
+            return
+        rule = self._serving.servers.rule
+        job = job_of(self._serving, traced, loads[0], 0, 0, self._finish)
+        waits = rule.mode == "stale" and rule.on_stale == "wait"
+        job.gated = waits and traced.tally is not None
+        self._serving.dispatcher.submit(job)
+        self._serving.dispatcher.wait_until(lambda: self._finished > 0)
+
+    def _prepare(
+        self, make_loads: Callable[[int], list[feeds.Load]]
+    ) -> tuple[list[feeds.Load], TracedStep]:
+        loads = make_loads(self._parts)
+        try:
+            return loads, self._trace(loads[0])
+        except NotSplittable as reason:
+            self._parts = 1
+            self._serving.say_once(
+                f"each step of {self._model.name!r} runs on one worker, since it {reason}: its "
+                "parts on several workers would not add up to what one process computes."
+            )
+            return self._prepare(make_loads)
+
+    def _trace(self, load: feeds.Load) -> TracedStep:
+        key = (self._parts, load.key)
+        if key not in self._traced:
+            servers = self._serving.servers
+            self._traced[key] = trace(
+                servers, self._model, self._method, load.make_batch, load.signature, self._parts
+            )
+        return self._traced[key]
+
+    def _finish(self, traced: TracedStep, job: JobInfo, numbers: list[Any]) -> None:
+        """Takes a step's numbers; called once for each, under the dispatcher's lock."""
+        self._finished += 1
+        if self._method == "train_step":
+            self._serving.statistics.steps[job.worker] += 1
+        if traced.tally is None:
+            self._numbers.add(traced, job.step, numbers)
+
+    def _read_logs(self, now: bool = False) -> Any:
+        time_since = time.monotonic() - self._logged
+        if self._logs is not None and not self._sync and not now and time_since < _LOGS_EVERY:
+            return self._logs
+        self._logged = time.monotonic()
+        for traced in self._traced.values():
+            if traced.tally is not None:
+                self._numbers.take(traced, traced.tally.news())
+        with self._serving.dispatcher.quiet():
+            scalars = self._numbers.flush()
+        traced = self._numbers.latest
+        self._logs = _named(traced.logs, scalars, self._model.get_metrics_result())
+        return self._logs
+
+
+def _next_loads(iterator: Any) -> Callable[[int], list[feeds.Load]]:
+    """Makes the loads of the next batch of Keras's loops, or of an iterator over batches."""
+    if isinstance(iterator, feeds.ServedIterator):
+        return iterator.next_loads()
+    batch = next(iterator)
+    return lambda parts: feeds.split(batch, parts)
+
+
+def _named(logs: Any, values: list[Any], results: dict[str, Any]) -> Any:
+    """The logs of a step: metrics as they stand now, scalars as the step returned them."""
+
+    def value(place: Any) -> Any:
+        if place is None:
+            return None
+        return float(values[place]) if isinstance(place, int) else place.result()
+
+    if not isinstance(logs, dict):
+        return tf.nest.map_structure(value, logs)
+    return {
+        name: results[name] if name in results else tf.nest.map_structure(value, place)
+        for name, place in logs.items()
+    }
+
+
+class JobInfo(NamedTuple):
+    """Which step a result belongs to.
+
+    Attributes:
+        worker: number of the worker that ran it.
+        step: number of the job.
+    """
+
+    worker: int
+    step: int
+
+
+def job_of(
+    serving: Serving,
+    traced: TracedStep,
+    load: feeds.Load,
+    update: int,
+    part: int,
+    finish: Callable[[TracedStep, JobInfo, list[Any]], None],
+) -> Job:
+    """The job of a step, or of a part of one."""
+    number = serving.dispatcher.next_number()
+    told = feeds.head(number, update, part, load)
+
+    def run(worker: int) -> Any:
+        box = traced.function(told, *load.tensors(worker))
+        return box.numpy() if traced.tally is None else None
+
+    def finished(worker: int, box: Any) -> None:
+        numbers = traced.packed.unpack(box) if traced.tally is None else []
+        finish(traced, JobInfo(worker, number), numbers)
+
+    return Job(number, run, finished)
+
+
+def _run_together(
+    serving: Serving,
+    traced: TracedStep,
+    loads: list[feeds.Load],
+    finish: Callable[[TracedStep, JobInfo, list[Any]], None],
+) -> None:
+    """One step of `sync`: the parts of a global batch, until their update has been made."""
+    dispatcher, parts = serving.dispatcher, len(loads)
+    needed = serving.servers.rule.needed if parts > 1 else 1
+    update = serving.known_version() if parts > 1 else 0
+    done: list[int] = []
+
+    def finish_part(each: TracedStep, info: JobInfo, numbers: list[Any]) -> None:
+        finish(each, info, numbers)
+        done.append(info.step)
+
+    jobs = [job_of(serving, traced, load, update, i, finish_part) for i, load in enumerate(loads)]
+    for job in jobs:
+        dispatcher.submit(job)
+    dispatcher.wait_until(lambda: len(done) >= needed)
+    if needed < parts:
+        numbers = {job.number for job in jobs}
+        gone = dispatcher.cancel_waiting(lambda job: job.number in numbers)
+        serving.statistics.dropped += gone
+    serving.note_update(parts > 1 and traced.tally is not None)
+
+
+class PredictFunction:
+    """What Keras calls for each batch that is predicted: `model.predict_function`.
+
+    Args:
+        serving: runs the steps.
+        model: the model.
+    """
+
+    def __init__(self, serving: Serving, model: Any) -> None:
+        self._serving, self._model = serving, model
+        self._traced: dict[Any, TracedStep] = {}
+
+    def __call__(self, batches: list[Any]) -> Any:
+        """Predicts batches, each spread over the workers; the rows keep their order."""
+        results: dict[int, Any] = {}
+        loads = [
+            load
+            for batch in batches
+            for load in feeds.split(batch, self._serving.dispatcher.workers)
+            if load.count
+        ]
+        for place, load in enumerate(loads):
+            self._serving.dispatcher.submit(self._job(load, place, results))
+        self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
+        ordered = [results[place] for place in range(len(loads))]
+        return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
+
+    def _job(self, load: feeds.Load, place: int, results: dict[int, Any]) -> Job:
+        if load.key not in self._traced:
+            self._traced[load.key] = trace(
+                self._serving.servers,
+                self._model,
+                "predict_step",
+                load.make_batch,
+                load.signature,
+                1,
+            )
+        traced = self._traced[load.key]
+        number = self._serving.dispatcher.next_number()
+        told = feeds.head(number, 0, 0, load)
+
+        def run(worker: int) -> Any:
+            outputs = traced.function(told, *load.tensors(worker))
+            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
+
+        def finish(worker: int, outputs: Any) -> None:
+            results[place] = outputs
+
+        return Job(number, run, finish)
+
+
+def _concat(rows: tuple[Any, ...]) -> Any:
+    if len(rows) == 1:
+        return rows[0]
+    if isinstance(rows[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(rows))
+    return tf.concat(rows, 0) if rows[0].shape.rank else tf.stack(rows)

@@ -1,0 +1,170 @@
+"""Updates that several workers make together: `sync`, each with a part of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.served.guards import done, guards, if_missing
+from tfdist.keras.served.payload import Payload
+from tfdist.keras.served.step import ServedStep
+from tfdist.keras.step import current_step
+from tfdist.servers.cluster import Servers, device_of
+from tfdist.servers.ledger import APPLIED, DROPPED
+
+__all__ = ["contribute"]
+
+
+def contribute(
+    step: ServedStep,
+    payload: Payload,
+    change: Callable[[list[Any]], list[Any]],
+    number: Any,
+    tell: Callable[[], list[Any]],
+) -> Any:
+    """Adds one part's gradients to those of the others; the last one that is needed applies them.
+
+    A part whose update has been made without it is discarded (backup workers, Chen et al. 2016).
+
+    Args:
+        step: the step.
+        payload: its gradients, weighted by the part's share of the examples.
+        change: changes the weights, given the sums; returns what ends when that is done.
+        number: the contribution's number.
+        tell: adds the step's numbers up.
+    """
+    servers = step.servers
+    first = servers.devices[0]
+    part = current_step()
+    assert part is not None
+    with tf.device(first):
+        update, share = tf.identity(step.update), tf.identity(part.share())
+    sums = [_Sum(servers, payload, place) for place in range(len(payload.targets))]
+    with tf.control_dependencies([*payload.arrived, number, update, share]):
+        held = servers.lock.acquire()
+    with tf.control_dependencies([held]), tf.device(first):
+        fates = {d: servers.contributions.fate(d, number) for d in servers.devices}
+        fresh = tf.equal(fates[first], 0)
+        timely = tf.equal(servers.updates.version.read_value(), update)
+        added = tf.cond(
+            timely & fresh,
+            lambda: _add_up(servers, sums, number, fates, share),
+            lambda: tf.cond(fresh, lambda: _discard(servers, number), lambda: tf.constant(False)),
+        )
+        told = tf.cond(fresh, lambda: _true_after(tell()), lambda: tf.constant(False))
+        with tf.control_dependencies([added]):
+            full = timely & (servers.count.read_value() >= servers.rule.needed)
+        applied = tf.cond(
+            full,
+            lambda: _apply(servers, sums, change, update),
+            lambda: tf.constant(False),
+        )
+    return servers.lock.release(held, [applied, added, told])
+
+
+class _Sum:
+    """What the parts' gradients for one variable, or part of one, are collected in."""
+
+    def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
+        self._target, self._value = payload.targets[place], payload.values[place]
+        self._mark = payload.marks.get(place)
+        self._parts = servers.rule.needed
+        self._device = device_of(self._target)
+        find = servers.sum_for if self._mark is None else servers.slices_for
+        self._sum: Any = find(self._target)
+
+    def add(self) -> Any:
+        """Adds this part's, unless its server has it already."""
+        return done(self._device, self._add)
+
+    def total(self) -> Any:
+        """The sum; takes a sparse one out, unless its server has done so."""
+        if self._mark is None:
+            with tf.device(self._device):
+                return self._sum.read_value()
+        shape = self._target.shape.as_list()
+        return if_missing(
+            self._device,
+            lambda: self._sum.take(self._parts, shape),
+            lambda: self._sum.nothing(shape),
+        )
+
+    def clear(self) -> Any:
+        """Sets a dense sum to zero, unless its server has done so."""
+        return done(self._device, self._clear)
+
+    def _add(self) -> None:
+        if self._mark is None:
+            self._sum.assign_add(tf.cast(self._value, self._sum.dtype), read_value=False)
+        else:
+            self._sum.put(self._value, self._mark)
+
+    def _clear(self) -> None:
+        if self._mark is None:
+            zeros = tf.zeros(self._sum.shape, self._sum.dtype)
+            self._sum.assign(zeros, read_value=False)
+
+
+def _add_up(
+    servers: Servers, sums: list[_Sum], number: Any, fates: dict[str, Any], share: Any
+) -> Any:
+    """Adds a part to the sums; the first server comes last, and counts."""
+    first, *others = servers.devices
+    with guards(servers, {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}):
+        added = [each.add() for each in sums]
+    with tf.control_dependencies(added):
+        noted = [op for d in others for op in servers.contributions.note(d, number, APPLIED)]
+    with tf.control_dependencies([*added, *noted]):
+        noted += servers.contributions.note(first, number, APPLIED)
+        noted += servers.counts.note_applied(tf.constant(0, tf.int64))
+        noted.append(servers.count.assign_add(1, read_value=False))
+        noted.append(servers.share.assign_add(share, read_value=False))
+    return _true_after(noted)
+
+
+def _discard(servers: Servers, number: Any) -> Any:
+    noted = [servers.counts.note_dropped()]
+    for device in servers.devices:
+        noted += servers.contributions.note(device, number, DROPPED)
+    return _true_after(noted)
+
+
+def _apply(
+    servers: Servers,
+    sums: list[_Sum],
+    change: Callable[[list[Any]], list[Any]],
+    update: Any,
+) -> Any:
+    """Applies the sums and starts them anew; the first server comes last."""
+    first, *others = servers.devices
+    number = -2 - update  # apart from the numbers of updates that one worker makes alone
+    todo = {d: tf.not_equal(servers.updates.fate(d, number), APPLIED) for d in servers.devices}
+    with guards(servers, todo):
+        ops = change([_mean(servers, each.total()) for each in sums])
+        with tf.control_dependencies(ops):
+            ops = [each.clear() for each in sums]
+    with tf.control_dependencies(ops):
+        noted = [op for d in others for op in servers.updates.note(d, number, APPLIED)]
+    with tf.control_dependencies([*ops, *noted]):
+        noted += servers.updates.note(first, number, APPLIED)
+        noted.append(servers.count.assign(0, read_value=False))
+        noted.append(servers.share.assign(0.0, read_value=False))
+        noted.append(servers.updates.version.assign(update + 1, read_value=False))
+    return _true_after(noted)
+
+
+def _mean(servers: Servers, total: Any) -> Any:
+    """The mean over the examples of the parts that were taken, where some may be missing."""
+    if not servers.rule.backup_workers or not total.dtype.is_floating:
+        return total
+    if isinstance(total, tf.IndexedSlices):
+        share = tf.cast(servers.share, total.dtype)
+        return tf.IndexedSlices(total.values / share, total.indices, total.dense_shape)
+    return total / tf.cast(servers.share, total.dtype)
+
+
+def _true_after(ops: list[Any]) -> Any:
+    with tf.control_dependencies(ops):
+        return tf.constant(True)

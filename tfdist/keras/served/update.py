@@ -1,0 +1,197 @@
+"""The update of weights on servers: one transaction under the lock of all servers.
+
+The gradients travel first, packed. Then, under the lock, the servers decide by numbers that only
+they change: has this update been applied already (by a worker that died before it could say so),
+how stale is it, are all parts of a global batch there. What is applied is Keras's own optimizer,
+each variable on its server.
+
+A worker that dies in the middle may leave one server updated and another not. Each server notes
+what it has applied, so that the step, done again, is applied where it is missing and nowhere twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.keras.optimizers import exchanged
+from tfdist.keras.served.guards import (
+    applying,
+    effects_of,
+    guarded,
+    guards,
+    learning_rate_times,
+)
+from tfdist.keras.served.payload import Payload
+from tfdist.keras.served.step import Results, ServedStep, Update
+from tfdist.keras.served.together import contribute
+from tfdist.keras.step import current_step
+from tfdist.servers.cluster import Servers, device_of
+from tfdist.servers.ledger import APPLIED, DROPPED
+
+__all__ = ["UPDATES_A_STEP", "send"]
+
+#: Most updates that one training step may make.
+UPDATES_A_STEP = 16
+
+
+def send(step: ServedStep, update: Update, results: Results | None) -> Any:
+    """Sends a step's gradients and changes to the servers and has them applied.
+
+    Args:
+        step: the step.
+        update: the gradients and the optimizer.
+        results: numbers that are to be added up in the same transaction.
+
+    Returns:
+        An op that ends when the update is made, or is known not to be.
+
+    Raises:
+        ValueError: if the step has made `UPDATES_A_STEP` updates already.
+    """
+    if step.updates >= UPDATES_A_STEP:
+        raise ValueError(
+            f"The training step makes more than {UPDATES_A_STEP} updates, which the parameter "
+            "servers cannot tell apart. Make fewer in one step."
+        )
+    read = step.close_reads()
+    gradients = [(g, v) for g, v in zip(update.grads, update.variables, strict=True)]
+    gradients = [(g, v) for g, v in gradients if g is not None]
+    changes = step.take_changes()
+    if step.parts > 1:
+        gradients = [(_weighed(g), v) for g, v in gradients]
+        changes = [(_weighed_change(c, step), v) for c, v in changes]
+    payload = Payload(step.servers, gradients, changes)
+    first = step.servers.devices[0]
+    number = _at(first, step.job * UPDATES_A_STEP + step.updates)
+    tell = _teller(first, results)
+
+    def change(values: list[Any]) -> list[Any]:
+        return effects_of(lambda: _change_all(payload, values, update.apply))
+
+    if step.parts > 1:
+        return contribute(step, payload, change, number, tell)
+    return _apply_alone(step.servers, payload, change, number, _at(first, read), tell)
+
+
+def _at(device: str, tensor: Any) -> Any:
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
+def _teller(device: str, results: Results | None) -> Callable[[], list[Any]]:
+    """What adds a step's numbers up; they travel before."""
+    if results is None:
+        return lambda: []
+    there = _at(device, results.packed)
+    return lambda: effects_of(lambda: results.tally.add(there))
+
+
+def _weighed(grad: Any) -> Any:
+    part = current_step()
+    assert part is not None
+    return part.weigh(grad)
+
+
+def _weighed_change(change: Any, step: ServedStep) -> Any:
+    if change.dtype.is_floating:
+        return _weighed(change)
+    return change * tf.cast(tf.equal(step.part, 0), change.dtype)
+
+
+def _apply_alone(
+    servers: Servers,
+    payload: Payload,
+    change: Callable[[list[Any]], list[Any]],
+    number: Any,
+    read: Any,
+    tell: Callable[[], list[Any]],
+) -> Any:
+    """Applies one worker's gradients: `async` and `stale`, and `sync` with a single part."""
+    first = servers.devices[0]
+    with tf.control_dependencies([*payload.arrived, number, read]):
+        held = servers.lock.acquire()
+    with tf.control_dependencies([held]), tf.device(first):
+        fates = {d: servers.updates.fate(d, number) for d in servers.devices}
+        fresh = tf.equal(fates[first], 0)
+        staleness = servers.updates.version.read_value() - read
+        timely = tf.logical_or(~fresh, ~_too_late(servers, staleness))
+        lacking = [tf.not_equal(fate, APPLIED) for fate in fates.values()]
+        wanted = tf.not_equal(fates[first], DROPPED) & timely & tf.reduce_any(tf.stack(lacking))
+        told = tf.cond(fresh, lambda: _true_after(tell()), lambda: tf.constant(False))
+
+        def apply() -> Any:
+            todo = {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}
+            with guards(servers, todo), learning_rate_times(_damping(servers, staleness)):
+                ops = change(payload.values)
+            return _finish(servers, number, fresh, staleness, ops)
+
+        def skip() -> Any:
+            return tf.cond(fresh, lambda: _drop(servers, number), lambda: tf.constant(False))
+
+        became = tf.cond(wanted, apply, skip)
+    return servers.lock.release(held, [became, told])
+
+
+def _too_late(servers: Servers, staleness: Any) -> Any:
+    bound = servers.rule.staleness
+    if servers.rule.mode != "stale" or bound is None:
+        return tf.constant(False)
+    return staleness > bound
+
+
+def _damping(servers: Servers, staleness: Any) -> Any:
+    if servers.rule.mode != "stale" or servers.rule.on_stale != "damp":
+        return None
+    return 1.0 / tf.cast(tf.maximum(staleness, 1), tf.float32)
+
+
+def _finish(servers: Servers, number: Any, fresh: Any, staleness: Any, ops: list[Any]) -> Any:
+    """Notes that an update was applied; the first server comes last."""
+    first, *others = servers.devices
+    with tf.control_dependencies(ops):
+        noted = [op for d in others for op in servers.updates.note(d, number, APPLIED)]
+    with tf.control_dependencies([*ops, *noted]):
+        one = tf.cast(fresh, tf.int64)
+        noted += servers.updates.note(first, number, APPLIED)
+        noted.append(servers.updates.version.assign_add(one, read_value=False))
+        noted.append(
+            tf.cond(
+                fresh,
+                lambda: _true_after(servers.counts.note_applied(staleness)),
+                lambda: tf.constant(False),
+            )
+        )
+    return _true_after(noted)
+
+
+def _drop(servers: Servers, number: Any) -> Any:
+    noted = [servers.counts.note_dropped()]
+    for device in servers.devices:
+        noted += servers.updates.note(device, number, DROPPED)
+    return _true_after(noted)
+
+
+def _true_after(ops: list[Any]) -> Any:
+    with tf.control_dependencies(ops):
+        return tf.constant(True)
+
+
+def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
+    """Runs the optimizer and adds the changes."""
+    grads, variables, changes = payload.divide(values)
+    with applying.up(), exchanged.up():
+        if grads and apply is not None:
+            apply(grads, variables)
+        for variable, change in changes:
+            _add(variable, change)
+
+
+def _add(variable: Any, change: Any) -> None:
+    def add() -> None:
+        variable.assign_add(tf.cast(change, variable.dtype), read_value=False)
+
+    with tf.device(device_of(variable)):
+        guarded(device_of(variable), add)

@@ -1,0 +1,222 @@
+"""Running jobs on workers: one thread for each worker takes the next job when it is free.
+
+A job whose worker is lost goes back to the front and is taken by another. What is lost with a
+worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler).
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._tensorflow import on_worker
+from tfdist.errors import TfdistError
+from tfdist.servers.gate import Gate
+
+__all__ = ["Dispatcher", "Job"]
+
+#: Jobs whose numbers lie within this may be under way at the same time.
+SPAN = 256
+
+
+class Job:
+    """Something to be run once, on any worker.
+
+    Args:
+        number: its own number, rising.
+        run: runs it on a worker, and returns its result; may be called again on another worker.
+        finish: is given the result, once.
+        gated: whether the bound on staleness holds for it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        run: Callable[[int], Any],
+        finish: Callable[[int, Any], None],
+        gated: bool = False,
+    ) -> None:
+        self.number, self.run, self.finish, self.gated = number, run, finish, gated
+        self.cancelled = False
+
+
+class Dispatcher:
+    """Hands jobs to workers.
+
+    Args:
+        coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
+        gate: says when a gated job may start.
+        patience: seconds without any worker after which waiting ends with an error.
+    """
+
+    def __init__(self, coordinator: Any, gate: Gate, patience: float = 60.0) -> None:
+        self._workers = coordinator._cluster.workers
+        self._gate = gate
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._running: dict[int, Job] = {}
+        self._lost: set[int] = set()
+        self._error: BaseException | None = None
+        self._number = 0
+        self.recoveries = [0] * len(self._workers)
+        for index in range(len(self._workers)):
+            name = f"tfdist-worker-{index}"
+            threading.Thread(target=self._serve, args=(index,), name=name, daemon=True).start()
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    def next_number(self) -> int:
+        """A number for a new job."""
+        self._number += 1
+        return self._number
+
+    def submit(self, job: Job) -> None:
+        """Queues a job; waits while there is one in waiting for each worker.
+
+        Raises:
+            Exception: what an earlier job has raised.
+        """
+
+        def has_room() -> bool:
+            oldest = min((j.number for j in self._under_way()), default=job.number)
+            return len(self._waiting) < self.workers and job.number - oldest < SPAN
+
+        self.wait_until(has_room)
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits until all jobs have been finished.
+
+        Raises:
+            Exception: what a job has raised.
+        """
+        self.wait_until(lambda: not self._waiting and not self._running)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until something holds that changes with the end of a job.
+
+        Raises:
+            TfdistError: if no worker has been there for the time of patience.
+            Exception: what a job has raised.
+        """
+        with self._changed:
+            without_worker: float | None = None
+            while not condition():
+                self._raise_error()
+                if len(self._lost) < self.workers:
+                    without_worker = None
+                elif without_worker is None:
+                    without_worker = time.monotonic()
+                elif time.monotonic() - without_worker > self._patience:
+                    raise TfdistError(
+                        f"None of the {self.workers} workers has been there for "
+                        f"{self._patience:g} s, so the training cannot go on. Their logs tell why "
+                        "they ended. Start them again and resume from the last checkpoint."
+                    )
+                self._changed.wait(1.0)
+            self._raise_error()
+
+    def quiet(self) -> Any:
+        """A context in which no job finishes."""
+        return self._changed
+
+    def cancel_waiting(self, which: Callable[[Job], bool]) -> int:
+        """Takes jobs back that have not started; returns how many."""
+        with self._changed:
+            gone = [job for job in self._waiting if which(job)]
+            for job in gone:
+                self._waiting.remove(job)
+            self._changed.notify_all()
+            return len(gone)
+
+    def _under_way(self) -> list[Job]:
+        return [*self._waiting, *self._running.values()]
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._waiting.clear()
+            raise error
+
+    def _serve(self, index: int) -> None:
+        while True:
+            self._one(index, self._take(index))
+
+    def _take(self, index: int) -> Job:
+        with self._changed:
+            while True:
+                job = self._startable()
+                if job is not None:
+                    self._waiting.remove(job)
+                    if job.gated:
+                        self._gate.start(job.number)
+                    self._running[index] = job
+                    self._changed.notify_all()
+                    return job
+                self._changed.wait()
+
+    def _startable(self) -> Job | None:
+        if not self._waiting:
+            return None
+        first = self._waiting[0]
+        again = first.gated and self._gate.has_started(first.number)
+        return first if not first.gated or again or self._gate.may_start() else None
+
+    def _one(self, index: int, job: Job) -> None:
+        worker = self._workers[index]
+        ended = False
+        try:
+            with worker.failure_handler.wait_on_failure(
+                on_failure_fn=lambda error: self._lose(index, job),
+                on_transient_failure_fn=lambda: self._put_back(index, job),
+                on_recovery_fn=lambda: self._recover(index),
+                worker_device_name=worker.device_name,
+            ):
+                with on_worker(worker):
+                    result = job.run(index)
+                ended = True
+            if ended:
+                self._end(index, job, result)
+        except BaseException as error:
+            self._fail(index, job, error)
+
+    def _end(self, index: int, job: Job, result: Any) -> None:
+        with self._changed:
+            self._running.pop(index, None)
+            self._gate.end(job.number)
+            job.finish(index, result)
+            self._changed.notify_all()
+
+    def _put_back(self, index: int, job: Job) -> None:
+        with self._changed:
+            self._running.pop(index, None)
+            self._waiting.appendleft(job)
+            self._changed.notify_all()
+
+    def _lose(self, index: int, job: Job) -> None:
+        with self._changed:
+            self._lost.add(index)
+        self._put_back(index, job)
+
+    def _recover(self, index: int) -> None:
+        with self._changed:
+            self._lost.discard(index)
+            self.recoveries[index] += 1
+            self._changed.notify_all()
+
+    def _fail(self, index: int, job: Job, error: BaseException) -> None:
+        with self._changed:
+            self._running.pop(index, None)
+            self._gate.end(job.number)
+            if self._error is None:
+                self._error = error
+            self._changed.notify_all()

@@ -1,0 +1,52 @@
+"""When a step may start, so that no gradient becomes staler than a bound. Pure.
+
+The updates that may come between a step's read and its own update are those of the steps that were
+under way when it started, and of those that start before it ends. A step starts only if that
+number stays within the bound for it and for every step that is under way. Fast workers wait for
+slow ones just as long as this takes, and no work is thrown away (stale synchronous parallel, Ho et
+al. 2013, with the bound counted in updates).
+"""
+
+from __future__ import annotations
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """Admits steps.
+
+    Args:
+        bound: most updates between a step's read and its update; None admits every step.
+    """
+
+    def __init__(self, bound: int | None) -> None:
+        self._bound = bound
+        self._overlapping: dict[int, int] = {}
+
+    @property
+    def under_way(self) -> int:
+        """Steps that have started and not ended."""
+        return len(self._overlapping)
+
+    def may_start(self) -> bool:
+        """Whether another step may start now."""
+        if self._bound is None:
+            return True
+        most = max(self._overlapping.values(), default=-1) + 1
+        return max(most, self.under_way) <= self._bound
+
+    def start(self, step: int) -> None:
+        """Notes the start of a step. One that starts again, on another worker, counts once."""
+        if step in self._overlapping:
+            return
+        for other in self._overlapping:
+            self._overlapping[other] += 1
+        self._overlapping[step] = len(self._overlapping)
+
+    def has_started(self, step: int) -> bool:
+        """Whether a step has started and not ended."""
+        return step in self._overlapping
+
+    def end(self, step: int) -> None:
+        """Notes the end of a step."""
+        self._overlapping.pop(step, None)

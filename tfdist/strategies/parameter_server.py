@@ -1,0 +1,89 @@
+"""Workers that compute, and servers that hold the weights."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._tensorflow import ServerExtended, ServerStrategy, global_seed
+from tfdist.keras.feeding import is_feeding_keras
+from tfdist.keras.hooks import HookSet
+from tfdist.keras.served import hooks
+from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
+from tfdist.keras.served.serving import Serving
+from tfdist.keras.served.guards import applying, guarded
+from tfdist.servers.cluster import Servers, UpdateRule, device_of
+from tfdist.servers.dispatch import Dispatcher
+from tfdist.servers.gate import Gate
+from tfdist.strategies.base import Scope, StrategyMixin
+
+
+class ParameterServer(StrategyMixin, ServerStrategy):
+    """Weights on servers, gradients from workers, the program on the chief.
+
+    All tasks of type worker and ps must be running as `tf.distribute.Server`s. This process becomes
+    the chief.
+
+    Args:
+        cluster_resolver: the cluster, with tasks of type chief, worker and ps; by default read
+            from TF_CONFIG.
+        rule: when a gradient becomes an update.
+        wire_dtype: type in which weights and gradients travel.
+        min_shard_bytes: variables are split over the servers into parts of this size at least.
+        max_shards: most parts of a variable; None means one for each server.
+    """
+
+    name = "parameter_server"
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        rule: UpdateRule | None = None,
+        wire_dtype: str = "float32",
+        min_shard_bytes: int = 1 << 20,
+        max_shards: int | None = None,
+    ) -> None:
+        resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        spec = resolver.cluster_spec()
+        workers = spec.num_tasks("worker")
+        self.servers: Servers
+
+        def make_extended() -> Any:
+            self.servers = Servers(
+                spec.num_tasks("ps"),
+                rule or UpdateRule(workers=workers),
+                None if wire_dtype == "float32" else tf.as_dtype(wire_dtype),
+                min_shard_bytes,
+                max_shards,
+            )
+            return ServerExtended(self, resolver, self.servers.create, self._update)
+
+        ServerStrategy.__init__(self, resolver, make_extended)
+        self.serving = Serving(self.servers, self._dispatcher)
+        self._hooks = HookSet(lambda: hooks.hooks(self.serving))
+        if global_seed() is None:
+            keras.utils.set_random_seed(secrets.randbelow(2**32))
+
+    def scope(self) -> Any:
+        """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
+        return Scope(ServerStrategy.scope(self), self._hooks)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
+        if not is_feeding_keras():
+            return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
+        return ServedDataset(dataset, lambda: ChiefFeed(dataset))
+
+    def _update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        if not applying.is_up:
+            return self.servers.update(variable, fn, args, kwargs)
+        return guarded(device_of(variable), lambda: self.servers.update(variable, fn, args, kwargs))
+
+    def _dispatcher(self) -> Dispatcher:
+        rule = self.servers.rule
+        waits = rule.mode == "stale" and rule.on_stale == "wait"
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        return Dispatcher(coordinator, Gate(rule.staleness if waits else None))
