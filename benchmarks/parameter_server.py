@@ -40,7 +40,7 @@ count with the steps that were scheduled.
 
 Examples:
 
-- everything, about 15 minutes: `python benchmarks/parameter_server.py`
+- everything, about 20 minutes: `python benchmarks/parameter_server.py`
 
 - one look at one peer: `python benchmarks/parameter_server.py -p tf_keras_fit -m small --rounds 1`
 

@@ -48,6 +48,8 @@ def running(kind: str, index: int) -> subprocess.Popen[bytes]:
 
 def make(**options: Any) -> Any:
     """Starts the servers and makes the strategy on them."""
+    import tensorflow as tf
+
     from tfdist.servers.cluster import UpdateRule
     from tfdist.strategies.parameter_server import ParameterServer
 
@@ -57,8 +59,12 @@ def make(**options: Any) -> Any:
         _configs[task["type"], task["index"]] = text
         start(task["type"], task["index"])
     atexit.register(lambda: [process.kill() for process in _processes.values()])
-    rule = UpdateRule(
-        **{"workers": sum(k == "worker" for k, _ in _configs), **options.pop("rule", {})}
+    workers = sum(kind == "worker" for kind, _ in _configs)
+    rule = UpdateRule(**{"workers": workers, **options.pop("rule", {})})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(json.loads(chief)["cluster"]),
+        task_type="chief",
+        task_id=0,
+        rpc_layer="grpc",
     )
-    with environment.patched({"TF_CONFIG": chief}):
-        return ParameterServer(rule=rule, **options)
+    return ParameterServer(resolver, rule=rule, **options)

@@ -9,12 +9,13 @@ import keras
 import tensorflow as tf
 
 from tfdist._tensorflow import ServerExtended, ServerStrategy, global_seed
-from tfdist.keras.feeding import is_feeding_keras
+from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.served import hooks
 from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
-from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.guards import applying, guarded
+from tfdist.keras.served.reading import reading_of
+from tfdist.keras.served.serving import Serving
 from tfdist.servers.cluster import Servers, UpdateRule, device_of
 from tfdist.servers.dispatch import Dispatcher
 from tfdist.servers.gate import Gate
@@ -75,7 +76,11 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
         if not is_feeding_keras():
             return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
-        return ServedDataset(dataset, lambda: ChiefFeed(dataset))
+        batches = batches_by_keras()
+        reading = reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
+        if reading is not None:
+            return ServedDataset(dataset, reading.feed)
+        return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
 
     def _update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         if not applying.is_up:

@@ -70,7 +70,8 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
     seconds = config.start_timeout
     message = (
         f"{member.task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did "
-        f"not connect to {peers}. One of them ended meanwhile, or a firewall closes the port to gRPC."
+        f"not connect to {peers}. One of them ended meanwhile, or a firewall closes the port to "
+        "gRPC."
     )
     cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(member.cluster.as_dict()),

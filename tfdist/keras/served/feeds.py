@@ -9,39 +9,45 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import data
+from tfdist.keras.served.boxes import Layout, unbox
 
-__all__ = ["ChiefFeed", "Load", "ServedDataset", "ServedIterator"]
+__all__ = ["ChiefFeed", "Load", "ServedDataset", "ServedIterator", "load_of", "split"]
 
 
 class Load:
     """What a job needs to get its batch.
 
-    Args:
+    Attributes:
         key: says which graphs can take it: those traced with an equal key.
-        signature: types of the tensors for the graph.
-        tensors: for a worker's number, the values of these.
-        make_batch: makes the batch in the graph, of the head and the tensors; returns it, the
-            number of its examples and that of the global batch.
-        count: examples in the part, for the head.
-        total: examples in the global batch, for the head.
+        resources: types of what the graph takes besides a box.
+        rows: how many examples there are, where the chief knows.
+        lasting: whether the resources are the same for the next batch.
     """
 
-    def __init__(
-        self,
-        key: Any,
-        signature: list[Any],
-        tensors: Callable[[int], list[Any]],
-        make_batch: Callable[[Any, Any], tuple[Any, Any, Any]],
-        count: int,
-        total: int,
-    ) -> None:
-        self.key, self.signature, self.tensors, self.make_batch = (
-            key,
-            signature,
-            tensors,
-            make_batch,
-        )
-        self.count, self.total = count, total
+    key: Any
+    resources: list[Any]
+    rows: int | None = None
+    lasting = True
+
+    def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
+        """The box for a worker.
+
+        Args:
+            worker: its number.
+            told: the step's number, the updates so far, and the part.
+        """
+        raise NotImplementedError
+
+    def given(self, worker: int) -> list[Any]:
+        """The values of `resources` for a worker."""
+        raise NotImplementedError
+
+    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+        """The batch in a graph, with the number of its examples and that of the global batch."""
+        raise NotImplementedError
+
+    def failed(self, worker: int) -> None:
+        """Notes that a worker has not run the step, or not to its end."""
 
 
 class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
@@ -69,10 +75,14 @@ class ServedIterator:
 
     Args:
         feed: hands out the loads of batches.
+
+    Attributes:
+        batches: how many there are; negative where there is no end, None where it is not known.
     """
 
     def __init__(self, feed: Any) -> None:
         self._feed = feed
+        self.batches: int | None = feed.batches
 
     def next_loads(self) -> Callable[[int], list[Load]]:
         """The next global batch: makes its loads, of the number of parts, one for each.
@@ -95,9 +105,11 @@ class ChiefFeed:
 
     Args:
         dataset: yields global batches.
+        batches: how many, where that is known.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, batches: int | None = None) -> None:
+        self.batches = batches
         self._iterator = iter(dataset)
 
     def batch(self) -> Any:
@@ -106,7 +118,7 @@ class ChiefFeed:
         Raises:
             StopIteration: at the end.
         """
-        return tf.nest.map_structure(_without_optionals, next(self._iterator))
+        return tf.nest.map_structure(without_optionals, next(self._iterator))
 
     def next_loads(self) -> Callable[[int], list[Load]]:
         """Makes the loads of the next global batch."""
@@ -114,22 +126,43 @@ class ChiefFeed:
         return lambda parts: split(batch, parts)
 
 
-def split(batch: Any, parts: int) -> list[Load]:
-    """The loads of a batch in parts, of which some may be empty."""
-    if parts == 1:
-        return [load_of(batch)]
-    slices = [data.slice_with_share(batch, part, parts) for part in range(parts)]
-    return [_part(each) for each in slices]
+class _Sent(Load):
+    """A batch that the chief sends."""
 
+    def __init__(self, batch: Any, count: int | None, total: int | None) -> None:
+        self._batch = tf.nest.map_structure(_as_tensor, batch)
+        self._leaves = tf.nest.flatten(self._batch, expand_composites=True)
+        present = [leaf for leaf in self._leaves if leaf is not None]
+        self._numeric = [t for t in present if t.dtype != tf.string]
+        self._strings = [t for t in present if t.dtype == tf.string]
+        self._layout = Layout(self._numeric)
+        self.resources = [_open(t) for t in self._strings]
+        self.lasting = not self._strings
+        self.rows = _rows(present) if count is None else count
+        self._total = total or self.rows
+        kinds = [type(leaf).__name__ for leaf in tf.nest.flatten(self._batch)]
+        structure = repr(tf.nest.map_structure(lambda leaf: 0, self._batch))
+        self.key = (structure, tuple(kinds), tuple(repr(_open(t)) for t in present))
 
-def _without_optionals(leaf: Any) -> Any:
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+    def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
+        """The batch's numbers, and what the step is told."""
+        arrays = [t.numpy() for t in self._numeric]
+        return self._layout.box([*told, self.rows or 0, self._total, 0], arrays)
 
+    def given(self, worker: int) -> list[Any]:
+        """The batch's strings."""
+        return self._strings
 
-def _part(each: Any) -> Load:
-    if isinstance(each, data.Slice):
-        return load_of(each.batch, int(each.count), int(each.total))
-    return load_of(each)
+    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+        """The batch as it was."""
+        told, numeric = unbox(box), iter(self._layout.open(box))
+        strings = iter(resources)
+        filled = [
+            leaf if leaf is None else next(strings if leaf.dtype == tf.string else numeric)
+            for leaf in self._leaves
+        ]
+        batch = tf.nest.pack_sequence_as(self._batch, filled, expand_composites=True)
+        return batch, told.count, told.total
 
 
 def load_of(batch: Any, count: int | None = None, total: int | None = None) -> Load:
@@ -140,30 +173,32 @@ def load_of(batch: Any, count: int | None = None, total: int | None = None) -> L
         count: examples of it that count; by default all.
         total: examples of the global batch; by default as many.
     """
-    batch = tf.nest.map_structure(
-        lambda leaf: (
-            leaf
-            if leaf is None
-            else tf.convert_to_tensor(leaf)
-            if not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
-            else leaf
-        ),
-        batch,
-    )
-    leaves = tf.nest.flatten(batch, expand_composites=True)
-    tensors = [leaf for leaf in leaves if leaf is not None]
-    signature = [_open(t) for t in tensors]
-    rows = _rows(tensors) if count is None else count
+    return _Sent(batch, count, total)
 
-    def make_batch(head: Any, given: Any) -> tuple[Any, Any, Any]:
-        supply = iter(given)
-        filled = [None if leaf is None else next(supply) for leaf in leaves]
-        made = tf.nest.pack_sequence_as(batch, filled, expand_composites=True)
-        return made, head[3], head[4]
 
-    kinds = tuple(type(leaf).__name__ for leaf in tf.nest.flatten(batch))
-    key = (repr(tf.nest.map_structure(lambda leaf: 0, batch)), kinds, tuple(map(repr, signature)))
-    return Load(key, signature, lambda worker: tensors, make_batch, rows, total or rows)
+def split(batch: Any, parts: int) -> list[Load]:
+    """The loads of a batch in parts, of which some may be empty."""
+    if parts == 1:
+        return [load_of(batch)]
+    batch = tf.nest.map_structure(_as_tensor, batch)
+    slices = [data.slice_with_share(batch, part, parts) for part in range(parts)]
+    return [
+        load_of(each.batch, int(each.count), int(each.total))
+        if isinstance(each, data.Slice)
+        else load_of(each)
+        for each in slices
+    ]
+
+
+def without_optionals(leaf: Any) -> Any:
+    """None for what Keras's data sets have in place of None."""
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
+def _as_tensor(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    return tf.convert_to_tensor(leaf)
 
 
 def _rows(tensors: list[Any]) -> int:
@@ -173,8 +208,3 @@ def _rows(tensors: list[Any]) -> int:
 def _open(tensor: Any) -> tf.TensorSpec:
     shape = tensor.shape
     return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
-
-
-def head(job: int, update: int, part: int, load: Load) -> Any:
-    """What the step of a job is told, as `graph.HEAD`."""
-    return tf.constant(np.array([job, update, part, load.count, load.total], np.int64))

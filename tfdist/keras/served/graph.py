@@ -12,16 +12,14 @@ from tfdist._tensorflow import OnlyReplica
 from tfdist.keras import step as keras_step
 from tfdist.keras.logs import NoticedResults, summed_metrics
 from tfdist.keras.served import update
+from tfdist.keras.served.boxes import BOX, parted, unbox
+from tfdist.keras.served.feeds import Load
 from tfdist.keras.served.packed import Packed
 from tfdist.keras.served.step import Part, Results, ServedStep, entered
 from tfdist.servers.cluster import Servers
 from tfdist.servers.tally import Tally
 
-__all__ = ["HEAD", "TracedStep", "trace"]
-
-#: What a job tells a step: its number, the updates so far, its part of the global batch, how many
-#: examples that has, and how many the global batch has.
-HEAD = tf.TensorSpec([5], tf.int64)
+__all__ = ["TracedStep", "trace"]
 
 
 @dataclasses.dataclass
@@ -33,8 +31,8 @@ class TracedStep:
     adds them to a tally on the servers; any other returns them.
 
     Attributes:
-        function: takes the head and the batch's tensors; returns the packed numbers, or nothing
-            where there is a tally, or for a prediction the outputs.
+        function: takes a load's resources and box; returns the packed numbers, or nothing where
+            there is a tally, or for a prediction the outputs.
         tally: where the numbers are added up; None where they are returned.
         packed: reads the numbers that are returned.
         metrics: Keras variables that the numbers add to, in order.
@@ -49,19 +47,31 @@ class TracedStep:
     metrics: list[Any] = dataclasses.field(default_factory=list)
     logs: Any = None
     scalars: int = 0
+    _several: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def several(self, count: int) -> Any:
+        """The function of several steps, one after the other: takes joined boxes."""
+        if count not in self._several:
+            signature = self.function.structured_input_signature[0]
+
+            def run(*given: Any) -> None:
+                *resources, box = given
+                for each in parted(box, count):
+                    self.function(*resources, each)
+
+            several = tf.function(run, input_signature=signature, autograph=False)
+            self._several[count] = several.get_concrete_function()
+        return self._several[count]
 
 
-def trace(
-    servers: Servers, model: Any, method: str, make_batch: Any, signature: list[Any], parts: int
-) -> TracedStep:
+def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> TracedStep:
     """Traces a step of a model.
 
     Args:
         servers: where the model's weights are.
         model: a Keras model.
         method: `"train_step"`, `"test_step"` or `"predict_step"`.
-        make_batch: makes the batch, in the graph, of the head and the function's tensors.
-        signature: the types of the function's tensors.
+        load: makes the batch.
         parts: into how many parts a global batch is split.
 
     Raises:
@@ -69,11 +79,11 @@ def trace(
     """
     traced = TracedStep(None)
 
-    def run(head: Any, *tensors: Any) -> Any:
-        batch, count, total = make_batch(head, tensors)
-        leaves = tf.nest.flatten(batch, expand_composites=True)
-        there = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-        step = ServedStep(servers, head[0], head[1], head[2], parts, there, update.send)
+    def run(*given: Any) -> Any:
+        *resources, box = given
+        told = unbox(box)
+        batch, count, total = load.make_batch(resources, box)
+        step = ServedStep(servers, told.job, told.update, told.part, parts, [], update.send)
         with entered(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)
@@ -82,7 +92,7 @@ def trace(
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    function = tf.function(run, input_signature=[HEAD, *signature], autograph=False)
+    function = tf.function(run, input_signature=[*load.resources, BOX], autograph=False)
     traced.function = function.get_concrete_function()
     return traced
 
@@ -119,7 +129,7 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
         shapes = [number.shape.as_list() for number in numbers]
         traced.tally = Tally(step.servers.devices[0], shapes)
         step.flush(Results(traced.tally, traced.tally.pack(numbers)))
-        return step.sent()
+        return []
     if step.reads_pending:
         step.close_reads()
     traced.packed = Packed(numbers)

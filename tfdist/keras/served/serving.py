@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.keras.served import feeds
+from tfdist.keras.served.boxes import joined
 from tfdist.keras.served.graph import TracedStep, trace
 from tfdist.keras.served.numbers import Numbers
 from tfdist.keras.served.step import NotSplittable
@@ -20,7 +21,10 @@ from tfdist.servers.statistics import Statistics
 __all__ = ["Serving", "StepFunction"]
 
 #: Seconds between two looks at the metrics while steps run at the same time.
-_LOGS_EVERY = 0.05
+_LOGS_EVERY = 0.2
+
+#: Most steps of a small model that one call to a worker runs, and the weights of such a model.
+_STEPS_A_CALL, _SMALL = 8, 1 << 20
 
 
 class Serving:
@@ -88,6 +92,9 @@ class StepFunction:
         self._sync = method == "train_step" and serving.servers.rule.mode == "sync"
         self._numbers = Numbers()
         self._finished = 0
+        self._batches: int | None = None
+        self._waiting: list[feeds.Load] = []
+        self._waiting_for: TracedStep | None = None
         self._logs: Any = None
         self._logged = 0.0
 
@@ -106,8 +113,10 @@ class StepFunction:
         for number in range(self._model.steps_per_execution):
             try:
                 make_loads = _next_loads(iterator)
+                self._batches = getattr(iterator, "batches", None)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number == 0:
+                    self._submit_waiting()
                     self._serving.join()
                     raise
                 break
@@ -120,6 +129,7 @@ class StepFunction:
         Returns:
             The logs, or None before the first step.
         """
+        self._submit_waiting()
         self._serving.join()
         return self._read_logs(now=True) if self._finished else None
 
@@ -132,12 +142,39 @@ class StepFunction:
         if self._sync:
             _run_together(self._serving, traced, loads, self._finish)
             return
+        if traced is not self._waiting_for:
+            self._submit_waiting()
+        self._waiting_for = traced
+        self._waiting.append(loads[0])
+        if len(self._waiting) >= self._steps_a_call(traced, loads[0]):
+            self._submit_waiting()
+            self._serving.dispatcher.wait_until(lambda: self._finished > 0)
+
+    def _steps_a_call(self, traced: TracedStep, load: feeds.Load) -> int:
+        """How many steps go to a worker at once: several where the call costs more than a step."""
         rule = self._serving.servers.rule
-        job = job_of(self._serving, traced, loads[0], 0, 0, self._finish)
-        waits = rule.mode == "stale" and rule.on_stale == "wait"
-        job.gated = waits and traced.tally is not None
-        self._serving.dispatcher.submit(job)
-        self._serving.dispatcher.wait_until(lambda: self._finished > 0)
+        alone = traced.tally is None or rule.mode == "stale" or not load.lasting
+        if alone or not self._finished:
+            return 1
+        if self._model.steps_per_execution > 1:
+            return int(self._model.steps_per_execution)
+        size = sum(w.shape.num_elements() * w.value.dtype.size for w in self._model.weights)
+        if size > _SMALL or self._batches is None:
+            return 1
+        fair = self._batches // (4 * self._serving.dispatcher.workers)
+        return max(1, min(_STEPS_A_CALL, fair)) if self._batches >= 0 else _STEPS_A_CALL
+
+    def _submit_waiting(self) -> None:
+        loads, self._waiting, traced = self._waiting, [], self._waiting_for
+        if not loads or traced is None:
+            return
+        full = len(loads) == self._steps_a_call(traced, loads[0])
+        for group in [loads] if full else [[load] for load in loads]:
+            job = job_of(self._serving, traced, group, 0, 0, self._finish)
+            rule = self._serving.servers.rule
+            waits = rule.mode == "stale" and rule.on_stale == "wait"
+            job.gated = waits and traced.tally is not None
+            self._serving.dispatcher.submit(job)
 
     def _prepare(
         self, make_loads: Callable[[int], list[feeds.Load]]
@@ -157,16 +194,14 @@ class StepFunction:
         key = (self._parts, load.key)
         if key not in self._traced:
             servers = self._serving.servers
-            self._traced[key] = trace(
-                servers, self._model, self._method, load.make_batch, load.signature, self._parts
-            )
+            self._traced[key] = trace(servers, self._model, self._method, load, self._parts)
         return self._traced[key]
 
     def _finish(self, traced: TracedStep, job: JobInfo, numbers: list[Any]) -> None:
         """Takes a step's numbers; called once for each, under the dispatcher's lock."""
-        self._finished += 1
+        self._finished += job.steps
         if self._method == "train_step":
-            self._serving.statistics.steps[job.worker] += 1
+            self._serving.statistics.steps[job.worker] += job.steps
         if traced.tally is None:
             self._numbers.add(traced, job.step, numbers)
 
@@ -210,38 +245,48 @@ def _named(logs: Any, values: list[Any], results: dict[str, Any]) -> Any:
 
 
 class JobInfo(NamedTuple):
-    """Which step a result belongs to.
+    """Which steps a result belongs to.
 
     Attributes:
-        worker: number of the worker that ran it.
-        step: number of the job.
+        worker: number of the worker that ran them.
+        step: number of the first.
+        steps: how many they are.
     """
 
     worker: int
     step: int
+    steps: int
 
 
 def job_of(
     serving: Serving,
     traced: TracedStep,
-    load: feeds.Load,
+    loads: list[feeds.Load],
     update: int,
     part: int,
     finish: Callable[[TracedStep, JobInfo, list[Any]], None],
 ) -> Job:
-    """The job of a step, or of a part of one."""
-    number = serving.dispatcher.next_number()
-    told = feeds.head(number, update, part, load)
+    """The job of steps that one worker runs one after the other, or of a part of one step."""
+    numbers = [serving.dispatcher.next_number() for _ in loads]
+    function = traced.function if len(loads) == 1 else traced.several(len(loads))
 
     def run(worker: int) -> Any:
-        box = traced.function(told, *load.tensors(worker))
-        return box.numpy() if traced.tally is None else None
+        each = zip(numbers, loads, strict=True)
+        boxes = [load.box(worker, [number, update, part]) for number, load in each]
+        box = boxes[0] if len(boxes) == 1 else joined(boxes)
+        try:
+            result = function(*loads[0].given(worker), tf.constant(box))
+            return result.numpy() if traced.tally is None else None
+        except BaseException:
+            for load in loads:
+                load.failed(worker)
+            raise
 
     def finished(worker: int, box: Any) -> None:
-        numbers = traced.packed.unpack(box) if traced.tally is None else []
-        finish(traced, JobInfo(worker, number), numbers)
+        returned = traced.packed.unpack(box) if traced.tally is None else []
+        finish(traced, JobInfo(worker, numbers[0], len(loads)), returned)
 
-    return Job(number, run, finished)
+    return Job(numbers[0], run, finished)
 
 
 def _run_together(
@@ -260,7 +305,7 @@ def _run_together(
         finish(each, info, numbers)
         done.append(info.step)
 
-    jobs = [job_of(serving, traced, load, update, i, finish_part) for i, load in enumerate(loads)]
+    jobs = [job_of(serving, traced, [load], update, i, finish_part) for i, load in enumerate(loads)]
     for job in jobs:
         dispatcher.submit(job)
     dispatcher.wait_until(lambda: len(done) >= needed)
@@ -290,7 +335,7 @@ class PredictFunction:
             load
             for batch in batches
             for load in feeds.split(batch, self._serving.dispatcher.workers)
-            if load.count
+            if load.rows
         ]
         for place, load in enumerate(loads):
             self._serving.dispatcher.submit(self._job(load, place, results))
@@ -300,20 +345,14 @@ class PredictFunction:
 
     def _job(self, load: feeds.Load, place: int, results: dict[int, Any]) -> Job:
         if load.key not in self._traced:
-            self._traced[load.key] = trace(
-                self._serving.servers,
-                self._model,
-                "predict_step",
-                load.make_batch,
-                load.signature,
-                1,
-            )
+            servers = self._serving.servers
+            self._traced[load.key] = trace(servers, self._model, "predict_step", load, 1)
         traced = self._traced[load.key]
         number = self._serving.dispatcher.next_number()
-        told = feeds.head(number, 0, 0, load)
 
         def run(worker: int) -> Any:
-            outputs = traced.function(told, *load.tensors(worker))
+            box = tf.constant(load.box(worker, [number, 0, 0]))
+            outputs = traced.function(*load.given(worker), box)
             with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
                 return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 

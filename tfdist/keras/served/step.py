@@ -209,14 +209,6 @@ class ServedStep:
         self._local, self._first = metrics, {key: self._first[key] for key in metrics}
         self._version = None
 
-    def sent(self) -> Any:
-        """A tensor on the worker that is there when the servers have done all they were sent.
-
-        A call that returns nothing from a server does not wait for it.
-        """
-        with tf.control_dependencies(self._after):
-            return tf.identity(self.job)
-
     @property
     def changes_weights(self) -> bool:
         """Whether the step has sent, or is going to send, something to the servers."""

@@ -1,0 +1,225 @@
+"""Data sets that the workers read by themselves.
+
+Each worker gets the data set's own graph once. A job names a batch by its place, and the worker
+that runs it passes over the batches that others compute on. Whoever is free takes the next one: a
+slow worker takes fewer, and every batch is taken once. When a worker is lost its batch goes to
+another, which opens the data set anew if it is past that place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import data
+from tfdist.keras.served.boxes import Layout, unbox
+from tfdist.keras.served.feeds import Load, without_optionals
+
+__all__ = ["Reading", "reading_of"]
+
+#: Graphs larger than this (they hold the arrays of a data set of arrays) stay on the chief.
+_LARGEST = 64 << 20
+
+
+class Reading:
+    """A data set on the workers.
+
+    Args:
+        dataset: the data set, for the chief's own reading.
+        graph: its serialized graph.
+        batches: how many batches it has; negative where it has no end.
+        recoveries: for each worker how often it was lost, counted by the dispatcher.
+    """
+
+    def __init__(
+        self, dataset: Any, graph: Any, batches: int, recoveries: Callable[[int], int]
+    ) -> None:
+        self.dataset, self.batches = dataset, batches
+        self.spec = tf.data.IteratorSpec(dataset.element_spec)
+        self._graph, self._recoveries = graph, recoveries
+        self._passes = 0
+        self._copies: dict[int, tuple[int, Any, int]] = {}
+
+    def feed(self) -> _Pass:
+        """One pass over the data set."""
+        number = self._passes
+        self._passes += 1
+        return _Pass(self, number)
+
+    def open(self, worker: int, number: int) -> Any:
+        """An iterator on a worker for a pass; orders that are drawn anew are those of this pass.
+
+        To be called where functions run on that worker.
+        """
+        lost = self._recoveries(worker)
+        known, copy, passes = self._copies.get(worker, (None, None, 0))
+        if known != lost or passes > number:
+            copy, passes = _load(tf.constant(self._graph)), 0
+        for _ in range(number - passes):
+            _first(copy, self.dataset.element_spec)
+        self._copies[worker] = (lost, copy, number + 1)
+        return _iterator(copy, self.dataset.element_spec)
+
+    def lost(self, worker: int) -> int:
+        """How often a worker was lost."""
+        return self._recoveries(worker)
+
+
+class _Pass:
+    """One pass: which batch is next, and where each worker's iterator is."""
+
+    def __init__(self, reading: Reading, number: int) -> None:
+        self._reading, self._number = reading, number
+        self.batches = reading.batches
+        self._places = itertools.count()
+        self._iterators: dict[int, tuple[int, Any, int]] = {}
+        self._own: Any = None
+
+    def batch(self) -> Any:
+        """The next batch itself, read on the chief."""
+        if self._own is None:
+            self._own = iter(self._reading.dataset)
+        return tf.nest.map_structure(without_optionals, next(self._own))
+
+    def next_loads(self) -> Callable[[int], list[Load]]:
+        """Makes the loads of the next batch."""
+        place = next(self._places)
+        if 0 <= self._reading.batches <= place:
+            raise StopIteration
+        return lambda parts: [_Read(self, place, part, parts) for part in range(parts)]
+
+    def iterator(self, worker: int, place: int) -> tuple[Any, int]:
+        """A worker's iterator, and how many batches it passes over to get to a place."""
+        lost = self._reading.lost(worker)
+        known, iterator, at = self._iterators.pop(worker, (None, None, 0))
+        if known != lost or at > place:
+            iterator, at = self._reading.open(worker, self._number), 0
+        self._iterators[worker] = (lost, iterator, place)
+        return iterator, place - at
+
+    def passed(self, worker: int, place: int, lost: int) -> None:
+        """Notes that a worker has read the batch at a place."""
+        known, iterator, _ = self._iterators[worker]
+        if known == lost:
+            self._iterators[worker] = (lost, iterator, place + 1)
+
+    def unknown(self, worker: int) -> None:
+        """Forgets a worker's iterator, whose place is not known."""
+        self._iterators.pop(worker, None)
+
+    @property
+    def spec(self) -> Any:
+        """The iterator's type."""
+        return self._reading.spec
+
+
+class _Read(Load):
+    """A batch, or a part of one, that a worker reads."""
+
+    def __init__(self, of: _Pass, place: int, part: int, parts: int) -> None:
+        self._of, self._place, self._part, self._parts = of, place, part, parts
+        self._open: dict[int, Any] = {}
+        self.resources = [of.spec]
+        self.key = ("read", repr(of.spec), parts)
+
+    def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
+        """What the step is told, with how many batches it passes over."""
+        iterator, skip = self._of.iterator(worker, self._place)
+        self._open[worker] = iterator
+        self._of.passed(worker, self._place, self._of._reading.lost(worker))
+        return Layout([]).box([*told, 0, 0, skip], [])
+
+    def given(self, worker: int) -> list[Any]:
+        """The worker's iterator."""
+        return [self._open[worker]]
+
+    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+        """Reads the batch, and cuts the part out."""
+        told, [iterator] = unbox(box), resources
+
+        def pass_over(place: Any) -> Any:
+            with tf.control_dependencies(tf.nest.flatten(iterator.get_next(), True)):
+                return place + 1
+
+        at = tf.while_loop(lambda place: place < told.skip, pass_over, [tf.constant(0, tf.int64)])
+        with tf.control_dependencies([at]):
+            batch = tf.nest.map_structure(without_optionals, iterator.get_next())
+        if self._parts == 1:
+            rows = tf.constant(-1, tf.int64)
+            return batch, rows, rows
+        part = data.slice_with_share(batch, told.part, self._parts)
+        if isinstance(part, data.Slice):
+            return part.batch, part.count, part.total
+        return part, tf.constant(1, tf.int64), tf.constant(1, tf.int64)
+
+    def failed(self, worker: int) -> None:
+        """Notes that it is not known how far the worker has read."""
+        self._of.unknown(worker)
+
+
+def reading_of(dataset: Any, batches: int | None, recoveries: Callable[[int], int]) -> Any:
+    """The data set for the workers to read; None where they cannot.
+
+    They cannot where the data set runs Python code, holds resources of the chief, has an unknown
+    number of batches, or is made of arrays that are too large to be sent whole.
+
+    Args:
+        dataset: a `tf.data.Dataset` of global batches.
+        batches: how many batches it has, where that is known.
+        recoveries: for each worker how often it was lost.
+    """
+    known = int(dataset.cardinality().numpy()) if batches is None else batches
+    if known == tf.data.UNKNOWN_CARDINALITY:
+        return None
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tf.data.experimental.to_variant(dataset.prefetch(2)),
+            external_state_policy=1,
+            strip_device_assignment=True,
+        ).numpy()
+    except tf.errors.OpError:
+        return None
+    if len(graph) > _LARGEST or b"PyFunc" in graph:
+        return None
+    return Reading(dataset, graph, known, recoveries)
+
+
+_functions: dict[tuple[str, str], Any] = {}
+
+
+def _kept(kind: str, spec: Any, make: Callable[[], Callable[[Any], Any]]) -> Any:
+    """A graph function of one tensor, made once for each type of batch."""
+    key = (kind, repr(spec))
+    if key not in _functions:
+        _functions[key] = tf.function(make(), autograph=False)
+    return _functions[key]
+
+
+def _load(graph: Any) -> Any:
+    def load(text: Any) -> Any:
+        return tf.raw_ops.DatasetFromGraph(graph_def=text)
+
+    return _kept("load", None, lambda: load)(graph)
+
+
+def _iterator(copy: Any, spec: Any) -> Any:
+    def make(variant: Any) -> Any:
+        return iter(tf.data.experimental.from_variant(variant, spec))
+
+    return _kept("iterator", spec, lambda: make)(copy)
+
+
+def _first(copy: Any, spec: Any) -> None:
+    """Draws what a pass draws at its start."""
+
+    def draw(variant: Any) -> Any:
+        first = next(iter(tf.data.experimental.from_variant(variant, spec)))
+        leaves = tf.nest.flatten(first, expand_composites=True)
+        with tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]):
+            return tf.constant(True)
+
+    _kept("first", spec, lambda: draw)(copy)
