@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import environment
+from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
 from tfdist.joining import Member, join_cluster
@@ -46,7 +47,7 @@ def strategy(name: str | None = None, **options: Any) -> Any:
         _check_same(name, options)
         return _active[0]
     gpus = len(tf.config.list_physical_devices("GPU"))
-    resolved = resolve({"strategy": name, **options}, gpus=gpus)
+    resolved = resolve({"strategy": name, **_counts(name), **options}, gpus=gpus)
     return create(resolved.config)
 
 
@@ -83,6 +84,16 @@ def _join(config: StrategyConfig) -> Member:
             "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
         )
     return join_cluster(text, config)
+
+
+def _counts(name: str | None) -> dict[str, Any]:
+    """The numbers of workers and servers that TF_CONFIG gives a parameter server's chief."""
+    text = environment.read("TF_CONFIG")
+    if name != "parameter_server" or text is None:
+        return {}
+    cluster, _ = parse_tf_config(text)
+    kinds = [task.type for task, _ in cluster.tasks()]
+    return {"processes": max(1, kinds.count("worker")), "ps": max(1, kinds.count("ps"))}
 
 
 def _check_same(name: str | None, options: dict[str, Any]) -> None:

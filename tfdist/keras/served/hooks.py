@@ -21,7 +21,7 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
-from tfdist.keras.served import optimizers
+from tfdist.keras.served import optimizers, report
 from tfdist.keras.served.guards import applying, guarded, learning_rate_factor
 from tfdist.keras.served.serving import PredictFunction, Serving, StepFunction
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
@@ -54,6 +54,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _when_done),
         Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
         Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
+        *report.hooks(serving),
     ]
 
 
@@ -219,6 +220,8 @@ def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Calla
                 self.predict_function = PredictFunction(serving, self)
             else:
                 setattr(self, name, StepFunction(serving, self, f"{kind}_step"))
+                if kind == "train" and self.built:
+                    report.show_placement(serving)
             return getattr(self, name)
 
         return make_function

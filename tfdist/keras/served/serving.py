@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from tfdist.keras.served.numbers import Numbers
 from tfdist.keras.served.step import NotSplittable
 from tfdist.servers.cluster import Servers
 from tfdist.servers.dispatch import Dispatcher, Job
-from tfdist.servers.statistics import Statistics
 
 __all__ = ["Serving", "StepFunction"]
 
@@ -33,11 +33,18 @@ class Serving:
     Args:
         servers: where the weights are.
         dispatcher: makes what runs jobs on workers, when it is first needed.
+
+    Attributes:
+        steps: for each worker how many training steps it has finished.
+        cancelled: parts of global batches that were not needed before they had started.
+        shown: of how many variables the user has seen which server holds them.
     """
 
     def __init__(self, servers: Servers, dispatcher: Callable[[], Dispatcher]) -> None:
         self.servers = servers
-        self.statistics = Statistics()
+        self.steps: collections.Counter[int] = collections.Counter()
+        self.cancelled = 0
+        self.shown = 0
         self._make_dispatcher = dispatcher
         self._dispatcher: Dispatcher | None = None
         self._said: set[str] = set()
@@ -201,7 +208,7 @@ class StepFunction:
         """Takes a step's numbers; called once for each, under the dispatcher's lock."""
         self._finished += job.steps
         if self._method == "train_step":
-            self._serving.statistics.steps[job.worker] += job.steps
+            self._serving.steps[job.worker] += job.steps
         if traced.tally is None:
             self._numbers.add(traced, job.step, numbers)
 
@@ -312,7 +319,7 @@ def _run_together(
     if needed < parts:
         numbers = {job.number for job in jobs}
         gone = dispatcher.cancel_waiting(lambda job: job.number in numbers)
-        serving.statistics.dropped += gone
+        serving.cancelled += gone
     serving.note_update(parts > 1 and traced.tally is not None)
 
 
