@@ -21,6 +21,11 @@ from rich.markup import escape
 _RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tfdist", "tensorflow", "keras", "tf_keras")
 
+
+def _peer_list() -> str:
+    return "\n".join(f"- `{name}`: {peer.title}" for name, peer in PEERS.items())
+
+
 _HELP = f"""
 Trains the same models on the same data with several parameter servers and compares them.
 
@@ -31,7 +36,7 @@ work on the machine hits all alike. Trust the ratios, not the steps per second.
 
 The peers:
 
-{chr(10).join(f"- `{name}`: {peer.title}" for name, peer in PEERS.items())}
+{_peer_list()}
 
 What is measured around the timed steps: wall-clock; user and system CPU of all tasks, from /proc;
 bytes through `lo`, for which the cluster runs in a network namespace of its own (`unshare`, as root
@@ -157,6 +162,8 @@ By `python benchmarks/parameter_server.py` on {os.cpu_count()} cores; {_versions
 Asynchronous, 2 workers, 1 ps, {optimizer}, batch 32, steps_per_execution {per_execution}; {rounds}
 rounds in turns: median (min to max). Ratios are taken within each round. CPU is user and system
 time of all tasks, of which those of the chief, the ps and both workers.{bytes_note}
+
+{_peer_list()}
 """
 
 

@@ -1,4 +1,4 @@
-"""Runs one job on a cluster of its own: `python -m bench.cluster JOB`, inside its namespaces.
+"""Runs one job on a cluster: `python -m bench.cluster JOB own-network|shared-network LOGS`.
 
 Starts the servers, then the chief, whose line of JSON goes to the standard output; ends them all
 with the chief. If anything fails, the last lines of the failed task go to the standard error.
@@ -10,7 +10,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,24 +33,24 @@ class _JobError(Exception):
     """The job did not come to its end; the text says why."""
 
 
-def main(job: Job, own_network: bool) -> int:
+def main(job: Job, own_network: bool, logs: Path) -> int:
     """Runs a job.
 
     Args:
         job: the run.
         own_network: whether this process is in a network namespace of its own.
+        logs: directory for what the tasks print.
 
     Returns:
         The exit status.
     """
     if own_network:
         bring_loopback_up()
-    with tempfile.TemporaryDirectory(prefix="tfdist-bench-") as logs:
-        try:
-            print(_run(job, own_network, Path(logs)), flush=True)
-        except _JobError as failure:
-            print(failure, file=sys.stderr, flush=True)
-            return 1
+    try:
+        print(_run(job, own_network, logs), flush=True)
+    except _JobError as failure:
+        print(failure, file=sys.stderr, flush=True)
+        return 1
     return 0
 
 
@@ -125,4 +124,4 @@ def _tail(logs: Path, name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Job.from_json(sys.argv[1]), sys.argv[2] == "own-network"))
+    sys.exit(main(Job.from_json(sys.argv[1]), sys.argv[2] == "own-network", Path(sys.argv[3])))

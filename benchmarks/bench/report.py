@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.catalog import PEERS
 from bench.job import MODELS
 from bench.run import Measurement
 
@@ -105,7 +104,7 @@ def _row(peer: str, done: Sequence[Measurement], base: dict[int, Measurement]) -
     sent = [each.bytes_per_step for each in done if each.bytes_per_step is not None]
     lost = _median(each.lost for each in done)
     return Row(
-        peer=f"{PEERS[peer].title} (`{peer}`)",
+        peer=peer,
         rate=_spread([each.rate for each in done], 1),
         ratio=_spread([each.rate / other.rate for each, other in pairs], 2),
         sent=_bytes(_median(sent)) if sent else "-",
@@ -124,6 +123,8 @@ def _spread(values: Sequence[float], digits: int) -> str:
     if not values:
         return "-"
     middle, low, high = statistics.median(values), min(values), max(values)
+    if len(values) == 1:
+        return f"{middle:.{digits}f}"
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 

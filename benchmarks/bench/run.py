@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,21 @@ def run(job: Job, number: int) -> Measurement:
         job: the run.
         number: the round.
     """
+    with tempfile.TemporaryDirectory(prefix="tfdist-bench-") as logs:
+        try:
+            status, output, errors = _run(job, logs)
+        except subprocess.TimeoutExpired:
+            return Measurement(job, number, error=f"not done after {job.timeout:g} s")
+    if status != 0:
+        lines = errors.strip().splitlines()
+        shown = lines[:1] + lines[1:][-_ERROR_LINES:]
+        return Measurement(job, number, error="\n".join(shown))
+    return _measurement(job, number, json.loads(output.strip().splitlines()[-1]))
+
+
+def _run(job: Job, logs: str) -> tuple[int, str, str]:
     own = "own-network" if isolation().own_network else "shared-network"
-    command = (*isolation().prefix, sys.executable, "-m", "bench.cluster", job.to_json(), own)
+    command = (*isolation().prefix, sys.executable, "-m", "bench.cluster", job.to_json(), own, logs)
     cluster = subprocess.Popen(
         command,
         cwd=_ROOT,
@@ -90,16 +104,11 @@ def run(job: Job, number: int) -> Measurement:
     )
     try:
         output, errors = cluster.communicate(timeout=job.timeout + _GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Measurement(job, number, error=f"not done after {job.timeout:g} s")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(cluster.pid, signal.SIGKILL)
         cluster.wait()
-    if cluster.returncode != 0:
-        lines = errors.strip().splitlines()
-        return Measurement(job, number, error="\n".join([*lines[:1], *lines[-_ERROR_LINES:]]))
-    return _measurement(job, number, json.loads(output.strip().splitlines()[-1]))
+    return cluster.returncode, output, errors
 
 
 def _measurement(job: Job, number: int, line: dict[str, Any]) -> Measurement:

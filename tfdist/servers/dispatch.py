@@ -50,11 +50,14 @@ class Dispatcher:
         coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
         gate: says when a gated job may start.
         patience: seconds without any worker after which waiting ends with an error.
+
+    Attributes:
+        recoveries: for each worker how often it was lost and came back.
     """
 
     def __init__(self, coordinator: Any, gate: Gate, patience: float = 60.0) -> None:
         self._workers = coordinator._cluster.workers
-        self._gate = gate
+        self.gate = gate
         self._patience = patience
         self._changed = threading.Condition()
         self._waiting: collections.deque[Job] = collections.deque()
@@ -158,7 +161,7 @@ class Dispatcher:
                 if job is not None:
                     self._waiting.remove(job)
                     if job.gated:
-                        self._gate.start(job.number)
+                        self.gate.start(job.number)
                     self._running[index] = job
                     self._changed.notify_all()
                     return job
@@ -168,8 +171,8 @@ class Dispatcher:
         if not self._waiting:
             return None
         first = self._waiting[0]
-        again = first.gated and self._gate.has_started(first.number)
-        return first if not first.gated or again or self._gate.may_start() else None
+        again = first.gated and self.gate.has_started(first.number)
+        return first if not first.gated or again or self.gate.may_start() else None
 
     def _one(self, index: int, job: Job) -> None:
         worker = self._workers[index]
@@ -192,7 +195,7 @@ class Dispatcher:
     def _end(self, index: int, job: Job, result: Any) -> None:
         with self._changed:
             self._running.pop(index, None)
-            self._gate.end(job.number)
+            self.gate.end(job.number)
             job.finish(index, result)
             self._changed.notify_all()
 
@@ -216,7 +219,7 @@ class Dispatcher:
     def _fail(self, index: int, job: Job, error: BaseException) -> None:
         with self._changed:
             self._running.pop(index, None)
-            self._gate.end(job.number)
+            self.gate.end(job.number)
             if self._error is None:
                 self._error = error
             self._changed.notify_all()

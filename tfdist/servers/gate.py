@@ -9,7 +9,9 @@ al. 2013, with the bound counted in updates).
 
 from __future__ import annotations
 
-__all__ = ["Gate"]
+from typing import Any
+
+__all__ = ["Gate", "gate_of"]
 
 
 class Gate:
@@ -50,3 +52,9 @@ class Gate:
     def end(self, step: int) -> None:
         """Notes the end of a step."""
         self._overlapping.pop(step, None)
+
+
+def gate_of(rule: Any) -> Gate:
+    """The gate that keeps an update rule's bound."""
+    waits = rule.mode == "stale" and rule.on_stale == "wait"
+    return Gate(rule.staleness if waits else None)

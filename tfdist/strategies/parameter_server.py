@@ -18,7 +18,7 @@ from tfdist.keras.served.reading import reading_of
 from tfdist.keras.served.serving import Serving
 from tfdist.servers.cluster import Servers, UpdateRule, device_of
 from tfdist.servers.dispatch import Dispatcher
-from tfdist.servers.gate import Gate
+from tfdist.servers.gate import gate_of
 from tfdist.strategies.base import Scope, StrategyMixin
 
 
@@ -88,7 +88,5 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         return guarded(device_of(variable), lambda: self.servers.update(variable, fn, args, kwargs))
 
     def _dispatcher(self) -> Dispatcher:
-        rule = self.servers.rule
-        waits = rule.mode == "stale" and rule.on_stale == "wait"
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-        return Dispatcher(coordinator, Gate(rule.staleness if waits else None))
+        return Dispatcher(coordinator, gate_of(self.servers.rule))

@@ -220,8 +220,6 @@ def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Calla
                 self.predict_function = PredictFunction(serving, self)
             else:
                 setattr(self, name, StepFunction(serving, self, f"{kind}_step"))
-                if kind == "train" and self.built:
-                    report.show_placement(serving)
             return getattr(self, name)
 
         return make_function

@@ -27,6 +27,11 @@ class Numbers:
         self._scalars: list[Any] = []
         self._sums: dict[int, tuple[Any, np.ndarray[Any, Any]]] = {}
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are numbers that the metrics do not have yet."""
+        return bool(self._sums)
+
     def add(self, traced: TracedStep, step: int, numbers: list[Any]) -> None:
         """Adds what one step has returned.
 

@@ -191,11 +191,14 @@ def reading_of(dataset: Any, batches: int | None, recoveries: Callable[[int], in
 _functions: dict[tuple[str, str], Any] = {}
 
 
-def _kept(kind: str, spec: Any, make: Callable[[], Callable[[Any], Any]]) -> Any:
+def _kept(
+    kind: str, spec: Any, make: Callable[[], Callable[[Any], Any]], dtype: Any = tf.variant
+) -> Any:
     """A graph function of one tensor, made once for each type of batch."""
     key = (kind, repr(spec))
     if key not in _functions:
-        _functions[key] = tf.function(make(), autograph=False)
+        function = tf.function(make(), autograph=False)
+        _functions[key] = function.get_concrete_function(tf.TensorSpec([], dtype))
     return _functions[key]
 
 
@@ -203,7 +206,7 @@ def _load(graph: Any) -> Any:
     def load(text: Any) -> Any:
         return tf.raw_ops.DatasetFromGraph(graph_def=text)
 
-    return _kept("load", None, lambda: load)(graph)
+    return _kept("load", None, lambda: load, tf.string)(graph)
 
 
 def _iterator(copy: Any, spec: Any) -> Any:

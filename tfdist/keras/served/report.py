@@ -70,6 +70,7 @@ class Report:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._since = time.monotonic()
+        serving.note_update(one=False)
         self._version = serving.known_version()
         self._steps: collections.Counter[int] = collections.Counter(serving.steps)
         self._cancelled = serving.cancelled
@@ -96,6 +97,7 @@ class Report:
 def hooks(serving: Serving) -> list[Hook]:
     """The seams at which training begins, an epoch ends and training ends."""
     state = _Training(serving)
+    serving.tell_placement = Placement(serving.servers.shelves)
     return [
         Hook(CallbackList, "on_train_begin", state.begins),
         Hook(CallbackList, "on_epoch_end", state.epoch_ends),
@@ -128,10 +130,10 @@ class _Training:
         def on_epoch_end(callbacks: Any, epoch: int, logs: Any = None) -> None:
             if self._report is None or logs is None:
                 return original(callbacks, epoch, logs)
-            show_placement(self._serving)
             check_numbers(callbacks, logs, f"epoch {epoch + 1}")
             counted = self._report.look()
             self._epochs.append(counted)
+            self._check_complete(counted)
             logs.update(self._logs(counted))
             original(callbacks, epoch, logs)
             self._keep(callbacks, epoch, counted)
@@ -149,6 +151,15 @@ class _Training:
             self._epochs, self._report = [], None
 
         return on_train_end
+
+    def _check_complete(self, counted: Counted) -> None:
+        rule = self._serving.servers.rule
+        if counted.dropped and rule.mode == "sync" and not rule.backup_workers:
+            raise TfdistError(
+                f"{counted.dropped} gradients came to the servers when their update had been made, "
+                "though mode='sync' waits for all. Something else has updated the servers' weights "
+                "meanwhile: train one model at a time, or go on from the last checkpoint."
+            )
 
     def _logs(self, counted: Counted) -> dict[str, float]:
         rule = self._serving.servers.rule
@@ -216,13 +227,23 @@ def placement_table(shelves: Shelves) -> Table:
     return table
 
 
-def show_placement(serving: Serving) -> None:
-    """Shows who holds what, where that is news."""
-    shelves = serving.servers.shelves
-    held = sum(len(each) for each in shelves.held)
-    if held != serving.shown:
-        serving.shown = held
-        _print(placement_table(shelves))
+class Placement:
+    """Shows who holds what, where that is news.
+
+    Args:
+        shelves: the servers' variables.
+    """
+
+    def __init__(self, shelves: Shelves) -> None:
+        self._shelves = shelves
+        self._shown = 0
+
+    def __call__(self) -> None:
+        """Shows the table unless the user has seen it."""
+        held = sum(len(each) for each in self._shelves.held)
+        if held > self._shown:
+            self._shown = held
+            _print(placement_table(self._shelves))
 
 
 def _final_table(epochs: list[Counted], mode: str) -> Table:

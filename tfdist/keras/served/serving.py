@@ -15,8 +15,9 @@ from tfdist.keras.served.boxes import joined
 from tfdist.keras.served.graph import TracedStep, trace
 from tfdist.keras.served.numbers import Numbers
 from tfdist.keras.served.step import NotSplittable
-from tfdist.servers.cluster import Servers
+from tfdist.servers.cluster import Servers, UpdateRule
 from tfdist.servers.dispatch import Dispatcher, Job
+from tfdist.servers.gate import gate_of
 
 __all__ = ["Serving", "StepFunction"]
 
@@ -37,14 +38,14 @@ class Serving:
     Attributes:
         steps: for each worker how many training steps it has finished.
         cancelled: parts of global batches that were not needed before they had started.
-        shown: of how many variables the user has seen which server holds them.
+        tell_placement: tells the user which server holds what, where that is news.
     """
 
     def __init__(self, servers: Servers, dispatcher: Callable[[], Dispatcher]) -> None:
         self.servers = servers
         self.steps: collections.Counter[int] = collections.Counter()
         self.cancelled = 0
-        self.shown = 0
+        self.tell_placement: Callable[[], None] = lambda: None
         self._make_dispatcher = dispatcher
         self._dispatcher: Dispatcher | None = None
         self._said: set[str] = set()
@@ -75,6 +76,16 @@ class Serving:
             one: whether exactly one was made; else the servers are asked when it matters.
         """
         self._version = self._version + 1 if one and self._version is not None else None
+
+    def use(self, rule: UpdateRule) -> None:
+        """Changes when a gradient becomes an update, for the trainings that follow.
+
+        Args:
+            rule: the rule; models that have been trained must be compiled anew.
+        """
+        self.join()
+        self.servers.rule = rule
+        self.dispatcher.gate = gate_of(rule)
 
     def say_once(self, text: str) -> None:
         """Tells the user something, the first time."""
@@ -149,6 +160,7 @@ class StepFunction:
         if self._sync:
             _run_together(self._serving, traced, loads, self._finish)
             return
+        self._serving.note_update(one=False)
         if traced is not self._waiting_for:
             self._submit_waiting()
         self._waiting_for = traced
@@ -202,6 +214,7 @@ class StepFunction:
         if key not in self._traced:
             servers = self._serving.servers
             self._traced[key] = trace(servers, self._model, self._method, load, self._parts)
+            self._serving.tell_placement()
         return self._traced[key]
 
     def _finish(self, traced: TracedStep, job: JobInfo, numbers: list[Any]) -> None:
@@ -220,6 +233,8 @@ class StepFunction:
         for traced in self._traced.values():
             if traced.tally is not None:
                 self._numbers.take(traced, traced.tally.news())
+        if self._logs is not None and not now and not self._numbers.pending:
+            return self._logs  # no step has ended since: the metrics may have been reset
         with self._serving.dispatcher.quiet():
             scalars = self._numbers.flush()
         traced = self._numbers.latest

@@ -1,0 +1,224 @@
+"""What only parameter servers do: update rules, lost workers, coordinators, tables in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.harness import servers as harness_servers
+from tfdist.servers.cluster import UpdateRule
+
+EXAMPLES, BATCH = 240, 4
+
+
+@contextlib.contextmanager
+def ruled(strategy: Any, **rule: Any) -> Iterator[None]:
+    """Trains by another update rule in the block."""
+    before = strategy.servers.rule
+    strategy.serving.use(UpdateRule(workers=before.workers, **rule))
+    try:
+        yield
+    finally:
+        strategy.serving.use(before)
+
+
+class Counter(keras.Model):
+    """Its weights count: each example adds 1 to the weight of its own number, whatever they are."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        super().__init__()
+        self.pause = pause
+        self.counts = self.add_weight(shape=(EXAMPLES, 1), initializer="zeros", name="counts")
+        self.seen = keras.metrics.Sum(name="seen")
+
+    def train_step(self, data: Any) -> Any:
+        """Gradient -1 for each example's weight."""
+        (ids,) = data if isinstance(data, tuple) else (data,)
+        work = self._work()
+        with tf.GradientTape() as tape:
+            hot = tf.one_hot(ids, EXAMPLES)
+            loss = -tf.reduce_sum(tf.matmul(hot, self.counts)) + 0.0 * work
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        self.seen.update_state(tf.ones_like(ids, tf.float32))
+        return {"seen": self.seen.result()}
+
+    def _work(self) -> Any:
+        """Something that takes time, so that steps overlap."""
+        square = tf.random.stateless_uniform([96, 96], [1, 2])
+        times = int(self.pause * 1000)
+        return tf.reduce_sum(
+            tf.while_loop(
+                lambda i, x: i < times, lambda i, x: (i + 1, tf.tanh(x @ x)), (0, square)
+            )[1]
+        )
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The one metric."""
+        return [self.seen]
+
+
+def counting(
+    strategy: Any,
+    *,
+    rule: dict[str, Any],
+    kill: list[int] = (),  # type: ignore[assignment]
+    slow: bool = False,
+    source: str = "arrays",
+    epochs: int = 2,
+    pause: float = 0.0,
+) -> dict[str, Any]:
+    """Counts how often each example was applied, with workers that are killed or slowed."""
+    ids = np.arange(EXAMPLES)
+    data: Any = {"x": ids, "batch_size": BATCH}
+    if source == "dataset":
+        data = {"x": tf.data.Dataset.from_tensor_slices(ids).shuffle(EXAMPLES).batch(BATCH)}
+    if source == "generator":
+        data = {"x": _generated(ids), "steps_per_epoch": EXAMPLES // BATCH}
+    with ruled(strategy, **rule), strategy.scope():
+        model = Counter(pause)
+        model.compile(keras.optimizers.SGD(1.0))
+        with _killing(kill), _slowing(slow):
+            history = model.fit(**data, epochs=epochs, verbose=0).history
+        return {
+            "counts": np.asarray(model.counts)[:, 0],
+            "iterations": int(model.optimizer.iterations),
+            "history": {name: list(values) for name, values in history.items()},
+        }
+
+
+def _generated(ids: np.ndarray) -> Iterator[Any]:
+    while True:
+        for start in range(0, len(ids), BATCH):
+            yield (ids[start : start + BATCH],)
+
+
+@contextlib.contextmanager
+def _killing(workers: list[int]) -> Iterator[None]:
+    """Kills workers, one after the other, while the block runs, and starts each again."""
+    ended = threading.Event()
+
+    def kill() -> None:
+        for worker in workers:
+            if ended.wait(0.4):
+                return
+            process = harness_servers.running("worker", worker)
+            process.kill()
+            process.wait()
+            harness_servers.start("worker", worker)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _slowing(slow: bool) -> Iterator[None]:
+    """Stops worker 0 four fifths of the time."""
+    ended = threading.Event()
+    process = harness_servers.running("worker", 0).pid
+
+    def slow_down() -> None:
+        while slow and not ended.wait(0.02):
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.08)
+            os.kill(process, signal.SIGCONT)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def table(strategy: Any) -> dict[str, Any]:
+    """Trains an embedding that is split over the servers and looked up there."""
+    x, y = common.tokens(77, vocabulary=300)
+    with common.scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                keras.layers.Embedding(300, 16),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(2),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy())
+        done = model.fit(x, y, 16, 2, shuffle=False, verbose=0)
+        parts = 1
+        if strategy is not None:
+            parts = len(model.layers[0]._embeddings._value.variables)
+    return {
+        "result": {"history": common.history(done), "weights": common.weights(model)},
+        "parts": parts,
+    }
+
+
+def coordinated(strategy: Any) -> dict[str, Any]:
+    """A loop written by hand for TensorFlow's coordinator."""
+    x, y = common.table(64)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        model = common.dense_model()
+        optimizer = keras.optimizers.Adam(0.01)
+        loss_object = common.sparse_crossentropy()
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def make() -> Any:
+        return tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8)
+
+    iterator = iter(coordinator.create_per_worker_dataset(make))
+
+    @tf.function
+    def step(batches: Any) -> Any:
+        def replica(batch: Any) -> Any:
+            features, labels = batch
+            with tf.GradientTape() as tape:
+                logits = model(features, training=True)
+                loss = loss_object(labels, logits)
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            accuracy.update_state(labels, logits)
+            return loss
+
+        return strategy.run(replica, args=(next(batches),))
+
+    with strategy.scope():
+        losses = [coordinator.schedule(step, args=(iterator,)) for _ in range(60)]
+        coordinator.join()
+        values = coordinator.fetch(losses)
+    return {
+        "iterations": int(optimizer.iterations),
+        "counted": float(np.asarray(accuracy.count)),
+        "losses": [float(value) for value in values],
+    }
+
+
+def not_a_number(strategy: Any) -> str:
+    """Trains with a loss that becomes NaN."""
+    x, y = common.table(40)
+    with strategy.scope():
+        model = common.dense_model()
+        model.compile("sgd", lambda true, predicted: tf.reduce_mean(predicted) * float("nan"))
+        try:
+            model.fit(x, y, 8, 1, verbose=0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
