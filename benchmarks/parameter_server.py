@@ -160,7 +160,7 @@ def _preamble(done: list[Measurement]) -> str:
 
 By `python benchmarks/parameter_server.py` on {os.cpu_count()} cores; {_versions()}.
 Asynchronous, 2 workers, 1 ps, {optimizer}, batch 32, steps_per_execution {per_execution}; {rounds}
-rounds in turns: median (min to max). Ratios are taken within each round. CPU is user and system
+rounds in turns: median (min-max). Ratios are taken within each round. CPU is user and system
 time of all tasks, of which those of the chief, the ps and both workers.{bytes_note}
 
 {_peer_list()}

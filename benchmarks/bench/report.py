@@ -125,7 +125,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
     middle, low, high = statistics.median(values), min(values), max(values)
     if len(values) == 1:
         return f"{middle:.{digits}f}"
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
 def _bytes(count: float) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,7 +81,7 @@ def counting(
 ) -> dict[str, Any]:
     """Counts how often each example was applied, with workers that are killed or slowed."""
     ids = np.arange(EXAMPLES)
-    data: Any = {"x": ids, "batch_size": BATCH}
+    data: Any = {"x": ids, "batch_size": 5 * BATCH if slow else BATCH}
     if source == "dataset":
         data = {"x": tf.data.Dataset.from_tensor_slices(ids).shuffle(EXAMPLES).batch(BATCH)}
     if source == "generator":
@@ -89,8 +89,13 @@ def counting(
     with ruled(strategy, **rule), strategy.scope():
         model = Counter(pause)
         model.compile(keras.optimizers.SGD(1.0))
-        with _killing(kill), _slowing(slow):
-            history = model.fit(**data, epochs=epochs, verbose=0).history
+        slowing = _Slow(slow)
+        with _killing(kill):
+            try:
+                done = model.fit(**data, epochs=epochs, verbose=0, callbacks=[slowing])
+            finally:
+                slowing.end()
+        history = done.history
         return {
             "counts": np.asarray(model.counts)[:, 0],
             "iterations": int(model.optimizer.iterations),
@@ -127,25 +132,30 @@ def _killing(workers: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@contextlib.contextmanager
-def _slowing(slow: bool) -> Iterator[None]:
-    """Stops worker 0 four fifths of the time."""
-    ended = threading.Event()
-    process = harness_servers.running("worker", 0).pid
+class _Slow(keras.callbacks.Callback):
+    """Stops worker 0 most of the time, from the second batch on: set-up asks all workers often.
 
-    def slow_down() -> None:
-        while slow and not ended.wait(0.02):
-            os.kill(process, signal.SIGSTOP)
-            time.sleep(0.08)
-            os.kill(process, signal.SIGCONT)
+    Another process does it: this one may wait for the worker while it is stopped.
+    """
 
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    def __init__(self, active: bool) -> None:
+        super().__init__()
+        self._active = active
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Starts to slow the worker."""
+        if self._active and batch >= 1 and self._process is None:
+            stopped = harness_servers.running("worker", 0).pid
+            text = f"kill -STOP {stopped}; sleep 0.04; kill -CONT {stopped}; sleep 0.02"
+            self._process = subprocess.Popen(["sh", "-c", f"while :; do {text}; done"])
+
+    def end(self) -> None:
+        """Lets the worker run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)
 
 
 def table(strategy: Any) -> dict[str, Any]:

@@ -6,6 +6,10 @@ import pytest
 
 from tfdist.config import MODES, STRATEGIES, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
+from tfdist.server_options import ON_STALE, WIRE_DTYPES
+
+WITH_SERVERS = '{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]}}'
+WITHOUT_SERVERS = '{"cluster": {"worker": ["a:1", "b:1"]}}'
 
 
 def test_json_is_read_back():
@@ -25,7 +29,10 @@ def test_json_is_read_back():
         ({"communication": "gloo"}, ["'gloo'", "ring"]),
         ({"strategy": "single", "devices": 2}, ["devices=2", "'single'", "mirrored"]),
         ({"strategy": "mirrored", "processes": 2}, ["processes=2", "'mirrored'", "multi_worker"]),
-        ({"strategy": "mirrored", "mode": "async"}, ["mode='async'", "'mirrored'", "sync"]),
+        (
+            {"strategy": "mirrored", "mode": "async"},
+            ["mode='async'", "'mirrored'", "which has sync.", "parameter_server"],
+        ),
     ],
 )
 def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
@@ -33,6 +40,80 @@ def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
         StrategyConfig(**options)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"ps": 0}, ["ps=0", "1 or more"]),
+        ({"mode": "local"}, ["mode='local'", "sync, async, stale"]),
+        ({"mode": "stale", "staleness": -1}, ["staleness=-1", "0 or more"]),
+        ({"mode": "stale", "staleness": 1.5}, ["staleness=1.5", "whole number"]),
+        ({"mode": "stale"}, ["mode='stale'", "on_stale='wait'", "Give staleness"]),
+        ({"mode": "stale", "on_stale": "drop"}, ["on_stale='drop'", "Give staleness"]),
+        ({"staleness": 4}, ["staleness=4", "mode='sync'", "Choose mode='stale'"]),
+        ({"mode": "async", "on_stale": "damp"}, ["on_stale='damp'", "mode='async'"]),
+        (
+            {"mode": "stale", "on_stale": "damp", "staleness": 4},
+            ["staleness=4", "on_stale='damp'", "Leave staleness out"],
+        ),
+        ({"mode": "stale", "on_stale": "skip"}, ["on_stale 'skip'", "wait, drop, damp"]),
+        ({"processes": 3, "backup_workers": 3}, ["backup_workers=3", "3 workers", "-n"]),
+        ({"processes": 3, "backup_workers": 4}, ["backup_workers=4"]),
+        ({"backup_workers": -1}, ["backup_workers=-1", "0 or more"]),
+        (
+            {"processes": 3, "backup_workers": 1, "mode": "async"},
+            ["backup_workers=1", "mode='async'", "mode='sync'"],
+        ),
+        ({"wire_dtype": "int8"}, ["wire_dtype 'int8'", "float32, bfloat16, float16"]),
+        ({"min_shard_bytes": 0}, ["min_shard_bytes=0"]),
+        ({"max_shards": 0}, ["max_shards=0", "1 splits no variable"]),
+        ({"devices": 2}, ["devices=2", "one device each", "-n"]),
+    ],
+)
+def test_a_mistake_in_the_options_of_parameter_servers(options, words):
+    with pytest.raises(ConfigError) as caught:
+        StrategyConfig(strategy="parameter_server", **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ps": 2},
+        {"wire_dtype": "bfloat16"},
+        {"min_shard_bytes": 1 << 10},
+        {"max_shards": 1},
+        {"staleness": 4},
+        {"on_stale": "drop"},
+        {"backup_workers": 1},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("strategy", ["single", "mirrored", "multi_worker"])
+def test_options_of_parameter_servers_with_another_strategy(strategy, options):
+    ((name, value),) = options.items()
+    with pytest.raises(ConfigError) as caught:
+        StrategyConfig(strategy=strategy, **options)
+    for word in (f"{name}={value!r}", strategy, "strategy='parameter_server'", f"leave {name} out"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"processes": 3, "backup_workers": 2},
+        {"mode": "async", "ps": 2, "wire_dtype": "bfloat16"},
+        {"mode": "stale", "staleness": 0},
+        {"mode": "stale", "staleness": 4, "on_stale": "drop"},
+        {"mode": "stale", "on_stale": "damp"},
+        {"devices": 1, "max_shards": 1, "min_shard_bytes": 1},
+    ],
+)
+def test_options_of_parameter_servers_that_go_together(options):
+    config = StrategyConfig(strategy="parameter_server", **options)
+    assert StrategyConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -45,6 +126,12 @@ def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
         ({"processes": 2}, {}, 4, "multi_worker", "2 processes"),
         ({}, {"TF_CONFIG": "{}"}, 4, "multi_worker", "TF_CONFIG"),
         ({"strategy": "single"}, {"TF_CONFIG": "{}"}, 4, "single", "--strategy"),
+        ({"ps": 2}, {}, 0, "parameter_server", "parameter servers were asked for"),
+        ({"ps": 2, "processes": 3}, {}, 4, "parameter_server", "were asked for"),
+        ({}, {"TF_CONFIG": WITH_SERVERS}, 4, "parameter_server", "TF_CONFIG lists"),
+        ({"ps": 1}, {"TF_CONFIG": WITH_SERVERS}, 0, "parameter_server", "TF_CONFIG lists"),
+        ({"processes": 2}, {"TF_CONFIG": WITH_SERVERS}, 0, "parameter_server", "TF_CONFIG lists"),
+        ({}, {"TF_CONFIG": WITHOUT_SERVERS}, 0, "multi_worker", "TF_CONFIG is set"),
     ],
 )
 def test_auto_picks_by_what_is_there_and_says_why(flags, environ, gpus, picked, why):
@@ -91,8 +178,11 @@ def test_shipped_strategy_files_resolve(pytestconfig):
 def test_public_names_are_frozen():
     import tfdist
 
-    assert list(STRATEGIES) == ["single", "mirrored", "multi_worker"]
+    assert list(STRATEGIES) == ["single", "mirrored", "multi_worker", "parameter_server"]
     assert set(MODES) == set(STRATEGIES)
+    assert MODES["parameter_server"] == ("sync", "async", "stale")
+    assert list(ON_STALE) == ["wait", "drop", "damp"]
+    assert WIRE_DTYPES == ("float32", "bfloat16", "float16")
     assert sorted(tfdist.__all__) == [
         "ConfigError",
         "Mirrored",

@@ -16,7 +16,11 @@ from tfdist.servers.placement import Held, Shelves, row_ranges
 from tfdist.servers.slices import Slices
 from tfdist.servers.tally import Counts
 
-__all__ = ["Servers", "UpdateRule", "device_of"]
+__all__ = ["CHIEF", "Servers", "UpdateRule", "device_of"]
+
+
+#: The device of the chief's memory.
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ class Servers:
         """
         with tf.device(None):
             if kwargs.get("aggregation") == tf.VariableAggregation.SUM:
-                with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                with tf.device(CHIEF):
                     return next_creator(**kwargs)
             beside = kwargs.pop("colocate_with", None)
             if isinstance(beside, Partitioned):

@@ -19,28 +19,28 @@ from tfdist.servers.gate import Gate
 __all__ = ["Dispatcher", "Job"]
 
 #: Jobs whose numbers lie within this may be under way at the same time.
-SPAN = 256
+SPAN = 192
 
 
 class Job:
     """Something to be run once, on any worker.
 
     Args:
-        number: its own number, rising.
+        numbers: its own numbers, rising, which no other job has.
         run: runs it on a worker, and returns its result; may be called again on another worker.
         finish: is given the result, once.
-        gated: whether the bound on staleness holds for it.
+        gated: updates for which the bound on staleness holds; 0 where it does not.
     """
 
     def __init__(
         self,
-        number: int,
+        numbers: list[int],
         run: Callable[[int], Any],
         finish: Callable[[int, Any], None],
-        gated: bool = False,
+        gated: int = 0,
     ) -> None:
-        self.number, self.run, self.finish, self.gated = number, run, finish, gated
-        self.cancelled = False
+        self.number, self.last = numbers[0], numbers[-1]
+        self.run, self.finish, self.gated = run, finish, gated
 
 
 class Dispatcher:
@@ -89,7 +89,7 @@ class Dispatcher:
 
         def has_room() -> bool:
             oldest = min((j.number for j in self._under_way()), default=job.number)
-            return len(self._waiting) < self.workers and job.number - oldest < SPAN
+            return len(self._waiting) < self.workers and job.last - oldest < SPAN
 
         self.wait_until(has_room)
         with self._changed:
@@ -161,7 +161,7 @@ class Dispatcher:
                 if job is not None:
                     self._waiting.remove(job)
                     if job.gated:
-                        self.gate.start(job.number)
+                        self.gate.start(job.number, job.gated)
                     self._running[index] = job
                     self._changed.notify_all()
                     return job
@@ -172,7 +172,8 @@ class Dispatcher:
             return None
         first = self._waiting[0]
         again = first.gated and self.gate.has_started(first.number)
-        return first if not first.gated or again or self.gate.may_start() else None
+        admitted = not first.gated or again or self.gate.may_start(first.gated)
+        return first if admitted else None
 
     def _one(self, index: int, job: Job) -> None:
         worker = self._workers[index]

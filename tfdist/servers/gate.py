@@ -24,26 +24,28 @@ class Gate:
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
         self._overlapping: dict[int, int] = {}
+        self._updates: dict[int, int] = {}
 
     @property
     def under_way(self) -> int:
         """Steps that have started and not ended."""
         return len(self._overlapping)
 
-    def may_start(self) -> bool:
-        """Whether another step may start now."""
-        if self._bound is None:
+    def may_start(self, updates: int = 1) -> bool:
+        """Whether a step that makes that many updates may start now."""
+        if self._bound is None or not self._overlapping:
             return True
-        most = max(self._overlapping.values(), default=-1) + 1
-        return max(most, self.under_way) <= self._bound
+        most = max(self._overlapping.values()) + updates
+        return max(most, sum(self._updates.values())) <= self._bound
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, updates: int = 1) -> None:
         """Notes the start of a step. One that starts again, on another worker, counts once."""
         if step in self._overlapping:
             return
         for other in self._overlapping:
-            self._overlapping[other] += 1
-        self._overlapping[step] = len(self._overlapping)
+            self._overlapping[other] += updates
+        self._overlapping[step] = sum(self._updates.values())
+        self._updates[step] = updates
 
     def has_started(self, step: int) -> bool:
         """Whether a step has started and not ended."""
@@ -52,6 +54,7 @@ class Gate:
     def end(self, step: int) -> None:
         """Notes the end of a step."""
         self._overlapping.pop(step, None)
+        self._updates.pop(step, None)
 
 
 def gate_of(rule: Any) -> Gate:

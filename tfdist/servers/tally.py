@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist.servers.lock import Lock
 
 __all__ = ["Counts", "Tally"]
 
@@ -25,17 +26,17 @@ class Tally:
     """Sums of the numbers of one kind of step.
 
     Args:
-        device: the first server's device.
+        lock: the lock under which steps add their numbers.
         shapes: shapes of the numbers.
     """
 
-    def __init__(self, device: str, shapes: Sequence[Sequence[int]]) -> None:
-        self._device = device
+    def __init__(self, lock: Lock, shapes: Sequence[Sequence[int]]) -> None:
+        self._lock, self._device = lock, lock.device
+        self._take: Any = None
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
-        with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device):
+        with tf.init_scope(), eagerly_outside_of_scope(), tf.device(self._device):
             self._sums = tf.Variable(tf.zeros([sum(self._sizes)], tf.float64), trainable=False)
-        self._seen = np.zeros([sum(self._sizes)])
 
     def pack(self, numbers: Sequence[Any]) -> Any:
         """The numbers as one vector of float32."""
@@ -48,11 +49,22 @@ class Tally:
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
     def news(self) -> list[np.ndarray[Any, Any]]:
-        """What was added since the last look, eagerly."""
-        now = self._sums.numpy()
-        news, self._seen = now - self._seen, now
+        """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
+        if self._take is None:
+            self._take = tf.function(self._read_and_clear, autograph=False)
+        with tf.device(self._device):
+            news = self._take().numpy()
         parts = np.split(news, np.cumsum(self._sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _read_and_clear(self) -> Any:
+        held = self._lock.acquire()
+        with tf.control_dependencies([held]), tf.device(self._device):
+            news = tf.identity(self._sums.read_value())
+            with tf.control_dependencies([news]):
+                cleared = self._sums.assign(tf.zeros_like(news), read_value=False)
+        self._lock.release(held, [cleared])
+        return news
 
 
 class Counts:

@@ -39,6 +39,7 @@ class TracedStep:
         logs: the structure that the step returned: for each leaf a metric, the place of a scalar
             among the numbers, or None for what is neither.
         scalars: how many scalars there are.
+        updates: how many updates a step makes.
     """
 
     function: Any
@@ -47,6 +48,7 @@ class TracedStep:
     metrics: list[Any] = dataclasses.field(default_factory=list)
     logs: Any = None
     scalars: int = 0
+    updates: int = 0
     _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def several(self, count: int) -> Any:
@@ -127,8 +129,9 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
     """Adds a step's numbers up on the servers, with its last update, or returns them."""
     if step.changes_weights:
         shapes = [number.shape.as_list() for number in numbers]
-        traced.tally = Tally(step.servers.devices[0], shapes)
+        traced.tally = Tally(step.servers.lock, shapes)
         step.flush(Results(traced.tally, traced.tally.pack(numbers)))
+        traced.updates = step.updates
         return []
     if step.reads_pending:
         step.close_reads()

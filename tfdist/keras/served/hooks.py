@@ -13,9 +13,11 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.layers.core.embedding import Embedding
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.random.seed_generator import SeedGenerator
+from keras.src.saving import saving_lib
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 
@@ -54,8 +56,31 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _when_done),
         Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
         Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
+        *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
         *report.hooks(serving),
     ]
+
+
+#: What writes a model's weights to a file.
+_WRITERS = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_h5_format, "save_model_to_hdf5"),
+)
+
+
+def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Writes weights when no step is under way, so that a file in mid-epoch is of one moment."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            serving.join()
+            return original(*args, **kwargs)
+
+        return write
+
+    return make
 
 
 def _is_served(variable: Any) -> bool:

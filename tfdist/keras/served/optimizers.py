@@ -131,5 +131,7 @@ def _apply_alone(
     before = len(graph.get_operations())
     with tf.control_dependencies([held]), applying.up():
         run(there, targets)
+        with tf.device(servers.devices[0]):
+            servers.updates.version.assign_add(1, read_value=False)
         done = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
     servers.lock.release(held, done)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import data
+from tfdist._tensorflow import unordered_steps
 from tfdist.keras.served.boxes import Layout, unbox
 from tfdist.keras.served.feeds import Load, without_optionals
 
@@ -165,7 +166,8 @@ def reading_of(dataset: Any, batches: int | None, recoveries: Callable[[int], in
     """The data set for the workers to read; None where they cannot.
 
     They cannot where the data set runs Python code, holds resources of the chief, has an unknown
-    number of batches, or is made of arrays that are too large to be sent whole.
+    number of batches or another order each time, or is made of arrays that are too large to be
+    sent whole.
 
     Args:
         dataset: a `tf.data.Dataset` of global batches.
@@ -173,7 +175,8 @@ def reading_of(dataset: Any, batches: int | None, recoveries: Callable[[int], in
         recoveries: for each worker how often it was lost.
     """
     known = int(dataset.cardinality().numpy()) if batches is None else batches
-    if known == tf.data.UNKNOWN_CARDINALITY:
+    ordered = dataset.options().deterministic is not False and not unordered_steps(dataset)
+    if known == tf.data.UNKNOWN_CARDINALITY or not ordered:
         return None
     try:
         graph = tf.raw_ops.DatasetToGraphV2(

@@ -97,7 +97,7 @@ class Report:
 def hooks(serving: Serving) -> list[Hook]:
     """The seams at which training begins, an epoch ends and training ends."""
     state = _Training(serving)
-    serving.tell_placement = Placement(serving.servers.shelves)
+    serving.tell_placement = Placement(serving)
     return [
         Hook(CallbackList, "on_train_begin", state.begins),
         Hook(CallbackList, "on_epoch_end", state.epoch_ends),
@@ -119,6 +119,7 @@ class _Training:
         @functools.wraps(original)
         def on_train_begin(callbacks: Any, logs: Any = None) -> None:
             self._epochs, self._report = [], Report(self._serving)
+            self._serving.verbose = callbacks.params.get("verbose") != 0
             original(callbacks, logs)
 
         return on_train_begin
@@ -146,7 +147,7 @@ class _Training:
         @functools.wraps(original)
         def on_train_end(callbacks: Any, logs: Any = None) -> None:
             original(callbacks, logs)
-            if self._epochs:
+            if self._epochs and self._serving.verbose:
                 _print(_final_table(self._epochs, self._serving.servers.rule.mode))
             self._epochs, self._report = [], None
 
@@ -231,19 +232,20 @@ class Placement:
     """Shows who holds what, where that is news.
 
     Args:
-        shelves: the servers' variables.
+        serving: runs the steps.
     """
 
-    def __init__(self, shelves: Shelves) -> None:
-        self._shelves = shelves
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
         self._shown = 0
 
     def __call__(self) -> None:
         """Shows the table unless the user has seen it."""
-        held = sum(len(each) for each in self._shelves.held)
-        if held > self._shown:
+        shelves = self._serving.servers.shelves
+        held = sum(len(each) for each in shelves.held)
+        if held > self._shown and self._serving.verbose:
             self._shown = held
-            _print(placement_table(self._shelves))
+            _print(placement_table(shelves))
 
 
 def _final_table(epochs: list[Counted], mode: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from tfdist.keras.served.boxes import joined
 from tfdist.keras.served.graph import TracedStep, trace
 from tfdist.keras.served.numbers import Numbers
 from tfdist.keras.served.step import NotSplittable
-from tfdist.servers.cluster import Servers, UpdateRule
+from tfdist.servers.cluster import CHIEF, Servers, UpdateRule
 from tfdist.servers.dispatch import Dispatcher, Job
 from tfdist.servers.gate import gate_of
 
@@ -25,7 +26,7 @@ __all__ = ["Serving", "StepFunction"]
 _LOGS_EVERY = 0.2
 
 #: Most steps of a small model that one call to a worker runs, and the weights of such a model.
-_STEPS_A_CALL, _SMALL = 8, 1 << 20
+_STEPS_A_CALL, _MOST_STEPS_A_CALL, _SMALL = 8, 32, 1 << 20
 
 
 class Serving:
@@ -38,6 +39,8 @@ class Serving:
     Attributes:
         steps: for each worker how many training steps it has finished.
         cancelled: parts of global batches that were not needed before they had started.
+        functions: the training and test functions of all models.
+        verbose: whether tables are shown.
         tell_placement: tells the user which server holds what, where that is news.
     """
 
@@ -45,6 +48,8 @@ class Serving:
         self.servers = servers
         self.steps: collections.Counter[int] = collections.Counter()
         self.cancelled = 0
+        self.functions: weakref.WeakSet[StepFunction] = weakref.WeakSet()
+        self.verbose = True
         self.tell_placement: Callable[[], None] = lambda: None
         self._make_dispatcher = dispatcher
         self._dispatcher: Dispatcher | None = None
@@ -60,6 +65,8 @@ class Serving:
 
     def join(self) -> None:
         """Waits for all steps under way."""
+        for function in self.functions:
+            function.submit_waiting()
         if self._dispatcher is not None:
             self._dispatcher.join()
 
@@ -105,12 +112,14 @@ class StepFunction:
 
     def __init__(self, serving: Serving, model: Any, method: str) -> None:
         self._serving, self._model, self._method = serving, model, method
+        serving.functions.add(self)
         self._traced: dict[Any, TracedStep] = {}
         self._parts = serving.servers.rule.parts if method == "train_step" else 1
         self._sync = method == "train_step" and serving.servers.rule.mode == "sync"
         self._numbers = Numbers()
         self._finished = 0
         self._batches: int | None = None
+        self._iterator: Any = None
         self._waiting: list[feeds.Load] = []
         self._waiting_for: TracedStep | None = None
         self._logs: Any = None
@@ -128,13 +137,14 @@ class StepFunction:
         Raises:
             StopIteration: at the end of the data.
         """
+        if iterator is not self._iterator:  # what an interrupted training has left is not trained
+            self._iterator, self._waiting = iterator, []
         for number in range(self._model.steps_per_execution):
             try:
                 make_loads = _next_loads(iterator)
                 self._batches = getattr(iterator, "batches", None)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number == 0:
-                    self._submit_waiting()
                     self._serving.join()
                     raise
                 break
@@ -147,7 +157,6 @@ class StepFunction:
         Returns:
             The logs, or None before the first step.
         """
-        self._submit_waiting()
         self._serving.join()
         return self._read_logs(now=True) if self._finished else None
 
@@ -162,11 +171,11 @@ class StepFunction:
             return
         self._serving.note_update(one=False)
         if traced is not self._waiting_for:
-            self._submit_waiting()
+            self.submit_waiting()
         self._waiting_for = traced
         self._waiting.append(loads[0])
         if len(self._waiting) >= self._steps_a_call(traced, loads[0]):
-            self._submit_waiting()
+            self.submit_waiting()
             self._serving.dispatcher.wait_until(lambda: self._finished > 0)
 
     def _steps_a_call(self, traced: TracedStep, load: feeds.Load) -> int:
@@ -176,14 +185,15 @@ class StepFunction:
         if alone or not self._finished:
             return 1
         if self._model.steps_per_execution > 1:
-            return int(self._model.steps_per_execution)
+            return min(_MOST_STEPS_A_CALL, int(self._model.steps_per_execution))
         size = sum(w.shape.num_elements() * w.value.dtype.size for w in self._model.weights)
         if size > _SMALL or self._batches is None:
             return 1
         fair = self._batches // (4 * self._serving.dispatcher.workers)
         return max(1, min(_STEPS_A_CALL, fair)) if self._batches >= 0 else _STEPS_A_CALL
 
-    def _submit_waiting(self) -> None:
+    def submit_waiting(self) -> None:
+        """Hands over steps that wait for others, to go to a worker with these."""
         loads, self._waiting, traced = self._waiting, [], self._waiting_for
         if not loads or traced is None:
             return
@@ -192,7 +202,7 @@ class StepFunction:
             job = job_of(self._serving, traced, group, 0, 0, self._finish)
             rule = self._serving.servers.rule
             waits = rule.mode == "stale" and rule.on_stale == "wait"
-            job.gated = waits and traced.tally is not None
+            job.gated = traced.updates if waits else 0
             self._serving.dispatcher.submit(job)
 
     def _prepare(
@@ -297,7 +307,7 @@ def job_of(
         boxes = [load.box(worker, [number, update, part]) for number, load in each]
         box = boxes[0] if len(boxes) == 1 else joined(boxes)
         try:
-            result = function(*loads[0].given(worker), tf.constant(box))
+            result = function(*loads[0].given(worker), _on_chief(box))
             return result.numpy() if traced.tally is None else None
         except BaseException:
             for load in loads:
@@ -308,7 +318,13 @@ def job_of(
         returned = traced.packed.unpack(box) if traced.tally is None else []
         finish(traced, JobInfo(worker, numbers[0], len(loads)), returned)
 
-    return Job(numbers[0], run, finished)
+    return Job(numbers, run, finished)
+
+
+def _on_chief(box: Any) -> Any:
+    """A tensor on the chief: one made on a worker would keep Python waiting for the network."""
+    with tf.device(CHIEF):
+        return tf.constant(box)
 
 
 def _run_together(
@@ -373,15 +389,15 @@ class PredictFunction:
         number = self._serving.dispatcher.next_number()
 
         def run(worker: int) -> Any:
-            box = tf.constant(load.box(worker, [number, 0, 0]))
+            box = _on_chief(load.box(worker, [number, 0, 0]))
             outputs = traced.function(*load.given(worker), box)
-            with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            with tf.device(CHIEF):
                 return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 
         def finish(worker: int, outputs: Any) -> None:
             results[place] = outputs
 
-        return Job(number, run, finish)
+        return Job([number], run, finish)
 
 
 def _concat(rows: tuple[Any, ...]) -> Any:

@@ -110,6 +110,7 @@ class ServedStep:
         self._rows: dict[int, list[tuple[Any, Any]]] = {}
         self._used: dict[int, list[Any]] = {}
         self._version: Any = None
+        self._early: list[Any] = []
 
     def read(self, variable: Any) -> Any:
         """A variable's value in this step.
@@ -130,6 +131,8 @@ class ServedStep:
     def write(self, variable: Any, value: Any) -> None:
         """Assigns a variable in this step."""
         if tf.compat.v1.get_default_graph() is not self.graph:
+            if self.parts > 1:
+                raise NotSplittable("assigns variables within a condition or a loop")
             # Within a conditional or a loop: added at once, since its branch may not be taken.
             variable._value.assign_add(value - self._value(variable))
             return
@@ -152,6 +155,7 @@ class ServedStep:
         Returns:
             A tensor of shape `ids.shape + variable.shape[1:]`.
         """
+        self._note_version()
         flat = tf.reshape(ids, [-1])
         unique, positions = tf.unique(flat)
         found = tf.gather(self._fetch_rows(variable._value, unique), positions)
@@ -208,6 +212,7 @@ class ServedStep:
         metrics = {key: value for key, value in self._local.items() if key in self.metrics}
         self._local, self._first = metrics, {key: self._first[key] for key in metrics}
         self._version = None
+        self._early = []
 
     @property
     def changes_weights(self) -> bool:
@@ -245,6 +250,8 @@ class ServedStep:
                 feed_from(placeholder, pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0))
         self._slots = []
         self._version = next(moved)
+        if self._early:
+            self._version = tf.minimum(self._version, self._early[0])
         return self._version
 
     def metric_changes(self) -> list[tuple[Any, Any]]:
@@ -278,6 +285,12 @@ class ServedStep:
         self._slots.append((variable, placeholder))
         return tf.identity(placeholder)
 
+    def _note_version(self) -> None:
+        """Notes how many updates there were before rows are fetched, which are no older."""
+        if not self._early:
+            with self.graph.as_default(), tf.control_dependencies(None):
+                self._early = [_read(self.servers.updates.version)]
+
     def _fetch_rows(self, table: Any, ids: Any) -> Any:
         ranges = table.ranges if isinstance(table, Partitioned) else [(0, int(table.shape[0]))]
         wire, pieces, places = self.servers.wire, [], []
@@ -286,7 +299,7 @@ class ServedStep:
             wanted = tf.gather(ids, inside) - tf.cast(start, ids.dtype)
             device = device_of(part)
             [there] = move([wanted], [None], [device])
-            with tf.device(device):
+            with tf.control_dependencies(self._early), tf.device(device):
                 found = tf.raw_ops.ResourceGather(
                     resource=part.handle, indices=there, dtype=part.dtype
                 )

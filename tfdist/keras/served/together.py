@@ -161,8 +161,9 @@ def _mean(servers: Servers, total: Any) -> Any:
         return total
     if isinstance(total, tf.IndexedSlices):
         share = tf.cast(servers.share, total.dtype)
-        return tf.IndexedSlices(total.values / share, total.indices, total.dense_shape)
-    return total / tf.cast(servers.share, total.dtype)
+        mean = tf.math.divide_no_nan(total.values, share)
+        return tf.IndexedSlices(mean, total.indices, total.dense_shape)
+    return tf.math.divide_no_nan(total, tf.cast(servers.share, total.dtype))
 
 
 def _true_after(ops: list[Any]) -> Any:
