@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.harness import servers as harness_servers
+from tfdist.keras.served.step import parts_of
 from tfdist.servers.cluster import UpdateRule
 
 EXAMPLES, BATCH = 240, 4
@@ -232,3 +233,55 @@ def not_a_number(strategy: Any) -> str:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def beside(strategy: Any) -> list[tuple[list[str], list[str]]]:
+    """Where each weight is, and where its optimizer state is."""
+    x, y = common.table(16)
+    with strategy.scope():
+        model = common.lazy_model()
+        model.compile(keras.optimizers.Adam(), common.sparse_crossentropy())
+        model.fit(x, y, 8, 1, verbose=0)
+    optimizer, pairs = model.optimizer, []
+    for kind in (optimizer._momentums, optimizer._velocities):
+        for weight, state in zip(model.trainable_variables, kind, strict=True):
+            pairs.append((_devices(weight), _devices(state)))
+    return pairs
+
+
+def _devices(variable: Any) -> list[str]:
+    return [part.device for part in parts_of(variable)]
+
+
+def wired(strategy: Any) -> dict[str, Any]:
+    """Trains with float32 and with bfloat16 on the wire."""
+    x, y = common.table(64)
+    results: dict[str, Any] = {}
+    for name, wire in (("wide", None), ("narrow", tf.bfloat16)):
+        strategy.servers.wire = wire
+        try:
+            with strategy.scope():
+                keras.utils.set_random_seed(1)
+                model = common.dense_model()
+                model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+                model.fit(x, y, 16, 2, shuffle=False, verbose=0)
+                results[name] = np.concatenate([w.ravel() for w in common.weights(model)])
+        finally:
+            strategy.servers.wire = None
+    results["dtypes"] = sorted({str(w.dtype) for w in model.weights})
+    [traced] = model.train_function._traced.values()
+    results["wire_types"] = sorted(_sent_types(traced.function.graph))
+    return results
+
+
+def _sent_types(graph: Any) -> set[str]:
+    """Types of the floating-point tensors of weights' size that go from one task to another."""
+    types = set()
+    for op in graph.get_operations():
+        for tensor in op.inputs:
+            if op.device and tensor.op.device and op.device == tensor.op.device:
+                continue
+            big = tensor.shape.is_fully_defined() and tensor.shape.num_elements() >= 24
+            if big and tensor.dtype.is_floating and ("ps" in op.device or "ps" in tensor.op.device):
+                types.add(tensor.dtype.name)
+    return types

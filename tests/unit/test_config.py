@@ -187,6 +187,7 @@ def test_public_names_are_frozen():
         "ConfigError",
         "Mirrored",
         "MultiWorker",
+        "ParameterServer",
         "Single",
         "StartError",
         "TfdistError",

@@ -27,8 +27,8 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     be made before any other TensorFlow operation.
 
     Args:
-        name: `"single"`, `"mirrored"`, `"multi_worker"` or `"auto"`. By default the active
-            strategy's, or `"auto"`.
+        name: a key of `tfdist.config.STRATEGIES`, or `"auto"`. By default the active strategy's, or
+            `"auto"`.
         **options: fields of `tfdist.config.StrategyConfig`.
 
     Returns:

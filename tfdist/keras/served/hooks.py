@@ -12,6 +12,7 @@ from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.callbacks import BackupAndRestore
 from keras.src.layers.core.embedding import Embedding
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -25,7 +26,8 @@ from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 from tfdist.keras.served import optimizers, report
 from tfdist.keras.served.guards import applying, guarded, learning_rate_factor
-from tfdist.keras.served.serving import PredictFunction, Serving, StepFunction
+from tfdist.keras.served.predicting import PredictFunction
+from tfdist.keras.served.serving import Serving, StepFunction
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
 from tfdist.servers.cluster import device_of
 from tfdist.servers.packing import PACKED_BYTES
@@ -57,6 +59,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
         Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
         *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
+        Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
         *report.hooks(serving),
     ]
 
@@ -66,6 +69,7 @@ _WRITERS = (
     (saving_lib, "save_model"),
     (saving_lib, "save_weights_only"),
     (legacy_h5_format, "save_model_to_hdf5"),
+    (BackupAndRestore, "_save_model"),
 )
 
 
@@ -75,10 +79,27 @@ def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., A
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def write(*args: Any, **kwargs: Any) -> Any:
-            serving.join()
+            serving.settle()
             return original(*args, **kwargs)
 
         return write
+
+    return make
+
+
+def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Leaves no step of a training that ends with an error to those that follow."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException:
+                serving.forget_waiting()
+                raise
+
+        return fit
 
     return make
 

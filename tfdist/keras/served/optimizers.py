@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src import backend, optimizers
 
+from tfdist._tensorflow import outside_of_function
 from tfdist.errors import ConfigError
 from tfdist.keras.served.guards import applying
 from tfdist.keras.served.step import Update, current_served_step, parts_of
@@ -67,7 +68,12 @@ def _built(optimizer: Any, variables: Any) -> list[Any]:
         return list(inner._trainable_variables)
     given: list[Any] = list(variables)
     if not optimizer.built:
-        with applying.up(), backend.name_scope(optimizer.name, caller=optimizer):
+        # Outside of the step's graph, where Keras can say beside which weight it wants its own.
+        with (
+            applying.up(),
+            outside_of_function(tf.distribute.get_strategy()),
+            backend.name_scope(optimizer.name, caller=optimizer),
+        ):
             optimizer.build(given)
         optimizer.built = True
     return given

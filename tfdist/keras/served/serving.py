@@ -20,7 +20,7 @@ from tfdist.servers.cluster import CHIEF, Servers, UpdateRule
 from tfdist.servers.dispatch import Dispatcher, Job
 from tfdist.servers.gate import gate_of
 
-__all__ = ["Serving", "StepFunction"]
+__all__ = ["Serving", "StepFunction", "on_chief"]
 
 #: Seconds between two looks at the metrics while steps run at the same time.
 _LOGS_EVERY = 0.2
@@ -65,10 +65,20 @@ class Serving:
 
     def join(self) -> None:
         """Waits for all steps under way."""
-        for function in self.functions:
+        for function in list(self.functions):
             function.submit_waiting()
         if self._dispatcher is not None:
             self._dispatcher.join()
+
+    def settle(self) -> None:
+        """Waits for all steps under way, and brings all metrics up to date."""
+        for function in list(self.functions):
+            function.finish()
+
+    def forget_waiting(self) -> None:
+        """Forgets the steps that an interrupted training has left."""
+        for function in list(self.functions):
+            function.forget_waiting()
 
     def known_version(self) -> int:
         """How many updates the servers have made; asked only where the chief cannot know."""
@@ -119,7 +129,6 @@ class StepFunction:
         self._numbers = Numbers()
         self._finished = 0
         self._batches: int | None = None
-        self._iterator: Any = None
         self._waiting: list[feeds.Load] = []
         self._waiting_for: TracedStep | None = None
         self._logs: Any = None
@@ -137,8 +146,6 @@ class StepFunction:
         Raises:
             StopIteration: at the end of the data.
         """
-        if iterator is not self._iterator:  # what an interrupted training has left is not trained
-            self._iterator, self._waiting = iterator, []
         for number in range(self._model.steps_per_execution):
             try:
                 make_loads = _next_loads(iterator)
@@ -191,6 +198,10 @@ class StepFunction:
             return 1
         fair = self._batches // (4 * self._serving.dispatcher.workers)
         return max(1, min(_STEPS_A_CALL, fair)) if self._batches >= 0 else _STEPS_A_CALL
+
+    def forget_waiting(self) -> None:
+        """Forgets steps that were not handed over yet."""
+        self._waiting = []
 
     def submit_waiting(self) -> None:
         """Hands over steps that wait for others, to go to a worker with these."""
@@ -307,7 +318,7 @@ def job_of(
         boxes = [load.box(worker, [number, update, part]) for number, load in each]
         box = boxes[0] if len(boxes) == 1 else joined(boxes)
         try:
-            result = function(*loads[0].given(worker), _on_chief(box))
+            result = function(*loads[0].given(worker), on_chief(box))
             return result.numpy() if traced.tally is None else None
         except BaseException:
             for load in loads:
@@ -321,7 +332,7 @@ def job_of(
     return Job(numbers, run, finished)
 
 
-def _on_chief(box: Any) -> Any:
+def on_chief(box: Any) -> Any:
     """A tensor on the chief: one made on a worker would keep Python waiting for the network."""
     with tf.device(CHIEF):
         return tf.constant(box)
@@ -352,57 +363,3 @@ def _run_together(
         gone = dispatcher.cancel_waiting(lambda job: job.number in numbers)
         serving.cancelled += gone
     serving.note_update(parts > 1 and traced.tally is not None)
-
-
-class PredictFunction:
-    """What Keras calls for each batch that is predicted: `model.predict_function`.
-
-    Args:
-        serving: runs the steps.
-        model: the model.
-    """
-
-    def __init__(self, serving: Serving, model: Any) -> None:
-        self._serving, self._model = serving, model
-        self._traced: dict[Any, TracedStep] = {}
-
-    def __call__(self, batches: list[Any]) -> Any:
-        """Predicts batches, each spread over the workers; the rows keep their order."""
-        results: dict[int, Any] = {}
-        loads = [
-            load
-            for batch in batches
-            for load in feeds.split(batch, self._serving.dispatcher.workers)
-            if load.rows
-        ]
-        for place, load in enumerate(loads):
-            self._serving.dispatcher.submit(self._job(load, place, results))
-        self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
-        ordered = [results[place] for place in range(len(loads))]
-        return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
-
-    def _job(self, load: feeds.Load, place: int, results: dict[int, Any]) -> Job:
-        if load.key not in self._traced:
-            servers = self._serving.servers
-            self._traced[load.key] = trace(servers, self._model, "predict_step", load, 1)
-        traced = self._traced[load.key]
-        number = self._serving.dispatcher.next_number()
-
-        def run(worker: int) -> Any:
-            box = _on_chief(load.box(worker, [number, 0, 0]))
-            outputs = traced.function(*load.given(worker), box)
-            with tf.device(CHIEF):
-                return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
-
-        def finish(worker: int, outputs: Any) -> None:
-            results[place] = outputs
-
-        return Job([number], run, finish)
-
-
-def _concat(rows: tuple[Any, ...]) -> Any:
-    if len(rows) == 1:
-        return rows[0]
-    if isinstance(rows[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(rows))
-    return tf.concat(rows, 0) if rows[0].shape.rank else tf.stack(rows)
