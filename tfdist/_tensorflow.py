@@ -13,6 +13,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.coordinator import coordinator_context
+from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
 from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2,
@@ -24,6 +25,7 @@ from tensorflow.python.eager import context, tape
 
 __all__ = [
     "CollectiveExtended",
+    "DistributedDatasetsFromFunction",
     "LocalExtended",
     "OnlyReplica",
     "ServerExtended",

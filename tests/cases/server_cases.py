@@ -88,6 +88,8 @@ def counting(
     if source == "generator":
         data = {"x": _generated(ids), "steps_per_epoch": EXAMPLES // BATCH}
     with ruled(strategy, **rule), strategy.scope():
+        if source == "function":
+            data = {"x": strategy.distribute_datasets_from_function(_own_files(ids))}
         model = Counter(pause)
         model.compile(keras.optimizers.SGD(1.0))
         slowing = _Slow(slow)
@@ -102,6 +104,14 @@ def counting(
             "iterations": int(model.optimizer.iterations),
             "history": {name: list(values) for name, values in history.items()},
         }
+
+
+def _own_files(ids: np.ndarray) -> Any:
+    def make(context: Any) -> Any:
+        count, own = context.num_input_pipelines, context.input_pipeline_id
+        return tf.data.Dataset.from_tensor_slices(ids).shard(count, own).batch(BATCH)
+
+    return make
 
 
 def _generated(ids: np.ndarray) -> Iterator[Any]:
@@ -278,6 +288,8 @@ def _sent_types(graph: Any) -> set[str]:
     """Types of the floating-point tensors of weights' size that go from one task to another."""
     types = set()
     for op in graph.get_operations():
+        if op.type in ("If", "StatelessIf"):  # its inputs stay where they are
+            continue
         for tensor in op.inputs:
             if op.device and tensor.op.device and op.device == tensor.op.device:
                 continue

@@ -29,7 +29,7 @@ def counting(cluster: Pool) -> Any:
     return run
 
 
-@pytest.mark.parametrize("source", ["arrays", "dataset", "generator"])
+@pytest.mark.parametrize("source", ["arrays", "dataset", "generator", "function"])
 def test_async_applies_every_step_once(counting: Any, source: str) -> None:
     result = counting(rule=ASYNC, source=source)
     assert result["iterations"] == 2 * STEPS
@@ -38,6 +38,18 @@ def test_async_applies_every_step_once(counting: Any, source: str) -> None:
     assert history["seen"] == [EXAMPLES, EXAMPLES]
     assert [sum(counts) for counts in history["staleness_histogram"]] == [STEPS, STEPS]
     assert [sum(counts) for counts in history["steps_by_worker"]] == [STEPS, STEPS]
+
+
+def test_in_sync_each_worker_reads_its_part(counting: Any) -> None:
+    result = counting(rule={"mode": "sync"}, source="function")
+    assert result["iterations"] == STEPS  # two data sets of half the length, two epochs
+    np.testing.assert_array_equal(result["counts"], 1.0)
+
+
+def test_another_reads_what_a_lost_worker_has_left(counting: Any) -> None:
+    result = counting(rule=ASYNC, kill=[1], source="function", pause=0.05)
+    assert result["iterations"] == 2 * STEPS
+    np.testing.assert_array_equal(result["counts"], 2.0)
 
 
 @pytest.mark.parametrize("rule", [ASYNC, {"mode": "sync"}], ids=["async", "sync"])

@@ -41,8 +41,8 @@ SIGNATURES = {
         "(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)"
     ),
     "keras.src.backend.tensorflow.nn._compute_moments_sync": "(x, axes, keepdims)",
-    "KerasVariable.assign_add": "(self, value)",
-    "KerasVariable.assign_sub": "(self, value)",
+    "variables.Variable.assign_add": "(self, value)",
+    "variables.Variable.assign_sub": "(self, value)",
     "Embedding.call": "(self, inputs)",
     "BaseOptimizer._get_current_learning_rate": "(self)",
     "TensorFlowTrainer.make_train_function": "(self, force=False)",

@@ -30,6 +30,7 @@ class Job:
         run: runs it on a worker, and returns its result; may be called again on another worker.
         finish: is given the result, once.
         gated: updates for which the bound on staleness holds; 0 where it does not.
+        prefers: the only worker that takes it while it is there; None for any.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Job:
         run: Callable[[int], Any],
         finish: Callable[[int, Any], None],
         gated: int = 0,
+        prefers: int | None = None,
     ) -> None:
+        self.prefers = prefers
         self.number, self.last = numbers[0], numbers[-1]
         self.run, self.finish, self.gated = run, finish, gated
 
@@ -157,7 +160,7 @@ class Dispatcher:
     def _take(self, index: int) -> Job:
         with self._changed:
             while True:
-                job = self._startable()
+                job = self._startable(index)
                 if job is not None:
                     self._waiting.remove(job)
                     if job.gated:
@@ -167,13 +170,14 @@ class Dispatcher:
                     return job
                 self._changed.wait()
 
-    def _startable(self) -> Job | None:
-        if not self._waiting:
-            return None
-        first = self._waiting[0]
-        again = first.gated and self.gate.has_started(first.number)
-        admitted = not first.gated or again or self.gate.may_start(first.gated)
-        return first if admitted else None
+    def _startable(self, index: int) -> Job | None:
+        """The next job for a worker, unless it has to wait for others."""
+        for job in self._waiting:
+            if job.prefers in (None, index) or job.prefers in self._lost:
+                again = job.gated and self.gate.has_started(job.number)
+                admitted = not job.gated or again or self.gate.may_start(job.gated)
+                return job if admitted else None
+        return None
 
     def _one(self, index: int, job: Job) -> None:
         worker = self._workers[index]

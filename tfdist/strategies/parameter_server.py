@@ -16,6 +16,7 @@ from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
 from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.reading import reading_of
 from tfdist.keras.served.serving import Serving
+from tfdist.keras.served.sharding import ShardedDatasets, Shards
 from tfdist.servers.cluster import Servers, UpdateRule, device_of
 from tfdist.servers.dispatch import Dispatcher
 from tfdist.servers.gate import gate_of
@@ -81,6 +82,27 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         if reading is not None:
             return ServedDataset(dataset, reading.feed)
         return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """One data set for each worker, which reads it by itself; see `tf.distribute.Strategy`.
+
+        Args:
+            dataset_fn: makes a worker's data set of a `tf.distribute.InputContext`, whose
+                `num_input_pipelines` and `input_pipeline_id` say which part is the worker's.
+            options: a `tf.distribute.InputOptions`.
+
+        Returns:
+            What `fit` and `evaluate` take, and `ClusterCoordinator.create_per_worker_dataset`.
+            `fit` raises a ConfigError if the workers cannot read the data sets by themselves.
+        """
+        stock = ServerStrategy.distribute_datasets_from_function(self, dataset_fn, options)
+
+        def shards() -> Shards:
+            dispatcher, rule = self.serving.dispatcher, self.servers.rule
+            recovered = dispatcher.recoveries.__getitem__
+            return Shards(dataset_fn, dispatcher.workers, rule.mode == "sync", recovered)
+
+        return stock if tf.inside_function() else ShardedDatasets(stock, shards)
 
     def _update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         if not applying.is_up:

@@ -22,12 +22,14 @@ class Load:
         resources: types of what the graph takes besides a box.
         rows: how many examples there are, where the chief knows.
         lasting: whether the resources are the same for the next batch.
+        prefers: the worker that has it at hand, if one has.
     """
 
     key: Any
     resources: list[Any]
     rows: int | None = None
     lasting = True
+    prefers: int | None = None
 
     def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
         """The box for a worker.
@@ -48,6 +50,9 @@ class Load:
 
     def failed(self, worker: int) -> None:
         """Notes that a worker has not run the step, or not to its end."""
+
+    def done(self) -> None:
+        """Notes that the step has ended."""
 
 
 class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]

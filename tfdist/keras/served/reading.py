@@ -20,7 +20,7 @@ from tfdist._tensorflow import unordered_steps
 from tfdist.keras.served.boxes import Layout, unbox
 from tfdist.keras.served.feeds import Load, without_optionals
 
-__all__ = ["Reading", "reading_of"]
+__all__ = ["ReadLoad", "Reading", "reading_of"]
 
 #: Graphs larger than this (they hold the arrays of a data set of arrays) stay on the chief.
 _LARGEST = 64 << 20
@@ -91,7 +91,7 @@ class _Pass:
         place = next(self._places)
         if 0 <= self._reading.batches <= place:
             raise StopIteration
-        return lambda parts: [_Read(self, place, part, parts) for part in range(parts)]
+        return lambda parts: [ReadLoad(self, place, part, parts) for part in range(parts)]
 
     def iterator(self, worker: int, place: int) -> tuple[Any, int]:
         """A worker's iterator, and how many batches it passes over to get to a place."""
@@ -118,7 +118,7 @@ class _Pass:
         return self._reading.spec
 
 
-class _Read(Load):
+class ReadLoad(Load):
     """A batch, or a part of one, that a worker reads."""
 
     def __init__(self, of: _Pass, place: int, part: int, parts: int) -> None:

@@ -188,7 +188,8 @@ class StepFunction:
     def _steps_a_call(self, traced: TracedStep, load: feeds.Load) -> int:
         """How many steps go to a worker at once: several where the call costs more than a step."""
         rule = self._serving.servers.rule
-        alone = traced.tally is None or rule.mode == "stale" or not load.lasting
+        alone = traced.tally is None or rule.mode == "stale" or load.prefers is not None
+        alone = alone or not load.lasting
         if alone or not self._finished:
             return 1
         if self._model.steps_per_execution > 1:
@@ -326,10 +327,12 @@ def job_of(
             raise
 
     def finished(worker: int, box: Any) -> None:
+        for load in loads:
+            load.done()
         returned = traced.packed.unpack(box) if traced.tally is None else []
         finish(traced, JobInfo(worker, numbers[0], len(loads)), returned)
 
-    return Job(numbers, run, finished)
+    return Job(numbers, run, finished, prefers=loads[0].prefers)
 
 
 def on_chief(box: Any) -> Any:
