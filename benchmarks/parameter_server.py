@@ -26,6 +26,10 @@ def _peer_list() -> str:
     return "\n".join(f"- `{name}`: {peer.title}" for name, peer in PEERS.items())
 
 
+def _steps_by_default() -> str:
+    return ", ".join(f"{name} {model.steps}" for name, model in MODELS.items())
+
+
 _HELP = f"""
 Trains the same models on the same data with several parameter servers and compares them.
 
@@ -67,13 +71,7 @@ def main(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each peer takes its turn.")] = 5,
     steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Timed steps. [default: "
-            + ", ".join(f"{name} {model.steps}" for name, model in MODELS.items())
-            + "]",
-        ),
+        int | None, typer.Option(min=1, help=f"Timed steps. [default: {_steps_by_default()}]")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adam or sgd.")] = "adam",
     steps_per_execution: Annotated[
@@ -89,21 +87,19 @@ def main(
     ] = None,
 ) -> None:
     """Runs all rounds, prints the tables, and writes them; see `_HELP`."""
-    chosen = _chosen(peers, PEERS, "--peer")
     shapes = _chosen(models, MODELS, "--model")
     _chosen([against], PEERS, "--against")
     _chosen([optimizer], {"adam": 0, "sgd": 0}, "--optimizer")
+    options = {
+        "optimizer": optimizer,
+        "steps_per_execution": steps_per_execution,
+        "timeout": timeout,
+    }
+    runnable = _runnable(_chosen(peers, PEERS, "--peer"))
     jobs = [
-        Job(
-            peer=peer,
-            model=model,
-            steps=steps or MODELS[model].steps,
-            optimizer=optimizer,
-            steps_per_execution=steps_per_execution,
-            timeout=timeout,
-        )
+        Job(peer=peer, model=model, steps=steps or MODELS[model].steps, **options)
         for model in shapes
-        for peer in _runnable(chosen)
+        for peer in runnable
     ]
     if not isolation().own_network:
         console.print(f"Bytes are not measured: {isolation().reason}.")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._tensorflow import ShardedVariable
@@ -41,6 +42,19 @@ class Partitioned(ShardedVariable):  # type: ignore[misc]
     def trainable(self) -> bool:
         """Whether the parts are trainable."""
         return bool(self.variables[0].trainable)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def join(self, grads: list[Any]) -> Any:
+        """The gradient of the whole variable from those of its parts; None if there is none."""
+        if all(grad is None for grad in grads):
+            return None
+        dense = [
+            tf.zeros_like(part) if grad is None else tf.convert_to_tensor(grad)
+            for grad, part in zip(grads, self.variables, strict=True)
+        ]
+        return tf.concat(dense, 0)
 
     def split(self, value: Any) -> list[Any]:
         """The rows of a tensor that belong to each part.

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.tensorflow.core import Variable
+from keras.src.backend.tensorflow.export import TFExportArchive
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.callbacks import BackupAndRestore
 from keras.src.layers.core.embedding import Embedding
@@ -29,7 +30,7 @@ from tfdist.keras.served.guards import applying, guarded, learning_rate_factor
 from tfdist.keras.served.predicting import PredictFunction
 from tfdist.keras.served.serving import Serving, StepFunction
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
-from tfdist.servers.cluster import device_of
+from tfdist.servers.cluster import CHIEF, device_of
 from tfdist.servers.packing import PACKED_BYTES
 from tfdist.servers.partitioned import Partitioned, shown_part
 
@@ -59,6 +60,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
         Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
         *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
+        Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
         Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
         *report.hooks(serving),
     ]
@@ -85,6 +87,18 @@ def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., A
         return write
 
     return make
+
+
+def _on_the_chiefs_disk(original: Callable[..., None]) -> Callable[..., None]:
+    """Exports to the chief's disk; TensorFlow writes each weight on the disk of its server."""
+
+    @functools.wraps(original)
+    def write_out(self: Any, filepath: Any, options: Any = None, *rest: Any, **more: Any) -> None:
+        if options is None:
+            options = tf.saved_model.SaveOptions(experimental_io_device=CHIEF)
+        original(self, filepath, options, *rest, **more)
+
+    return write_out
 
 
 def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -207,7 +221,7 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         flat = tf.nest.flatten(sources)
         local = [isinstance(v, KerasVariable) and _step_for(v) is not None for v in flat]
         if not any(local):
-            return original(self, target, sources, *args, **kwargs)
+            return _of_parts(original, self, target, sources, *args, **kwargs)
         step = current_served_step()
         assert step is not None
         used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
@@ -219,6 +233,26 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(sources, found)
 
     return gradient
+
+
+def _of_parts(
+    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Gradients with respect to variables in parts, outside of any step."""
+    wholes = [getattr(v, "_value", v) for v in tf.nest.flatten(sources)]
+    if not any(isinstance(whole, Partitioned) for whole in wholes):
+        return original(tape, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(sources)
+    parts = [
+        list(whole.variables) if isinstance(whole, Partitioned) else [v]
+        for v, whole in zip(flat, wholes, strict=True)
+    ]
+    grads = original(tape, target, parts, *args, **kwargs)
+    found = [
+        whole.join(each) if isinstance(whole, Partitioned) else each[0]
+        for whole, each in zip(wholes, grads, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(sources, found)
 
 
 def _damped(original: Callable[..., Any]) -> Callable[..., Any]:
