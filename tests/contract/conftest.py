@@ -17,10 +17,16 @@ TOLERANCE = 1e-5
 Agree = Callable[..., list[Any]]
 
 
-@pytest.fixture(params=STRATEGIES)
-def target(request: pytest.FixtureRequest) -> str:
-    """The name of the strategy under test."""
-    return request.param  # type: ignore[no-any-return]
+#: Modules that also run on one device, where most of Keras is left as it is.
+ON_ONE_DEVICE = ("test_training", "test_batches")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Runs each test on the strategies; those of single devices on the basic ones only."""
+    module = metafunc.module.__name__.rpartition(".")[2]
+    if "target" in metafunc.fixturenames and module != "test_three_workers":
+        names = [n for n in STRATEGIES if n != "single" or module in ON_ONE_DEVICE]
+        metafunc.parametrize("target", names, scope="function")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Programs of every kind that Keras's documentation teaches, unmodified, on each strategy.
+"""Programs of every kind that Keras's documentation teaches, unmodified, on the strategies.
 
 What runs on one device runs on every strategy. Where the replicas draw the same random numbers as
 one device, or none, the results are equal; else they are finite and the same on every worker.
@@ -65,7 +65,17 @@ def test_each_program_says_what_is_compared() -> None:
     assert sorted(p.stem for p in PROGRAMS.glob("*.py") if p.stem != "__init__") == _NAMES
 
 
-@pytest.mark.parametrize("name", _NAMES)
+def _runs() -> list[tuple[str, str]]:
+    """Each program on several workers; and, taking turns, on the other strategies."""
+    turns = [["mirrored"], ["parameter_server"], ["mirrored", "single"], ["parameter_server"]]
+    return [
+        (target, name)
+        for place, name in enumerate(_NAMES)
+        for target in ["multi_worker", *turns[place % 4]]
+    ]
+
+
+@pytest.mark.parametrize(("target", "name"), _runs())
 def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
     cluster.prefetch([PLAIN, *targets_of(request)], CASE, name=name)
     reference = cluster.plain(CASE, name=name)

@@ -16,6 +16,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.callbacks import BackupAndRestore
 from keras.src.layers.core.embedding import Embedding
 from keras.src.legacy.saving import legacy_h5_format
+from keras.src.optimizers.adam import Adam
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.random.seed_generator import SeedGenerator
@@ -52,6 +53,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(BaseOptimizer, "_get_current_learning_rate", _damped),
+        Hook(Adam, "update_step", optimizers.fused_adam),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),
         Hook(TensorFlowTrainer, "make_test_function", _served(serving, "test")),

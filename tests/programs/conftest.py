@@ -1,3 +1,0 @@
-"""Every program runs on every strategy."""
-
-from tests.contract.conftest import target as target
