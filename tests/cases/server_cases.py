@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.cases import common
 from tests.harness import servers as harness_servers
@@ -297,3 +298,20 @@ def _sent_types(graph: Any) -> set[str]:
             if big and tensor.dtype.is_floating and ("ps" in op.device or "ps" in tensor.op.device):
                 types.add(tensor.dtype.name)
     return types
+
+
+def reported(strategy: Any, *, path: str) -> dict[str, Any]:
+    """What TensorBoard gets, and the files of a checkpoint in mid-epoch."""
+    x, y = common.table(160)
+    with ruled(strategy, mode="async"), strategy.scope():
+        model = common.dense_model()
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        callbacks = [
+            keras.callbacks.TensorBoard(path),
+            keras.callbacks.ModelCheckpoint(f"{path}/at-{{batch}}.keras", save_freq=10),
+        ]
+        model.fit(x, y, 8, 1, verbose=0, callbacks=callbacks)
+    events = EventAccumulator(f"{path}/train", size_guidance={"tensors": 0})
+    events.Reload()
+    saved = keras.models.load_model(f"{path}/at-10.keras")
+    return {"tags": events.Tags()["tensors"], "iterations": int(saved.optimizer.iterations)}

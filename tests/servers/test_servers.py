@@ -6,6 +6,7 @@ weights are. A batch that is lost or done twice stands out in its weights.
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,12 @@ def test_half_the_bytes_cross_the_network_in_bfloat16(cluster: Pool) -> None:
     assert 0 < np.abs(result["wide"] - result["narrow"]).max() < 0.05
     assert result["dtypes"] == ["float32"]
     assert result["wire_types"] == ["bfloat16"]
+
+
+def test_tensorboard_and_a_checkpoint_in_mid_epoch(cluster: Pool, tmp_path: pathlib.Path) -> None:
+    [result] = cluster("parameter_server").call(f"{CASES}:reported", path=str(tmp_path))
+    assert {"staleness", "epoch_staleness_mean", "epoch_updates_per_second"} <= set(result["tags"])
+    assert result["iterations"] == 10
 
 
 def test_a_loss_that_is_not_a_number_ends_the_training(cluster: Pool) -> None:

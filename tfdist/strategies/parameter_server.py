@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._tensorflow import ServerExtended, ServerStrategy, global_seed
+from tfdist.errors import ConfigError
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.served import hooks
@@ -36,6 +37,9 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         wire_dtype: type in which weights and gradients travel.
         min_shard_bytes: variables are split over the servers into parts of this size at least.
         max_shards: most parts of a variable; None means one for each server.
+
+    Raises:
+        ConfigError: if a worker sees several GPUs.
     """
 
     name = "parameter_server"
@@ -64,6 +68,11 @@ class ParameterServer(StrategyMixin, ServerStrategy):
             return ServerExtended(self, resolver, self.servers.create, self._update)
 
         ServerStrategy.__init__(self, resolver, make_extended)
+        if self.num_replicas_in_sync > 1:
+            raise ConfigError(
+                f"The workers see {self.num_replicas_in_sync} GPUs each, and each trains on one. "
+                "Start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to it."
+            )
         self.serving = Serving(self.servers, self._dispatcher)
         self._hooks = HookSet(lambda: hooks.hooks(self.serving))
         if global_seed() is None:
