@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Mapping
 
-__all__ = ["PEERS", "Peer", "missing"]
+__all__ = ["PEERS", "Peer", "environ_of", "missing"]
 
 #: What tf_keras asks for before `tensorflow` is imported.
 _LEGACY_KERAS = {"TF_USE_LEGACY_KERAS": "1"}
@@ -27,7 +27,8 @@ class Peer:
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-#: Keys are the names of modules in `bench.peers`, in the order in which they take turns.
+#: What `parameter_server.py` compares, in the order in which they take turns. Keys are the names
+#: of modules in `bench.peers`.
 PEERS: dict[str, Peer] = {
     "tf_keras_fit": Peer(title="tf_keras, model.fit", needs=("tf_keras",), environ=_LEGACY_KERAS),
     "loop_tf_keras": Peer(
@@ -42,10 +43,23 @@ PEERS: dict[str, Peer] = {
     "tfdist_fit": Peer(title="tfdist, model.fit", needs=("tfdist.servers",)),
 }
 
+#: For `slow_worker.py`. One thread for each task's operations: a worker is then one core's worth.
+_RACE = Peer(
+    title="tfdist, model.fit to a fixed loss",
+    needs=("tfdist.servers", "sklearn"),
+    environ={"TF_NUM_INTRAOP_THREADS": "1"},
+)
+_ALL = {**PEERS, "tfdist_to_loss": _RACE}
+
+
+def environ_of(name: str) -> Mapping[str, str]:
+    """The variables for the tasks of a peer, whichever benchmark it belongs to."""
+    return _ALL[name].environ
+
 
 def missing(name: str) -> str:
     """What a peer lacks to run here, in one line; empty if nothing."""
-    lacking = [module for module in PEERS[name].needs if not _importable(module)]
+    lacking = [module for module in _ALL[name].needs if not _importable(module)]
     if not lacking:
         return ""
     return (

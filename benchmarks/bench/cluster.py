@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.catalog import PEERS
+from bench.catalog import environ_of
 from bench.job import Job
 from bench.network import bring_loopback_up
 from bench.slow import slowed
@@ -87,7 +87,7 @@ def _task(
         "PYTHONUNBUFFERED": "1",
         # As TensorFlow's guide says: a worker that is not up yet is waited for.
         "GRPC_FAIL_FAST": "use_caller",
-        **PEERS[job.peer].environ,
+        **environ_of(job.peer),
     }
     command = (sys.executable, "-m", "bench.task", job.to_json(), json.dumps(cluster))
     with (logs / f"{name}.out").open("wb") as out, (logs / f"{name}.err").open("wb") as err:

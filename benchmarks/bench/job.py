@@ -56,6 +56,8 @@ class Job:
         slow: how many times slower a task runs, by its name, such as `{"worker-1": 4.0}`.
         options: more fields of `tfdist.config.StrategyConfig`, for the peers that are tfdist, such
             as `{"mode": "stale", "staleness": 4}`.
+        target: the loss at which training ends, for the peers that train to one; `steps` are then
+            the updates of an epoch.
         timeout: seconds until the whole cluster is killed.
     """
 
@@ -69,6 +71,7 @@ class Job:
     steps_per_execution: int = 1
     slow: Mapping[str, float] = dataclasses.field(default_factory=dict)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    target: float = 0.0
     timeout: float = 120.0
 
     @property

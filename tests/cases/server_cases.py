@@ -315,3 +315,25 @@ def reported(strategy: Any, *, path: str) -> dict[str, Any]:
     events.Reload()
     saved = keras.models.load_model(f"{path}/at-10.keras")
     return {"tags": events.Tags()["tensors"], "iterations": int(saved.optimizer.iterations)}
+
+
+def after_an_error(strategy: Any, *, mode: str) -> dict[str, Any]:
+    """A training whose step fails, and one after it."""
+    ids = np.arange(EXAMPLES)
+    with ruled(strategy, mode=mode), strategy.scope():
+        model = Counter()
+        model.compile(keras.optimizers.SGD(1.0))
+        bad = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH).map(_failing)
+        try:
+            model.fit(bad, epochs=1, verbose=0)
+        except tf.errors.InvalidArgumentError as raised:
+            error = str(raised)
+        before = np.asarray(model.counts)[:, 0].copy()
+        model.fit(ids, batch_size=BATCH, epochs=1, verbose=0)
+        return {"error": error, "counts": np.asarray(model.counts)[:, 0] - before}
+
+
+def _failing(ids: Any) -> Any:
+    whole = tf.debugging.assert_less(ids, tf.constant(58, ids.dtype), "an example is broken")
+    with tf.control_dependencies([whole]):
+        return tf.identity(ids)

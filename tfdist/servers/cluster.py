@@ -130,6 +130,15 @@ class Servers:
             self._sums[key] = (variable, made)
         return self._sums[key][1]
 
+    def forget_parts(self) -> None:
+        """Forgets the parts of an update that will not be made, eagerly; no step may run."""
+        for _, total in self._sums.values():
+            total.assign(tf.zeros(total.shape, total.dtype))
+        for _, slices in self._slices.values():
+            slices.clear()
+        self.count.assign(0)
+        self.share.assign(0.0)
+
     def slices_for(self, variable: Any) -> Slices:
         """Where the workers' sparse gradients for a variable are collected, beside it."""
         key = id(variable)

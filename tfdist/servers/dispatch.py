@@ -21,6 +21,9 @@ __all__ = ["Dispatcher", "Job"]
 #: Jobs whose numbers lie within this may be under way at the same time.
 SPAN = 192
 
+#: After an error, seconds for the steps that run to end.
+_DRAIN_SECONDS = 20.0
+
 
 class Job:
     """Something to be run once, on any worker.
@@ -134,6 +137,16 @@ class Dispatcher:
     def quiet(self) -> Any:
         """A context in which no job finishes."""
         return self._changed
+
+    def drain(self) -> None:
+        """Takes waiting jobs back, and waits a while for those that run, whatever they raise."""
+        end = time.monotonic() + _DRAIN_SECONDS
+        with self._changed:
+            self._waiting.clear()
+            while self._running and time.monotonic() < end:
+                self._changed.wait(1.0)
+                self._waiting.clear()  # those of lost workers come back
+            self._error = None
 
     def cancel_waiting(self, which: Callable[[Job], bool]) -> int:
         """Takes jobs back that have not started; returns how many."""

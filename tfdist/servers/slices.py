@@ -55,6 +55,12 @@ class Slices:
             places = tf.cond(same, lambda: indices[0], lambda: tf.concat(indices, 0))
             return tf.IndexedSlices(rows, places, tf.constant(shape))
 
+    def clear(self) -> None:
+        """Takes everything out, eagerly."""
+        with tf.device(self._device):
+            for _ in range(int(self._queue.size().numpy())):
+                self._queue.dequeue()
+
     def nothing(self, shape: list[int]) -> Any:
         """`IndexedSlices` without rows.
 

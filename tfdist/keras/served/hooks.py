@@ -112,7 +112,7 @@ def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[.
             try:
                 return original(self, *args, **kwargs)
             except BaseException:
-                serving.forget_waiting()
+                serving.abandon()
                 raise
 
         return fit

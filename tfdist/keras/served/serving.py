@@ -75,10 +75,12 @@ class Serving:
         for function in list(self.functions):
             function.finish()
 
-    def forget_waiting(self) -> None:
-        """Forgets the steps that an interrupted training has left."""
+    def abandon(self) -> None:
+        """Leaves no step of a training that has ended with an error to those that follow."""
         for function in list(self.functions):
             function.forget_waiting()
+        if self._dispatcher is not None:
+            self._dispatcher.drain()
 
     def known_version(self) -> int:
         """How many updates the servers have made; asked only where the chief cannot know."""
@@ -358,9 +360,18 @@ def _run_together(
         done.append(info.step)
 
     jobs = [job_of(serving, traced, [load], update, i, finish_part) for i, load in enumerate(loads)]
-    for job in jobs:
-        dispatcher.submit(job)
-    dispatcher.wait_until(lambda: len(done) >= needed)
+    if needed < parts:
+        for part, job in enumerate(jobs):  # a fast worker does not begin what is not needed
+            job.prefers = part
+    try:
+        for job in jobs:
+            dispatcher.submit(job)
+        dispatcher.wait_until(lambda: len(done) >= needed)
+    except BaseException:
+        # Some parts may have been added up whose update will never be made.
+        dispatcher.drain()
+        serving.servers.forget_parts()
+        raise
     if needed < parts:
         numbers = {job.number for job in jobs}
         gone = dispatcher.cancel_waiting(lambda job: job.number in numbers)
