@@ -20,12 +20,17 @@ Agree = Callable[..., list[Any]]
 #: Modules that also run on one device, where most of Keras is left as it is.
 ON_ONE_DEVICE = ("test_training", "test_batches")
 
+#: Loops that need TensorFlow's coordinator on a parameter server; tests/servers has one with it.
+WITHOUT_COORDINATOR = ("test_loop_written_for_tf_distribute", "test_gather_and_reduce")
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test on the strategies; those of single devices on the basic ones only."""
     module = metafunc.module.__name__.rpartition(".")[2]
     if "target" in metafunc.fixturenames and module != "test_three_workers":
         names = [n for n in STRATEGIES if n != "single" or module in ON_ONE_DEVICE]
+        if metafunc.function.__name__ in WITHOUT_COORDINATOR:
+            names.remove("parameter_server")
         metafunc.parametrize("target", names, scope="function")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cases.server_cases import BATCH, EXAMPLES
 from tests.contract.conftest import assert_same
-from tests.harness import Pool
+from tests.harness import CallError, Pool
 
 CASES = "tests.cases.server_cases"
 STEPS = EXAMPLES // BATCH
@@ -145,3 +145,8 @@ def test_a_step_that_fails_leaves_nothing_behind(cluster: Pool, mode: str) -> No
     assert "an example is broken" in result["error"]
     # The model's loss is a sum: in sync each of two parts counts by its share.
     np.testing.assert_array_equal(result["counts"], 0.5 if mode == "sync" else 1.0)
+
+
+def test_a_loop_without_a_coordinator_is_told_to_use_one(cluster: Pool) -> None:
+    with pytest.raises(CallError, match=r"ClusterCoordinator\.create_per_worker_dataset"):
+        cluster("parameter_server").call("tests.cases.step_cases:distribute_loop")
