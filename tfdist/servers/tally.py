@@ -78,26 +78,23 @@ class Counts:
         self._device = device
         with tf.device(device):
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
-            self._longest = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)
 
     def note_applied(self, staleness: Any) -> list[Any]:
         """Ops that count a gradient that is applied, of this staleness."""
         with tf.device(self._device):
-            place = 1 + tf.minimum(staleness, LONGEST)
-            largest = tf.maximum(self._longest.read_value(), staleness)
-            return [self._add(place), self._longest.assign(largest, read_value=False)]
+            return [self._add(1 + tf.minimum(staleness, LONGEST))]
 
     def note_dropped(self) -> Any:
         """An op that counts a gradient that is discarded."""
         with tf.device(self._device):
             return self._add(0)
 
-    def news(self) -> tuple[int, list[int], int]:
-        """Since the last look: gradients dropped, applied by staleness; and the largest ever."""
+    def news(self) -> tuple[int, list[int]]:
+        """Since the last look: gradients dropped, and those applied by staleness."""
         now = self._counts.numpy()
         news, self._seen = now - self._seen, now
-        return int(news[0]), [int(count) for count in news[1:]], int(self._longest.numpy())
+        return int(news[0]), [int(count) for count in news[1:]]
 
     def _add(self, place: Any) -> Any:
         one = tf.constant([1], tf.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import tensorflow as tf
 
@@ -35,13 +37,7 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
     )
-    peers = ", ".join(f"{t} at {a}" for t, a in cluster.tasks() if t != task)
-    seconds = config.start_timeout
-    message = (
-        f"{task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did not "
-        f"connect to {peers}. One of them ended meanwhile, or a firewall closes the port to gRPC."
-    )
-    with hard_deadline(seconds, message, StartError.exit_status):
+    with _connecting(member, config):
         try:
             return MultiWorker(resolver_for(cluster, task, gpus), options, len(devices))
         except RuntimeError as error:
@@ -59,27 +55,20 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
 
     Args:
         member: the chief.
-        config: the configuration, the same for all tasks.
+        config: the configuration.
 
     Raises:
-        ConfigError: if TensorFlow has started already.
+        ConfigError: if a worker sees several GPUs.
     """
     if global_seed() is None:
         keras.utils.set_random_seed(member.seed)
-    peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != member.task)
-    seconds = config.start_timeout
-    message = (
-        f"{member.task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did "
-        f"not connect to {peers}. One of them ended meanwhile, or a firewall closes the port to "
-        "gRPC."
-    )
     cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(member.cluster.as_dict()),
         task_type=member.task.type,
         task_id=member.task.index,
         rpc_layer="grpc",
     )
-    with hard_deadline(seconds, message, StartError.exit_status):
+    with _connecting(member, config):
         return ParameterServer(
             cluster,
             rule_of(config, len(member.cluster.computing) - 1),
@@ -87,6 +76,17 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
             config.min_shard_bytes,
             config.max_shards,
         )
+
+
+def _connecting(member: Member, config: StrategyConfig) -> contextlib.AbstractContextManager[None]:
+    """Ends the process, with a message, if TensorFlow does not connect in time."""
+    task, seconds = member.task, config.start_timeout
+    peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
+    message = (
+        f"{task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did not "
+        f"connect to {peers}. One of them ended meanwhile, or a firewall closes the port to gRPC."
+    )
+    return hard_deadline(seconds, message, StartError.exit_status)
 
 
 def rule_of(config: StrategyConfig, workers: int) -> UpdateRule:

@@ -40,6 +40,7 @@ class TracedStep:
             among the numbers, or None for what is neither.
         scalars: how many scalars there are.
         updates: how many updates a step makes.
+        small: whether the model is so small that a call to a worker costs more than a step.
     """
 
     function: Any
@@ -49,6 +50,7 @@ class TracedStep:
     logs: Any = None
     scalars: int = 0
     updates: int = 0
+    small: bool = False
     _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def several(self, count: int) -> Any:
@@ -85,7 +87,7 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
         *resources, box = given
         told = unbox(box)
         batch, count, total = load.make_batch(resources, box)
-        step = ServedStep(servers, told.job, told.update, told.part, parts, [], update.send)
+        step = ServedStep(servers, told.job, told.update, told.part, parts, update.send)
         with entered(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)

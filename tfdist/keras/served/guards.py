@@ -12,7 +12,16 @@ import tensorflow as tf
 from tfdist.keras.flags import Flag
 from tfdist.servers.cluster import Servers
 
-__all__ = ["applying", "done", "guarded", "guards", "if_missing", "learning_rate_times"]
+__all__ = [
+    "applying",
+    "done",
+    "guarded",
+    "guards",
+    "if_missing",
+    "learning_rate_times",
+    "only_if",
+    "true_after",
+]
 
 #: Up where an optimizer changes weights on the servers.
 applying = Flag()
@@ -59,12 +68,18 @@ def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any])
 
 def done(device: str, change: Callable[[], Any]) -> Any:
     """Runs a guarded change and returns a tensor that is there when it is made."""
+    return if_missing(device, lambda: true_after(effects_of(change)), lambda: tf.constant(False))
 
-    def run() -> Any:
-        with tf.control_dependencies(effects_of(change)):
-            return tf.constant(True)
 
-    return if_missing(device, run, lambda: tf.constant(False))
+def only_if(condition: Any, change: Callable[[], Any]) -> Any:
+    """Runs a change, which returns True, under a condition; returns the condition."""
+    return tf.cond(condition, change, lambda: tf.constant(False))
+
+
+def true_after(ops: list[Any]) -> Any:
+    """A tensor that is there when ops have ended."""
+    with tf.control_dependencies(ops):
+        return tf.constant(True)
 
 
 def guarded(device: str, change: Callable[[], Any]) -> Any:

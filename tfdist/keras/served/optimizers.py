@@ -11,10 +11,10 @@ from keras.src import backend, optimizers
 
 from tfdist._tensorflow import outside_of_function
 from tfdist.errors import ConfigError
-from tfdist.keras.served.guards import applying
+from tfdist.keras.served.guards import applying, effects_of
+from tfdist.keras.served.payload import Payload
 from tfdist.keras.served.step import Update, current_served_step, parts_of
-from tfdist.servers.cluster import Servers, device_of
-from tfdist.servers.packing import move
+from tfdist.servers.cluster import Servers
 from tfdist.servers.partitioned import Partitioned
 
 __all__ = ["fused_adam", "sent_to"]
@@ -142,32 +142,15 @@ def _apply_alone(
 ) -> None:
     """Applies the gradients of a loop written by hand, all at one moment."""
     pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-    values, targets = [], []
-    for grad, variable in pairs:
-        whole = getattr(variable, "_value", variable)
-        values += whole.split(grad) if isinstance(whole, Partitioned) else [grad]
-        targets += parts_of(variable)
-    leaves, places = [], []
-    for value, target in zip(values, targets, strict=True):
-        sparse = isinstance(value, tf.IndexedSlices)
-        each = [value.values, value.indices] if sparse else [value]
-        leaves += each
-        places += [device_of(target)] * len(each)
-    moved = iter(move(leaves, [None] * len(leaves), places, servers.wire))
-    there = [
-        tf.IndexedSlices(next(moved), next(moved), value.dense_shape)
-        if isinstance(value, tf.IndexedSlices)
-        else next(moved)
-        for value in values
-    ]
-    arrived = [leaf for v in there for leaf in tf.nest.flatten(v, expand_composites=True)]
-    with tf.control_dependencies([leaf for leaf in arrived if leaf is not None]):
+    payload = Payload(servers, pairs, [])
+    with tf.control_dependencies(payload.arrived):
         held = servers.lock.acquire()
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    with tf.control_dependencies([held]), applying.up():
-        run(there, targets)
+
+    def update() -> None:
+        run(payload.values, payload.targets)
         with tf.device(servers.devices[0]):
             servers.updates.version.assign_add(1, read_value=False)
-        done = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+
+    with tf.control_dependencies([held]), applying.up():
+        done = effects_of(update)
     servers.lock.release(held, done)

@@ -37,7 +37,8 @@ class Payload:
         cut: list[Any] = []
         for value, variable in [*gradients, *changes]:
             parts = parts_of(variable)
-            pieces = variable._value.split(value) if len(parts) > 1 else [value]
+            whole = getattr(variable, "_value", variable)
+            pieces = whole.split(value) if len(parts) > 1 else [value]
             if isinstance(value, tf.IndexedSlices):
                 mark = fingerprint(value.indices)
                 self.marks.update({len(cut) + i: mark for i in range(len(pieces))})

@@ -94,19 +94,13 @@ class _Pass:
         return lambda parts: [ReadLoad(self, place, part, parts) for part in range(parts)]
 
     def iterator(self, worker: int, place: int) -> tuple[Any, int]:
-        """A worker's iterator, and how many batches it passes over to get to a place."""
+        """A worker's iterator, and how many batches it passes over before it reads a place."""
         lost = self._reading.lost(worker)
         known, iterator, at = self._iterators.pop(worker, (None, None, 0))
         if known != lost or at > place:
             iterator, at = self._reading.open(worker, self._number), 0
-        self._iterators[worker] = (lost, iterator, place)
+        self._iterators[worker] = (lost, iterator, place + 1)
         return iterator, place - at
-
-    def passed(self, worker: int, place: int, lost: int) -> None:
-        """Notes that a worker has read the batch at a place."""
-        known, iterator, _ = self._iterators[worker]
-        if known == lost:
-            self._iterators[worker] = (lost, iterator, place + 1)
 
     def unknown(self, worker: int) -> None:
         """Forgets a worker's iterator, whose place is not known."""
@@ -129,9 +123,7 @@ class ReadLoad(Load):
 
     def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
         """What the step is told, with how many batches it passes over."""
-        iterator, skip = self._of.iterator(worker, self._place)
-        self._open[worker] = iterator
-        self._of.passed(worker, self._place, self._of._reading.lost(worker))
+        self._open[worker], skip = self._of.iterator(worker, self._place)
         return Layout([]).box([*told, 0, 0, skip], [])
 
     def given(self, worker: int) -> list[Any]:

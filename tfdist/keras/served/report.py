@@ -79,7 +79,7 @@ class Report:
     def look(self) -> Counted:
         """What has happened since the last look. All steps must have ended."""
         serving = self._serving
-        dropped, staleness, _ = serving.servers.counts.news()
+        dropped, staleness = serving.servers.counts.news()
         now, version = time.monotonic(), int(serving.servers.updates.version.numpy())
         steps = collections.Counter(serving.steps)
         counted = Counted(

@@ -196,8 +196,7 @@ class StepFunction:
             return 1
         if self._model.steps_per_execution > 1:
             return min(_MOST_STEPS_A_CALL, int(self._model.steps_per_execution))
-        size = sum(w.shape.num_elements() * w.value.dtype.size for w in self._model.weights)
-        if size > _SMALL or self._batches is None:
+        if not traced.small or self._batches is None:
             return 1
         fair = self._batches // (4 * self._serving.dispatcher.workers)
         return max(1, min(_STEPS_A_CALL, fair)) if self._batches >= 0 else _STEPS_A_CALL
@@ -214,9 +213,7 @@ class StepFunction:
         full = len(loads) == self._steps_a_call(traced, loads[0])
         for group in [loads] if full else [[load] for load in loads]:
             job = job_of(self._serving, traced, group, 0, 0, self._finish)
-            rule = self._serving.servers.rule
-            waits = rule.mode == "stale" and rule.on_stale == "wait"
-            job.gated = traced.updates if waits else 0
+            job.gated = traced.updates  # a rule without a bound has a gate that admits all
             self._serving.dispatcher.submit(job)
 
     def _prepare(
@@ -237,7 +234,11 @@ class StepFunction:
         key = (self._parts, load.key)
         if key not in self._traced:
             servers = self._serving.servers
-            self._traced[key] = trace(servers, self._model, self._method, load, self._parts)
+            traced = trace(servers, self._model, self._method, load, self._parts)
+            weights = self._model.weights
+            size = sum(w.shape.num_elements() * w.value.dtype.size for w in weights)
+            traced.small = size <= _SMALL
+            self._traced[key] = traced
             self._serving.tell_placement()
         return self._traced[key]
 

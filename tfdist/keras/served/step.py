@@ -80,7 +80,6 @@ class ServedStep:
         update: how many updates there were when it was scheduled, a scalar int64 tensor.
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
-        batch: tensors that must be there before weights are read.
         send: sends an update to the servers.
     """
 
@@ -91,7 +90,6 @@ class ServedStep:
         update: Any,
         part: Any,
         parts: int,
-        batch: list[Any],
         send: Callable[[ServedStep, Update, Results | None], Any],
     ) -> None:
         self.servers = servers
@@ -102,7 +100,7 @@ class ServedStep:
         self.metrics: dict[int, Any] = {}
         self.updates = 0
         self.draws = 0
-        self._after: list[Any] = batch
+        self._after: list[Any] = []
         self._local: dict[int, Any] = {}
         self._first: dict[int, Any] = {}
         self._changed: dict[int, Any] = {}

@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.served.guards import done, guards, if_missing
+from tfdist.keras.served.guards import done, guards, if_missing, only_if, true_after
 from tfdist.keras.served.payload import Payload
 from tfdist.keras.served.step import ServedStep
 from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers, device_of
-from tfdist.servers.ledger import APPLIED, DROPPED
+from tfdist.servers.ledger import APPLIED, DROPPED, Ledger
 
-__all__ = ["contribute"]
+__all__ = ["contribute", "discard"]
 
 
 def contribute(
@@ -51,16 +51,12 @@ def contribute(
         added = tf.cond(
             timely & fresh,
             lambda: _add_up(servers, sums, number, fates, share),
-            lambda: tf.cond(fresh, lambda: _discard(servers, number), lambda: tf.constant(False)),
+            lambda: only_if(fresh, lambda: discard(servers, servers.contributions, number)),
         )
-        told = tf.cond(fresh, lambda: _true_after(tell()), lambda: tf.constant(False))
+        told = only_if(fresh, lambda: true_after(tell()))
         with tf.control_dependencies([added]):
             full = timely & (servers.count.read_value() >= servers.rule.needed)
-        applied = tf.cond(
-            full,
-            lambda: _apply(servers, sums, change, update),
-            lambda: tf.constant(False),
-        )
+        applied = only_if(full, lambda: _apply(servers, sums, change, update))
     return servers.lock.release(held, [applied, added, told])
 
 
@@ -121,14 +117,15 @@ def _add_up(
         noted += servers.counts.note_applied(tf.constant(0, tf.int64))
         noted.append(servers.count.assign_add(1, read_value=False))
         noted.append(servers.share.assign_add(share, read_value=False))
-    return _true_after(noted)
+    return true_after(noted)
 
 
-def _discard(servers: Servers, number: Any) -> Any:
+def discard(servers: Servers, ledger: Ledger, number: Any) -> Any:
+    """Counts a gradient that is not applied, and notes so in a ledger of all servers."""
     noted = [servers.counts.note_dropped()]
     for device in servers.devices:
-        noted += servers.contributions.note(device, number, DROPPED)
-    return _true_after(noted)
+        noted += ledger.note(device, number, DROPPED)
+    return true_after(noted)
 
 
 def _apply(
@@ -152,7 +149,7 @@ def _apply(
         noted.append(servers.count.assign(0, read_value=False))
         noted.append(servers.share.assign(0.0, read_value=False))
         noted.append(servers.updates.version.assign(update + 1, read_value=False))
-    return _true_after(noted)
+    return true_after(noted)
 
 
 def _mean(servers: Servers, total: Any) -> Any:
@@ -164,8 +161,3 @@ def _mean(servers: Servers, total: Any) -> Any:
         mean = tf.math.divide_no_nan(total.values, share)
         return tf.IndexedSlices(mean, total.indices, total.dense_shape)
     return tf.math.divide_no_nan(total, tf.cast(servers.share, total.dtype))
-
-
-def _true_after(ops: list[Any]) -> Any:
-    with tf.control_dependencies(ops):
-        return tf.constant(True)

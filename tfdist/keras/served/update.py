@@ -23,10 +23,12 @@ from tfdist.keras.served.guards import (
     guarded,
     guards,
     learning_rate_times,
+    only_if,
+    true_after,
 )
 from tfdist.keras.served.payload import Payload
 from tfdist.keras.served.step import Results, ServedStep, Update
-from tfdist.keras.served.together import contribute
+from tfdist.keras.served.together import contribute, discard
 from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers, device_of
 from tfdist.servers.ledger import APPLIED, DROPPED
@@ -120,7 +122,7 @@ def _apply_alone(
         timely = tf.logical_or(~fresh, ~_too_late(servers, staleness))
         lacking = [tf.not_equal(fate, APPLIED) for fate in fates.values()]
         wanted = tf.not_equal(fates[first], DROPPED) & timely & tf.reduce_any(tf.stack(lacking))
-        told = tf.cond(fresh, lambda: _true_after(tell()), lambda: tf.constant(False))
+        told = only_if(fresh, lambda: true_after(tell()))
 
         def apply() -> Any:
             todo = {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}
@@ -129,7 +131,7 @@ def _apply_alone(
             return _finish(servers, number, fresh, staleness, ops)
 
         def skip() -> Any:
-            return tf.cond(fresh, lambda: _drop(servers, number), lambda: tf.constant(False))
+            return only_if(fresh, lambda: discard(servers, servers.updates, number))
 
         became = tf.cond(wanted, apply, skip)
     return servers.lock.release(held, [became, told])
@@ -157,26 +159,8 @@ def _finish(servers: Servers, number: Any, fresh: Any, staleness: Any, ops: list
         one = tf.cast(fresh, tf.int64)
         noted += servers.updates.note(first, number, APPLIED)
         noted.append(servers.updates.version.assign_add(one, read_value=False))
-        noted.append(
-            tf.cond(
-                fresh,
-                lambda: _true_after(servers.counts.note_applied(staleness)),
-                lambda: tf.constant(False),
-            )
-        )
-    return _true_after(noted)
-
-
-def _drop(servers: Servers, number: Any) -> Any:
-    noted = [servers.counts.note_dropped()]
-    for device in servers.devices:
-        noted += servers.updates.note(device, number, DROPPED)
-    return _true_after(noted)
-
-
-def _true_after(ops: list[Any]) -> Any:
-    with tf.control_dependencies(ops):
-        return tf.constant(True)
+        noted.append(only_if(fresh, lambda: true_after(servers.counts.note_applied(staleness))))
+    return true_after(noted)
 
 
 def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
