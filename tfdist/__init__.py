@@ -4,6 +4,7 @@ from tfdist._lazy import lazy_attributes
 
 __all__ = [
     "ConfigError",
+    "Horovod",
     "Mirrored",
     "MultiWorker",
     "ParameterServer",
@@ -17,6 +18,7 @@ __getattr__, __dir__ = lazy_attributes(
     __all__,
     {
         "ConfigError": "tfdist.errors",
+        "Horovod": "tfdist.strategies.horovod",
         "Mirrored": "tfdist.strategies.mirrored",
         "MultiWorker": "tfdist.strategies.multi_worker",
         "ParameterServer": "tfdist.strategies.parameter_server",

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist import environment, server_options
+from tfdist import environment, horovod_options, server_options
 from tfdist.cluster.checks.reading import read
+from tfdist.cluster.environments import mpi
 from tfdist.errors import ConfigError
 
 __all__ = ["MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
@@ -21,6 +22,7 @@ STRATEGIES: dict[str, str] = {
     "single": "one device",
     "mirrored": "the GPUs, or logical CPU devices, of one process",
     "multi_worker": "several processes, by TensorFlow's collectives",
+    "horovod": "several processes, by Horovod's ring all-reduce",
     "parameter_server": "workers that compute and servers that hold the weights",
 }
 
@@ -29,6 +31,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "single": ("sync",),
     "mirrored": ("sync",),
     "multi_worker": ("sync",),
+    "horovod": ("sync",),
     "parameter_server": ("sync", "async", "stale"),
 }
 
@@ -42,7 +45,8 @@ class StrategyConfig:
 
     Attributes:
         strategy: a key of `STRATEGIES`, or `"auto"`.
-        processes: number of worker processes; `multi_worker` and `parameter_server` only.
+        processes: number of worker processes; more than one with `multi_worker`, `horovod` and
+            `parameter_server` only.
         devices: replicas in each process: GPUs, or logical CPU devices where there are no GPUs.
             None means all GPUs, or one CPU device.
         mode: when a gradient becomes a weight change, one of the strategy's `MODES`.
@@ -50,7 +54,8 @@ class StrategyConfig:
         seed: given to Python, NumPy and TensorFlow in every task, 0 to 2**32 - 1. None leaves them
             alone.
         start_timeout: seconds that a task waits for all others to join.
-        ps: number of parameter servers; this and all below are `parameter_server`'s only.
+        ps: number of parameter servers; this and those to `max_shards` are `parameter_server`'s
+            only.
         staleness: with mode `"stale"`, how many updates may come between the read of the weights
             that a gradient was computed from and its own application.
         on_stale: how the bound is kept, one of `ON_STALE`.
@@ -58,6 +63,17 @@ class StrategyConfig:
         wire_dtype: type in which weights and gradients cross the network, one of `WIRE_DTYPES`.
         min_shard_bytes: variables are split over the servers into parts of this size at least.
         max_shards: most parts of a variable; None means one for each server.
+        compression: in what gradients are sent, one of `COMPRESSIONS`; this and all below are
+            `horovod`'s only.
+        reduction: how the replicas' gradients become one, one of `REDUCTIONS`.
+        groups: number of groups in which gradients are exchanged, the last layers' first. None
+            means one. More than one exchanges some while others are computed.
+        fusion_mb: MiB of tensors that Horovod sends as one; None means Horovod's 128.
+        cycle_ms: milliseconds between two looks of Horovod for tensors that are ready.
+        hierarchical: all-reduce within each host first, by NCCL, then between the hosts.
+        autotune: let Horovod try out `fusion_mb`, `cycle_ms` and the like while it trains.
+        timeline: a file for Horovod's timeline, in the format of chrome://tracing.
+        stall_timeout: seconds that a tensor may wait for a rank before the job ends.
 
     Raises:
         ConfigError: if a value is out of range or conflicts with another.
@@ -77,6 +93,15 @@ class StrategyConfig:
     wire_dtype: str = "float32"
     min_shard_bytes: int = 1 << 20
     max_shards: int | None = None
+    compression: str = "none"
+    reduction: str = "mean"
+    groups: int | None = None
+    fusion_mb: float | None = None
+    cycle_ms: float | None = None
+    hierarchical: bool = False
+    autotune: bool = False
+    timeline: str | None = None
+    stall_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
@@ -94,6 +119,7 @@ class StrategyConfig:
         self._check_mode()
         self._check_processes()
         server_options.check(self)
+        horovod_options.check(self)
 
     def _check_mode(self) -> None:
         modes = MODES.get(self.strategy, ("sync",))
@@ -232,6 +258,11 @@ def _choose(
         return "parameter_server", "auto: TF_CONFIG lists parameter servers"
     if text:
         return "multi_worker", "auto: TF_CONFIG is set"
+    if environment.read("HOROVOD_RANK", environ):
+        return "horovod", "auto: horovodrun has started this process"
+    started = mpi.detect(environment.snapshot() if environ is None else environ)
+    if started is not None and started.size > 1:
+        return "multi_worker", f"auto: {started.launcher} has started {started.size} processes"
     if "ps" in values:
         return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:

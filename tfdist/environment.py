@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-__all__ = ["VARIABLES", "merged", "patched", "read", "snapshot"]
+__all__ = ["VARIABLES", "merged", "patched", "read", "set_for_good", "snapshot"]
 
 #: Every variable that tfdist reads or sets for the processes it starts, and what it means.
 VARIABLES: dict[str, str] = {
@@ -23,7 +23,10 @@ VARIABLES: dict[str, str] = {
     "GRPC_FAIL_FAST": "use_caller in the tasks of parameter_server unless it is set: a server that "
     "has died is then an error, not a wait without an end.",
     "CUDA_VISIBLE_DEVICES": "The GPUs that a process may see.",
+    "HOROVOD_RANK": "This process's number, set by horovodrun.",
+    "HOROVOD_SIZE": "The number of processes, set by horovodrun.",
     "PYTHONUNBUFFERED": "Set to 1 in the tasks, so that logs are complete when a task dies.",
+    "XDG_CACHE_HOME": "Where `tfdist build-horovod` keeps its wheels; ~/.cache unless it is set.",
     "COLUMNS": "Width of the terminal, carried over to the chief.",
 }
 
@@ -64,6 +67,11 @@ def merged(
         else:
             environ[name] = value
     return environ
+
+
+def set_for_good(changes: Mapping[str, str]) -> None:
+    """Sets variables of this process, for a library that reads them now and later."""
+    os.environ.update(changes)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Mapping
 
 from tfdist.cluster import lifeline
 from tfdist.cluster.join import JoinReport, identity, join
@@ -19,6 +20,7 @@ __all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
 #: The types of the tasks that must be there before the training begins.
 _MEETING = {
     "multi_worker": ("chief", "worker"),
+    "horovod": ("chief", "worker"),
     "parameter_server": ("chief", "worker", "ps"),
 }
 
@@ -31,11 +33,13 @@ class Member:
         cluster: the tasks that compute, and those that hold weights.
         task: this one.
         seed: what the chief drew for all, for programs that were given no seed.
+        offer: what the chief told all tasks.
     """
 
     cluster: ClusterSpec
     task: Task
     seed: int
+    offer: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,11 @@ class ServerMember:
     line: socket.socket | None
 
 
-def join_cluster(text: str, config: StrategyConfig) -> Member:
+def join_cluster(
+    text: str,
+    config: StrategyConfig,
+    offer: Callable[[ClusterSpec], Mapping[str, str]] | None = None,
+) -> Member:
     """Waits until all tasks of a cluster are there, in a task that runs the script.
 
     With `parameter_server` that is the chief. The servers' connections to it are then held open
@@ -62,7 +70,9 @@ def join_cluster(text: str, config: StrategyConfig) -> Member:
 
     Args:
         text: this task's TF_CONFIG.
-        config: the configuration; with `multi_worker` the same for all tasks.
+        config: the configuration; with `multi_worker` and `horovod` the same for all tasks.
+        offer: called on the chief of several tasks before they meet, with the tasks; gives what the
+            others must be told.
 
     Raises:
         ConfigError: if TF_CONFIG has a mistake, or the task does not run the script.
@@ -73,12 +83,14 @@ def join_cluster(text: str, config: StrategyConfig) -> Member:
     runs = ("chief",) if serving else ("chief", "worker")
     if task is None or task.type not in runs or task not in cluster.computing:
         raise ConfigError(_no_place_for(text, task, config))
-    seed = secrets.randbelow(2**32)
+    told: Mapping[str, str] = {"seed": str(secrets.randbelow(2**32))}
     if len(list(cluster.tasks())) > 1:
-        report = _join(cluster, task, config, keep_lines=serving, offer={"seed": str(seed)})
+        if offer is not None and task == cluster.chief:
+            told = {**told, **offer(cluster)}
+        report = _join(cluster, task, config, keep_lines=serving, offer=dict(told))
         lifeline.hold(report.lines)
-        seed = int(report.offer["seed"])
-    return Member(cluster, task, seed)
+        told = report.offer
+    return Member(cluster, task, int(told["seed"]), told)
 
 
 def join_as_server(text: str, config: StrategyConfig) -> ServerMember:

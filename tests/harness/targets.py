@@ -53,6 +53,8 @@ TARGETS: dict[str, Target] = {
             strategy="tfdist.strategies.multi_worker:MultiWorker",
             processes=3,
         ),
+        Target(name="horovod", strategy="tests.harness.rings:make", processes=2),
+        Target(name="horovod3", strategy="tests.harness.rings:make", processes=3),
         Target(
             name="parameter_server",
             strategy="tests.harness.servers:make",
@@ -63,7 +65,7 @@ TARGETS: dict[str, Target] = {
 }
 
 #: The targets that the whole contract suite runs on.
-STRATEGIES = ("single", "mirrored", "multi_worker", "parameter_server")
+STRATEGIES = ("single", "mirrored", "multi_worker", "horovod", "parameter_server")
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,11 +15,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
-    ("server_options",),
+    ("server_options", "horovod_options"),
     ("config", "_tensorflow", "files"),
     ("agreement", "joining"),
     ("data", "servers"),
     ("keras",),
+    ("horovod",),
     ("strategies",),
     ("verify", "doctor"),
     ("cli",),

@@ -8,10 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from tfdist.config import COMMUNICATIONS, MODES, STRATEGIES
+from tfdist.horovod_options import COMPRESSIONS, DEFAULT_CYCLE_MS, REDUCTIONS
 from tfdist.server_options import ON_STALE, WIRE_DTYPES
 
 #: Where the help shows the options of `parameter_server`.
 _SERVERS: dict[str, Any] = {"rich_help_panel": "Options of parameter_server"}
+
+#: Where the help shows the options of `horovod`.
+_HOROVOD: dict[str, Any] = {"rich_help_panel": "Options of horovod"}
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
 
@@ -136,6 +140,92 @@ MinShardBytes = Annotated[
 MaxShards = Annotated[
     int | None,
     typer.Option(help="Most parts of a variable.", show_default="as many as servers", **_SERVERS),
+]
+
+Compression = Annotated[
+    str | None,
+    typer.Option(
+        help="; ".join(f"{name}: gradients travel {what}" for name, what in COMPRESSIONS.items())
+        + ".",
+        show_default="none",
+        **_HOROVOD,
+    ),
+]
+
+Reduction = Annotated[
+    str | None,
+    typer.Option(
+        help="What the gradients become: "
+        + "; ".join(f"{name}: {what}" for name, what in REDUCTIONS.items())
+        + ".",
+        show_default="mean",
+        **_HOROVOD,
+    ),
+]
+
+Groups = Annotated[
+    int | None,
+    typer.Option(
+        help="Groups of gradients; each is exchanged as soon as it is complete.",
+        show_default="1",
+        **_HOROVOD,
+    ),
+]
+
+FusionMb = Annotated[
+    float | None,
+    typer.Option(
+        "--fusion-mb",
+        help="MiB of tensors that are sent as one (HOROVOD_FUSION_THRESHOLD).",
+        show_default="128",
+        **_HOROVOD,
+    ),
+]
+
+CycleMs = Annotated[
+    float | None,
+    typer.Option(
+        "--cycle-ms",
+        help="Milliseconds between two looks for tensors that are ready (HOROVOD_CYCLE_TIME).",
+        show_default=str(DEFAULT_CYCLE_MS),
+        **_HOROVOD,
+    ),
+]
+
+Hierarchical = Annotated[
+    bool | None,
+    typer.Option(
+        "--hierarchical",
+        help="All-reduce within each host first, by NCCL, then between the hosts.",
+        show_default=False,
+        **_HOROVOD,
+    ),
+]
+
+Autotune = Annotated[
+    bool | None,
+    typer.Option(
+        "--autotune",
+        help="Let Horovod try out its settings while it trains.",
+        show_default=False,
+        **_HOROVOD,
+    ),
+]
+
+Timeline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Write Horovod's timeline, for chrome://tracing.", **_HOROVOD
+    ),
+]
+
+StallTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds that a tensor may wait for a rank before the job ends.",
+        show_default="600",
+        **_HOROVOD,
+    ),
 ]
 
 MaxRestarts = Annotated[

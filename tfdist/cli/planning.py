@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import environment
-from tfdist.cli import logs
+from tfdist.cli import launchers, logs
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.plan import (
     BETWEEN_GRAPH,
@@ -29,6 +29,9 @@ from tfdist.config import Resolved, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 
 __all__ = ["Job", "Request", "planned"]
+
+#: The strategies of several tasks.
+CLUSTERED = ("multi_worker", "horovod", "parameter_server")
 
 #: The options with which `--every-task` goes.
 _OF_EVERY_TASK = ("processes", "ps")
@@ -99,35 +102,76 @@ def planned(request: Request) -> Iterator[Job]:
 
 @contextlib.contextmanager
 def _under_a_strategy(request: Request) -> Iterator[Job]:
-    environ = environment.snapshot()
+    environ: Mapping[str, str] = environment.snapshot()
     gpus = gpu_lists.visible(environ)
-    text = environment.read("TF_CONFIG", environ)
-    resolved = _resolve(request, text, environ, len(gpus))
-    config, place = resolved.config, request.log_dir or logs.default_place()
-    if text is not None and config.strategy in ("multi_worker", "parameter_server"):
-        cluster, task = _member(text, resolved)
-        resolved = _for_cluster(resolved, cluster)
-        seed = resolved.config.seed
-        plan = plan_member(
-            _program(request, resolved.config, seed),
-            cluster=cluster,
-            task=task,
-            log_dir=place,
-            environ=environ,
-            gpus=gpus,
-        )
-        yield Job(plan, resolved, seed, gpus)
-        return
+    resolved = _resolve(request, environment.read("TF_CONFIG", environ), environ, len(gpus))
+    launchers.check_horovod(resolved.config)
+    with launchers.cluster_of_mpi(resolved.config, environ) as environ:
+        text = environment.read("TF_CONFIG", environ)
+        if text is not None and resolved.config.strategy in CLUSTERED:
+            making = _as_member(request, resolved, text, environ, gpus)
+        elif launchers.is_rank(resolved.config, environ):
+            making = _as_rank(request, resolved, environ, gpus)
+        else:
+            making = _on_this_machine(request, resolved, environ, gpus)
+        with making as job:
+            yield job
+
+
+@contextlib.contextmanager
+def _as_member(
+    request: Request,
+    resolved: Resolved,
+    text: str,
+    environ: Mapping[str, str],
+    gpus: tuple[str, ...],
+) -> Iterator[Job]:
+    """One task of a cluster whose other tasks are started by others."""
+    cluster, task = _member(text, resolved)
+    resolved = _for_cluster(resolved, cluster)
+    seed = resolved.config.seed
+    plan = plan_member(
+        _program(request, resolved.config, seed),
+        cluster=cluster,
+        task=task,
+        log_dir=request.log_dir or logs.default_place(),
+        environ=environ,
+        gpus=gpus,
+    )
+    yield Job(plan, resolved, seed, gpus)
+
+
+@contextlib.contextmanager
+def _as_rank(
+    request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
+) -> Iterator[Job]:
+    """One process of a job that Horovod's own launcher has started."""
+    resolved = launchers.with_size(resolved, environ)
+    seed = resolved.config.seed
+    plan = plan_local(
+        _program(request, resolved.config, seed),
+        cluster=None,
+        log_dir=request.log_dir or logs.default_place(),
+        environ=environ,
+    )
+    yield Job(plan, resolved, seed, gpus)
+
+
+@contextlib.contextmanager
+def _on_this_machine(
+    request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
+) -> Iterator[Job]:
+    """All processes of a job."""
+    config = resolved.config
     seed = secrets.randbelow(2**32) if config.seed is None else config.seed
-    with _local_cluster(config) as cluster_here:
-        served = config.strategy == "parameter_server"
+    with _local_cluster(config) as cluster:
         plan = plan_local(
             _program(request, config, seed),
-            cluster=cluster_here,
-            log_dir=place,
+            cluster=cluster,
+            log_dir=request.log_dir or logs.default_place(),
             environ=environ,
             gpus=gpus,
-            devices=1 if served else config.devices,
+            devices=1 if config.strategy in ("parameter_server", "horovod") else config.devices,
         )
         yield Job(plan, resolved, seed, gpus)
 
@@ -189,7 +233,7 @@ def _counts_of_every_task(request: Request) -> dict[str, int]:
 @contextlib.contextmanager
 def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
     """The tasks of this machine on ports that are held, or None for a single process."""
-    if config.strategy == "multi_worker":
+    if config.strategy in ("multi_worker", "horovod"):
         with HeldPorts(config.processes) as held:
             yield local_cluster(held.ports)
     elif config.strategy == "parameter_server":

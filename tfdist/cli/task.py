@@ -17,6 +17,7 @@ from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.horovod import rendezvous
 from tfdist.joining import join_cluster
 
 
@@ -48,9 +49,10 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    joins = config.strategy in ("multi_worker", "parameter_server")
+    joins = config.strategy in ("multi_worker", "horovod", "parameter_server")
     cluster = environment.read("TF_CONFIG") if joins else None
-    member = join_cluster(cluster, config) if cluster else None
+    offer = rendezvous.offer if config.strategy == "horovod" else None
+    member = join_cluster(cluster, config, offer) if cluster else None
     with quiet_import():
         import tensorflow as tf
 

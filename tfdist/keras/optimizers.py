@@ -53,7 +53,8 @@ def exchange(grads: list[Any]) -> list[Any]:
         return grads
     if step is not None:
         present = [step.weigh(g) for g in present]
-    reduced = iter(sum_over_replicas(present))
+    sum_gradients = getattr(tf.distribute.get_strategy(), "sum_gradients", sum_over_replicas)
+    reduced = iter(sum_gradients(present))
     return [None if g is None else next(reduced) for g in grads]
 
 

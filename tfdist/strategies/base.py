@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist import agreement, data
-from tfdist._tensorflow import is_distributed, unordered_steps
+from tfdist._tensorflow import global_seed, is_distributed, unordered_steps
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
+from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     after_its_batch,
@@ -185,6 +188,17 @@ class StrategyMixin:
             axis = None
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
+    def sum_gradients(self, values: Sequence[Any]) -> list[Any]:
+        """Sums gradients over the replicas. Must be called in a replica context.
+
+        Args:
+            values: dense tensors and `IndexedSlices`, already weighted, one for each weight.
+
+        Returns:
+            The sums, in the order of `values`; how they come about is the strategy's.
+        """
+        return sum_over_replicas(list(values))
+
     @property
     def is_chief(self) -> bool:
         """Whether this process writes what only one process should write."""
@@ -194,6 +208,17 @@ class StrategyMixin:
     def shard(self) -> data.Shard:
         """This process's part of the data."""
         return data.Shard(workers=1, worker=0, local=len(self.extended.worker_devices))
+
+
+def agree_on_seed(strategy: Any) -> None:
+    """Gives all workers the chief's seed, so that they shuffle alike.
+
+    A seed that the program has set already is kept.
+    """
+    seeds = agreement.all_gather_json(strategy, global_seed(), "the seeds at the start")
+    if any(seed is None for seed in seeds):
+        drawn = secrets.randbelow(2**32)
+        keras.utils.set_random_seed(agreement.from_chief(strategy, drawn, "the chief's seed"))
 
 
 def _is_scalar(value: Any) -> bool:

@@ -38,6 +38,40 @@ def prepare_devices(count: int | None) -> list[str]:
     return _names("CPU", wanted)
 
 
+def prepare_one_of(local_rank: int, local_size: int) -> str:
+    """Sets up the one device of a process that shares its host with others like it.
+
+    Args:
+        local_rank: the process's number on this host.
+        local_size: processes on this host.
+
+    Returns:
+        `"GPU:0"`, the GPU of that number made the only one that is visible, with memory growth; or
+        `"CPU:0"` where there is none. A process that sees one GPU takes that: whoever started it
+        has chosen.
+
+    Raises:
+        ConfigError: if there are several GPUs, but fewer than processes.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "CPU:0"
+    if 1 < len(gpus) < local_size:
+        raise ConfigError(
+            f"{local_size} processes on this host conflict with its {len(gpus)} GPUs: each process "
+            f"trains on one. Start {len(gpus)} processes on it."
+        )
+    own = gpus[0] if len(gpus) == 1 else gpus[local_rank]
+    try:
+        tf.config.set_visible_devices(own, "GPU")
+    except RuntimeError as error:
+        raise ConfigError(
+            "The GPU of this process cannot be chosen, since TensorFlow has started already. Make "
+            "the strategy before any other TensorFlow operation of the program."
+        ) from error
+    return _prepare_gpus([own], 1)[0]
+
+
 def communication_for(gpus: int, choice: str) -> str:
     """The collective implementation: NCCL between GPUs, a ring otherwise.
 

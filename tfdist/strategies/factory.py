@@ -10,11 +10,12 @@ from tfdist import environment
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
+from tfdist.horovod import rendezvous
 from tfdist.joining import Member, join_cluster
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
-from tfdist.strategies.start import start_multi_worker, start_parameter_server
+from tfdist.strategies.start import start_horovod, start_multi_worker, start_parameter_server
 
 _active: list[Any] = []
 
@@ -60,6 +61,9 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     """
     if config.strategy == "multi_worker":
         made: Any = start_multi_worker(member or _join(config), config)
+    elif config.strategy == "horovod":
+        alone = rendezvous.started_by_horovodrun() and environment.read("TF_CONFIG") is None
+        made = start_horovod(member or (None if alone else _join(config)), config)
     elif config.strategy == "parameter_server":
         made = start_parameter_server(member or _join(config), config)
     else:
@@ -83,7 +87,8 @@ def _join(config: StrategyConfig) -> Member:
             f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
             "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
         )
-    return join_cluster(text, config)
+    offer = rendezvous.offer if config.strategy == "horovod" else None
+    return join_cluster(text, config, offer)
 
 
 def _counts(name: str | None) -> dict[str, Any]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdist import agreement, data
-from tfdist._tensorflow import CollectiveExtended, global_seed
+from tfdist import data
+from tfdist._tensorflow import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.strategies.base import StrategyMixin
+from tfdist.strategies.base import StrategyMixin, agree_on_seed
 
 
 class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -37,7 +35,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)
-        self._agree_on_seed()
+        agree_on_seed(self)
 
     @property
     def shard(self) -> data.Shard:
@@ -48,17 +46,6 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
             worker=extended._id_in_cluster,
             local=len(extended.worker_devices),
         )
-
-    def _agree_on_seed(self) -> None:
-        """Gives all workers the chief's seed, so that they shuffle alike.
-
-        A seed that the program has set already is kept.
-        """
-        own = global_seed()
-        seeds = agreement.all_gather_json(self, own, "the seeds at the start")
-        if any(seed is None for seed in seeds):
-            drawn = secrets.randbelow(2**32)
-            keras.utils.set_random_seed(agreement.from_chief(self, drawn, "the chief's seed"))
 
 
 def resolver_for(cluster: ClusterSpec, task: Task, gpus: int) -> Any:

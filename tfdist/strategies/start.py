@@ -11,9 +11,12 @@ from tfdist._tensorflow import global_seed
 from tfdist.config import StrategyConfig
 from tfdist.deadline import hard_deadline
 from tfdist.errors import ConfigError, StartError
+from tfdist.horovod import library, rendezvous
+from tfdist.horovod.gradients import GradientSum
 from tfdist.joining import Member
 from tfdist.servers.cluster import UpdateRule
-from tfdist.strategies.devices import communication_for, prepare_devices
+from tfdist.strategies.devices import communication_for, prepare_devices, prepare_one_of
+from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker, resolver_for
 from tfdist.strategies.parameter_server import ParameterServer
 
@@ -50,6 +53,32 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
             raise
 
 
+def start_horovod(member: Member | None, config: StrategyConfig) -> Horovod:
+    """Initialises Horovod and makes the strategy of a process that trains with it.
+
+    Args:
+        member: the task that has joined its cluster; None where `horovodrun` has set the ranks.
+        config: the configuration, the same for all processes.
+
+    Raises:
+        ConfigError: if Horovod is missing, or was built for another TensorFlow; or if an option
+            conflicts with the environment.
+    """
+    hvd = library.load()
+    cluster, task, offered = (member.cluster, member.task, member.offer) if member else (None,) * 3
+    rendezvous.prepare(config, cluster, task, offered or {})
+    if member is not None and global_seed() is None:
+        keras.utils.set_random_seed(member.seed)
+    with _connecting(member, config):
+        hvd.init()
+    device = prepare_one_of(hvd.local_rank(), hvd.local_size())
+    groups = config.groups or 1
+    gradients = GradientSum(
+        compression=config.compression, reduction=config.reduction, groups=groups
+    )
+    return Horovod(device, gradients)
+
+
 def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterServer:
     """Makes the strategy of a chief whose workers and servers have joined.
 
@@ -78,13 +107,25 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
         )
 
 
-def _connecting(member: Member, config: StrategyConfig) -> contextlib.AbstractContextManager[None]:
-    """Ends the process, with a message, if TensorFlow does not connect in time."""
-    task, seconds = member.task, config.start_timeout
+def _connecting(
+    member: Member | None, config: StrategyConfig
+) -> contextlib.AbstractContextManager[None]:
+    """Ends the process, with a message, if TensorFlow or Horovod does not connect in time."""
+    seconds, library_name = config.start_timeout, "TensorFlow"
+    if config.strategy == "horovod":
+        library_name = "Horovod"
+    if member is None:
+        message = (
+            f"This process gave up after {seconds:.0f} s: Horovod did not connect to the other "
+            "ranks that horovodrun has started. One of them ended, or no network interface "
+            "reaches them: name one in HOROVOD_GLOO_IFACE."
+        )
+        return hard_deadline(seconds, message, StartError.exit_status)
+    task = member.task
     peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
     message = (
-        f"{task} gave up after {seconds:.0f} s: all tasks had joined, but TensorFlow did not "
-        f"connect to {peers}. One of them ended meanwhile, or a firewall closes the port to gRPC."
+        f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library_name} did not "
+        f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."
     )
     return hard_deadline(seconds, message, StartError.exit_status)
 

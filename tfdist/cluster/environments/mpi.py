@@ -1,0 +1,122 @@
+"""A process that `mpirun` has started: its rank, and how it learns where the others are.
+
+The launchers say in the environment who a process is, each under names of its own, but not where
+the others are. MPI itself is used once to tell, and ended before anything else starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.cluster.addresses import Address
+from tfdist.cluster.ports import HeldPorts
+from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.errors import ConfigError
+
+__all__ = ["MpiRank", "detect", "gathered"]
+
+#: The variables of rank and size: Open MPI, then MPICH, Intel MPI and others that use Hydra.
+_VARIABLES = {
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MPICH (PMI)": ("PMI_RANK", "PMI_SIZE"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MpiRank:
+    """What the launcher says of this process.
+
+    Attributes:
+        launcher: which MPI it is, for messages.
+        rank: this process's number.
+        size: the number of processes.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+
+
+def detect(environ: Mapping[str, str]) -> MpiRank | None:
+    """The rank that an MPI launcher has given this process, or None.
+
+    Raises:
+        ConfigError: if the variables are no numbers.
+    """
+    for launcher, (rank, size) in _VARIABLES.items():
+        if rank in environ and size in environ:
+            try:
+                return MpiRank(launcher, int(environ[rank]), int(environ[size]))
+            except ValueError:
+                raise ConfigError(
+                    f"{rank}={environ[rank]!r} and {size}={environ[size]!r}, which {launcher} sets "
+                    "for its processes, are no whole numbers. Unset them, or start with mpirun."
+                ) from None
+    return None
+
+
+@contextlib.contextmanager
+def gathered(found: MpiRank) -> Iterator[tuple[ClusterSpec, Task]]:
+    """All processes of the launcher as a cluster of workers; this one's port is held within.
+
+    Every process must call it: they wait for each other in MPI.
+
+    Args:
+        found: this process's rank.
+
+    Raises:
+        ConfigError: if mpi4py or the MPI library cannot be loaded, or does not agree.
+    """
+    mpi = _mpi()
+    with HeldPorts(1) as held:
+        if not mpi.Is_initialized():
+            mpi.Init()
+        world = mpi.COMM_WORLD
+        rank, size = world.Get_rank(), world.Get_size()
+        own = (_host(), held.ports[0])
+        everyone = world.allgather(own) if size > 1 else [own]
+        mpi.Finalize()
+        if (rank, size) != (found.rank, found.size):
+            raise ConfigError(
+                f"{found.launcher} says that this is rank {found.rank} of {found.size}, but the "
+                f"MPI library of mpi4py takes it for rank {rank} of {size}. They belong to "
+                "different installations of MPI: start with the mpirun of that library, or name "
+                "the library of this mpirun in MPI4PY_LIBMPI."
+            )
+        alone = len({host for host, _ in everyone}) == 1
+        addresses = tuple(Address("127.0.0.1" if alone else host, port) for host, port in everyone)
+        yield ClusterSpec({"worker": addresses}), Task("worker", rank)
+
+
+def _mpi() -> Any:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigError(
+            f"mpirun has started this process, and mpi4py, by which it finds the others, cannot "
+            f"be loaded ({error}). Run: pip install mpi4py"
+        ) from error
+    except RuntimeError as error:
+        raise ConfigError(
+            f"mpirun has started this process, but mpi4py does not find the MPI library: {error} "
+            "Name it in MPI4PY_LIBMPI, such as /usr/lib/x86_64-linux-gnu/libmpi.so.40."
+        ) from error
+    return MPI
+
+
+def _host() -> str:
+    """This host's address as others reach it, or its name where that has none but loopback."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(name)
+        if not address.startswith("127."):
+            return address
+    return name

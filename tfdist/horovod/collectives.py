@@ -1,0 +1,214 @@
+"""Collectives between processes by Horovod, as a strategy needs them.
+
+Horovod knows a tensor by the name of its operation: the ranks' tensors of one name belong together,
+and a name may be under way once at a time. A name here says where in the outermost function's graph
+the collective stands, so it is the same on all ranks, even where one has traced more functions than
+another. Ranks that are at different places of the program therefore meet with tensors of different
+shapes, which Horovod reports, instead of waiting for each other.
+
+Horovod's operations are not stateful, so TensorFlow would run those of one graph, and calls of one
+function, side by side, and leave out or fold what it can. A variable that each collective reads
+before and writes after keeps them in the order of the program.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Ring"]
+
+#: In what a tensor is added up where Horovod cannot do it in the tensor's own type.
+_ADDED_AS = {
+    tf.bfloat16: tf.float32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+#: In what the bits of a tensor travel where Horovod does not know the tensor's type.
+_CARRIED_AS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+}
+
+
+class Ring:
+    """The processes of a Horovod job.
+
+    Args:
+        hvd: the module `horovod.tensorflow`.
+
+    Raises:
+        ValueError: if Horovod has not been initialised.
+
+    Attributes:
+        rank: this process's number.
+        size: the number of processes.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        if not hvd.is_initialized():
+            raise ValueError(
+                "Horovod has not been initialised, so this process does not know its rank. Make "
+                "the strategy by tfdist.strategy('horovod'), or call hvd.init() before."
+            )
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self._names = _Names()
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._order = tf.Variable(0.0, trainable=False, name="tfdist_order")
+
+    def sum(self, tensors: Sequence[Any], groups: int = 1) -> list[Any]:
+        """Adds up tensors over the processes.
+
+        Args:
+            tensors: dense tensors, of the same shapes and types in all processes.
+            groups: in how many groups they travel, each as soon as all its tensors are there.
+
+        Returns:
+            The sums, in the order of `tensors`.
+        """
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
+
+        def launch(name: str) -> list[Any]:
+            sums: list[Any] = [None] * len(carried)
+            for number, places in enumerate(_grouped(carried, groups)):
+                reduced = self._hvd.grouped_allreduce(
+                    [_not_folded(carried[i]) for i in places],
+                    name=f"{name}.{number}",
+                    op=self._hvd.Sum,
+                    ignore_name_scope=True,
+                )
+                for i, value in zip(places, reduced, strict=True):
+                    sums[i] = value
+            return sums
+
+        sums = self._in_order("sum", launch)
+        return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenates the processes' tensors along the first axis, in the order of their ranks.
+
+        Args:
+            tensor: of shape `(n, ...)`; `n` may differ between processes.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        bits = _not_folded(_as_bits(tensor))
+
+        def launch(name: str) -> list[Any]:
+            return [self._hvd.allgather(bits, name=name, ignore_name_scope=True)]
+
+        return _from_bits(self._in_order("gather", launch)[0], tensor.dtype)
+
+    def all_to_all(self, tensor: Any, splits: Any) -> Any:
+        """Sends a part of a tensor to each process.
+
+        Args:
+            tensor: of shape `(n, ...)`.
+            splits: rows for each process, which add up to `n`; a list of ints or an int32 tensor.
+
+        Returns:
+            The rows that all processes sent here, in the order of their ranks.
+        """
+        tensor = tf.convert_to_tensor(tensor)
+        bits = _not_folded(_as_bits(tensor))
+
+        def launch(name: str) -> list[Any]:
+            return [self._hvd.alltoall(bits, splits, name=name, ignore_name_scope=True)[0]]
+
+        return _from_bits(self._in_order("alltoall", launch)[0], tensor.dtype)
+
+    def broadcast(self, tensor: Any) -> Any:
+        """The tensor of rank 0.
+
+        Args:
+            tensor: of the same shape and type in all processes.
+        """
+        if self.size == 1:
+            return tensor
+        tensor = tf.convert_to_tensor(tensor)
+        bits = _not_folded(_as_bits(tensor))
+
+        def launch(name: str) -> list[Any]:
+            return [self._hvd.broadcast(bits, 0, name=name, ignore_name_scope=True)]
+
+        value = _from_bits(self._in_order("broadcast", launch)[0], tensor.dtype)
+        return tf.ensure_shape(value, tensor.shape)
+
+    def _in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
+        """Launches operations after those before and before those that follow."""
+        name = self._names.next(kind)
+        if tf.executing_eagerly():
+            return launch(name)
+        with tf.control_dependencies([self._order.read_value()]):
+            results = launch(name)
+        with tf.control_dependencies(results):
+            self._order.assign(0.0, read_value=False)
+        return results
+
+
+class _Names:
+    """Hands out names of operations."""
+
+    def __init__(self) -> None:
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def next(self, kind: str) -> str:
+        """The name for the next collective of the function that is being traced."""
+        if tf.executing_eagerly():
+            return f"tfdist.eager.{kind}"
+        graph = tf.compat.v1.get_default_graph()
+        while (
+            getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function
+        ):
+            graph = graph.outer_graph
+        with self._lock:
+            number = self._counts.get(graph, 0)
+            self._counts[graph] = number + 1
+        return f"tfdist.{number}.{kind}"
+
+
+def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
+    """Places of tensors that travel together: of one type, and about as large as other groups."""
+    by_type: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(i)
+    found = []
+    for places in by_type.values():
+        sizes = [tensors[i].shape.num_elements() or 1 for i in places]
+        bound, filled = sum(sizes) / groups, 0
+        parts: list[list[int]] = [[]]
+        for i, size in zip(places, sizes, strict=True):
+            if parts[-1] and filled + size / 2 > bound * len(parts):
+                parts.append([])
+            parts[-1].append(i)
+            filled += size
+        found += parts
+    return found
+
+
+def _not_folded(tensor: Any) -> Any:
+    """Keeps TensorFlow from computing a collective of a constant once, while it optimizes."""
+    if tf.executing_eagerly():
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+
+
+def _as_bits(tensor: Any) -> Any:
+    carrier = _CARRIED_AS.get(tensor.dtype)
+    return tensor if carrier is None else tf.bitcast(tensor, carrier)
+
+
+def _from_bits(bits: Any, dtype: Any) -> Any:
+    return bits if bits.dtype == dtype else tf.bitcast(bits, dtype)

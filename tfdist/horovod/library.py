@@ -1,0 +1,74 @@
+"""The installed Horovod: found, checked and imported, or an error that says how to get it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import ConfigError
+
+__all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem"]
+
+#: The one command that builds Horovod for the installed TensorFlow.
+BUILD_COMMAND = "tfdist build-horovod"
+
+
+def is_installed() -> bool:
+    """Whether a package named horovod can be imported."""
+    return importlib.util.find_spec("horovod") is not None
+
+
+def built_for() -> str | None:
+    """The version of TensorFlow that the installed Horovod was built against, or None."""
+    spec = importlib.util.find_spec("horovod")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        with contextlib.suppress(OSError, ValueError):
+            metadata = json.loads((Path(place) / "metadata.json").read_text())
+            return str(metadata["tensorflow"]) if "tensorflow" in metadata else None
+    return None
+
+
+def problem() -> str | None:
+    """What keeps Horovod from being used here, or None. Imports neither it nor TensorFlow."""
+    if not is_installed():
+        return (
+            "Horovod is not installed. PyPI has its source only, which does not compile against "
+            f"current TensorFlow as it is. Run: {BUILD_COMMAND}"
+        )
+    against, here = built_for(), importlib.metadata.version("tensorflow")
+    if against is None:
+        return f"The installed Horovod was built without TensorFlow. Run: {BUILD_COMMAND}"
+    if against != here:
+        return (
+            f"The installed Horovod was built for TensorFlow {against}, and this is TensorFlow "
+            f"{here}. Run: {BUILD_COMMAND}"
+        )
+    return None
+
+
+@functools.cache
+def load() -> Any:
+    """The module `horovod.tensorflow`.
+
+    Raises:
+        ConfigError: if Horovod is missing, or was built for another TensorFlow.
+    """
+    found = problem()
+    if found is not None:
+        raise ConfigError(found)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return importlib.import_module("horovod.tensorflow")
+    except Exception as error:  # A library that does not load raises TensorFlow's own errors.
+        raise ConfigError(
+            f"The installed Horovod cannot be loaded: {type(error).__name__}: {error}\n"
+            f"Build it again: {BUILD_COMMAND} --force"
+        ) from error

@@ -1,0 +1,141 @@
+"""The options of Horovod, what conflicts with them, and the variables that Horovod reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.errors import ConfigError
+
+__all__ = ["COMPRESSIONS", "REDUCTIONS", "check", "variables"]
+
+#: In what gradients are sent.
+COMPRESSIONS: dict[str, str] = {
+    "none": "as they are",
+    "fp16": "as float16, halved in size, added up in it by Horovod",
+    "bf16": "as bfloat16, halved in size, added up in float32",
+}
+
+#: How the replicas' gradients become one.
+REDUCTIONS: dict[str, str] = {
+    "mean": "their mean over the examples",
+    "adasum": "Adasum (arXiv:2006.02924), which adds orthogonal gradients and averages parallel "
+    "ones; 2, 4, 8, ... processes",
+}
+
+#: Options that only `horovod` has, with the values that they have elsewhere.
+_DEFAULTS: dict[str, Any] = {
+    "compression": "none",
+    "reduction": "mean",
+    "groups": None,
+    "fusion_mb": None,
+    "cycle_ms": None,
+    "hierarchical": False,
+    "autotune": False,
+    "timeline": None,
+    "stall_timeout": 600.0,
+}
+
+#: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
+#: is most of what a small all-reduce costs; see docs/horovod.md.
+DEFAULT_CYCLE_MS = 0.1
+
+#: Seconds after which Horovod names the ranks that a tensor waits for.
+_STALL_WARNING = 60
+
+
+def check(config: Any) -> None:
+    """Checks the options of a `StrategyConfig` that belong to Horovod.
+
+    Raises:
+        ConfigError: if a value is out of range or conflicts with another.
+    """
+    for name, choices in (("compression", COMPRESSIONS), ("reduction", REDUCTIONS)):
+        value = getattr(config, name)
+        if value not in choices:
+            raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
+    for name in ("fusion_mb", "cycle_ms", "stall_timeout"):
+        _check_not_negative(name, getattr(config, name))
+    if config.groups is not None and (not isinstance(config.groups, int) or config.groups < 1):
+        raise ConfigError(f"groups={config.groups!r} is not a whole number of 1 or more.")
+    if config.strategy not in ("horovod", "auto"):
+        _check_unused(config)
+        return
+    if config.strategy == "horovod" and (config.devices or 1) > 1:
+        raise ConfigError(
+            f"devices={config.devices} conflicts with strategy='horovod', which has one process "
+            "for each device. Leave devices out: -n counts the processes."
+        )
+    _check_adasum(config)
+
+
+def variables(config: Any) -> Mapping[str, str]:
+    """The environment variables by which Horovod is told of the options.
+
+    Args:
+        config: a `StrategyConfig` of strategy `horovod`.
+
+    Returns:
+        Those that an option gives, by name.
+    """
+    given: dict[str, str] = {}
+    if config.fusion_mb is not None:
+        given["HOROVOD_FUSION_THRESHOLD"] = str(int(config.fusion_mb * 2**20))
+    if config.cycle_ms is not None:
+        given["HOROVOD_CYCLE_TIME"] = str(config.cycle_ms)
+    if config.hierarchical:
+        given["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+    if config.autotune:
+        given["HOROVOD_AUTOTUNE"] = "1"
+    if config.timeline is not None:
+        given["HOROVOD_TIMELINE"] = str(config.timeline)
+    if config.stall_timeout != _DEFAULTS["stall_timeout"]:
+        given.update(_stall(config.stall_timeout))
+    return given
+
+
+def defaults() -> Mapping[str, str]:
+    """What tfdist sets where neither an option nor the user's environment does."""
+    return {
+        "HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS),
+        **_stall(_DEFAULTS["stall_timeout"]),
+    }
+
+
+def _stall(seconds: float) -> dict[str, str]:
+    """Horovod shuts down only at times after its warning, and 0 means never."""
+    whole = max(2, round(seconds))
+    return {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(_STALL_WARNING, whole // 2)),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(whole),
+    }
+
+
+def _check_unused(config: Any) -> None:
+    for name, default in _DEFAULTS.items():
+        value = getattr(config, name)
+        if value != default:
+            raise ConfigError(
+                f"{name}={value!r} conflicts with strategy={config.strategy!r}: it is an option "
+                f"of Horovod. Choose strategy='horovod', or leave {name} out."
+            )
+
+
+def _check_adasum(config: Any) -> None:
+    if config.reduction == "adasum" and config.processes & (config.processes - 1):
+        raise ConfigError(
+            f"reduction='adasum' combines gradients in pairs, and processes={config.processes} is "
+            "no power of two. Start 2, 4, 8, ... processes, or choose reduction='mean'."
+        )
+    if config.reduction == "adasum" and config.compression != "none":
+        raise ConfigError(
+            f"compression={config.compression!r} conflicts with reduction='adasum'. Leave one of "
+            "them out."
+        )
+
+
+def _check_not_negative(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name}={value!r} is not a number of 0 or more.")

@@ -1,0 +1,50 @@
+"""Several processes, on Horovod's collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import data
+from tfdist._tensorflow import RingExtended
+from tfdist.horovod import library
+from tfdist.horovod.collectives import Ring
+from tfdist.horovod.gradients import GradientSum
+from tfdist.strategies.base import StrategyMixin, agree_on_seed
+
+
+class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """One replica in each of several processes, trained synchronously by Horovod's ring all-reduce.
+
+    Variables get rank 0's initial values, gradients are summed by grouped all-reduces, and what is
+    gathered goes by all-gather. Horovod must have been initialised: `tfdist.strategy` does it, with
+    a bounded start. Horovod's own functions (`tfdist.horovod`) can be called besides.
+
+    Args:
+        device: this process's device, such as `"GPU:0"`.
+        gradients: how gradients are exchanged; by default summed as they are, in one group.
+
+    Raises:
+        ConfigError: if Horovod is missing, or was built for another TensorFlow.
+        ValueError: if Horovod has not been initialised.
+    """
+
+    name = "horovod"
+
+    def __init__(self, device: str = "CPU:0", gradients: GradientSum | None = None) -> None:
+        self._ring = Ring(library.load())
+        self._gradients = gradients or GradientSum()
+        # Keras gathers predictions where it sees this class of strategy; see `_multi_worker_concat`.
+        tf.distribute.Strategy.__init__(self, RingExtended(self, device, self._ring))
+        agree_on_seed(self)
+
+    @property
+    def shard(self) -> data.Shard:
+        """This process's part of the data."""
+        return data.Shard(workers=self._ring.size, worker=self._ring.rank, local=1)
+
+    def sum_gradients(self, values: Sequence[Any]) -> list[Any]:
+        """Sums gradients over the replicas; see `StrategyMixin.sum_gradients`."""
+        return self._gradients(self._ring, values)
