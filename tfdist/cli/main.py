@@ -1,4 +1,4 @@
-"""The command line: `tfdist run`, `tfdist doctor`, `tfdist verify`."""
+"""The command line: `tfdist run`, `doctor`, `verify` and `build-horovod`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.doctor import doctor
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
@@ -60,6 +61,7 @@ def tfdist(
 # Everything after SCRIPT is the script's, even what looks like an option of tfdist.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
+app.command()(build_horovod)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist import environment
+from tfdist.cli.hints import explain
 from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
 from tfdist.config import StrategyConfig
@@ -85,12 +86,10 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
     try:
         with strategy.scope():
             runpy.run_path(script, run_name="__main__")
-    except RuntimeError as error:
-        if "tf.distribute.Strategy" in str(error) and "different" in str(error):
-            error.add_note(
-                "tfdist: the script makes a strategy of its own inside the one that tfdist made. "
-                "Take tfdist's, `strategy = tfdist.strategy()`, or run it with --env-only."
-            )
+    except Exception as error:
+        hint = explain(error)
+        if hint is not None:
+            error.add_note(f"tfdist: {hint}")
         raise
     except SystemExit as end:
         if end.code not in (None, 0):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import environment
+from tfdist.cluster.environments import mpi
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
@@ -80,15 +82,20 @@ def active() -> Any:
 
 
 def _join(config: StrategyConfig) -> Member:
-    text = environment.read("TF_CONFIG")
-    if text is None:
-        raise ConfigError(
-            f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
-            f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
-            "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
-        )
     offer = rendezvous.offer if config.strategy == "horovod" else None
-    return join_cluster(text, config, offer)
+    text = environment.read("TF_CONFIG")
+    if text is not None:
+        return join_cluster(text, config, offer)
+    started = mpi.detect(environment.snapshot())
+    if started is not None and config.strategy != "parameter_server":
+        config = dataclasses.replace(config, processes=started.size)
+        with mpi.gathered(started) as (cluster, task):
+            return join_cluster(cluster.tf_config(task), config, offer)
+    raise ConfigError(
+        f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
+        f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
+        "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
+    )
 
 
 def _counts(name: str | None) -> dict[str, Any]:

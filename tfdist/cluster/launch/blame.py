@@ -31,7 +31,7 @@ _LINES_SEARCHED = 60
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 
-#: What TensorFlow, gRPC and tfdist's own start say when it is another task that has gone.
+#: What TensorFlow, gRPC, Horovod and tfdist's own start say when it is another task that has gone.
 _PEER = re.compile(
     r"""
     \bUnavailableError\b | \bUNAVAILABLE\b
@@ -40,10 +40,15 @@ _PEER = re.compile(
     | Connection\ (?:reset|refused) | Socket\ closed | failed\ to\ connect\ to\ all\ addresses
     | [Hh]eartbeat\ timeout | task\ is\ unhealthy | peer\ .*\ (?:died|unreachable|restarted)
     | The\ chief\ stopped\ the\ start
+    | Horovod\ has\ been\ shut\ down | Connection\ closed\ by\ peer
     | ^tfdist:\ chief\ .*\ (?:has\ gone|has\ failed)\b
     """,
     re.VERBOSE,
 )
+
+
+#: A rank that Horovod has given up waiting for.
+_MISSING = re.compile(r"^(\d+)!: \[")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +89,7 @@ def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
     starts = [number for number, line in enumerate(recent) if _EXCEPTION.match(line)]
     if not starts:
         return any(_PEER.search(line) for line in recent)
-    message = recent[starts[-1] : starts[-1] + LINES_SHOWN]
+    message = recent[starts[-1] :]
     if _EXCEPTION.match(recent[starts[-1]]) and not _from_tensorflow(recent[starts[-1]]):
         message = message[:1]
     return any(_PEER.search(line) for line in message)
@@ -161,6 +166,14 @@ def _how(ending: Ending) -> str:
 
 
 def _hint(ending: Ending) -> str:
+    missing = sorted({int(rank) for line in ending.lines for rank in _MISSING.findall(line)})
+    if missing:
+        ranks = ", ".join(map(str, missing))
+        return (
+            f"Horovod waited for rank {ranks}, which did not come to the same exchange of tensors. "
+            "Either it was busy for longer than --stall-timeout, or it is at another place of the "
+            "program: all ranks must run the same steps."
+        )
     if ending.returncode == -signal.SIGKILL and not ending.stopped:
         return (
             "tfdist did not send that signal. Often it is the kernel, because memory ran out: "

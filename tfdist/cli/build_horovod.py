@@ -1,0 +1,157 @@
+"""`tfdist build-horovod`: one command from the released source to a Horovod that works here."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from tfdist.errors import ConfigError
+from tfdist.horovod_build import Done, Order, Outcome, Progress, ensure
+from tfdist.horovod_build.choice import GPU_CHOICES, chosen
+from tfdist.horovod_build.source import VERSION
+
+_GPU_HELP = "; ".join(f"{name}: {what}" for name, what in GPU_CHOICES.items()) + "."
+
+
+def build_horovod(
+    force: Annotated[
+        bool, typer.Option("--force", help="Build it anew, whatever is there.")
+    ] = False,
+    mpi: Annotated[
+        bool, typer.Option("--mpi/--no-mpi", help="Also with MPI, which needs mpicxx.")
+    ] = False,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help=_GPU_HELP)] = "auto",
+    wheel_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write the wheel there and install nothing."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+) -> None:
+    """Build Horovod for the installed TensorFlow, test it and install it.
+
+    Only strategy horovod needs it. PyPI has Horovod's source, which does not compile against
+    current TensorFlow as it is; this leaves out the one file that is in the way. It takes some
+    minutes the first time. The wheel is kept, so the next environment takes seconds, and where
+    Horovod is there already nothing is done.
+
+    Needs pip and a C++ compiler. CMake is got by pip where it is missing. The test is an all-reduce
+    of two processes over Gloo.
+
+    Example: tfdist build-horovod
+
+    Exit status: 0 if Horovod is there, 1 if a step failed, 2 if something is missing; 130 after
+    Ctrl-C.
+    """
+    if gpu not in GPU_CHOICES:
+        raise ConfigError(f"--gpu {gpu!r} is not one of {', '.join(GPU_CHOICES)}.")
+    if wheel_dir is not None and wheel_dir.exists() and not wheel_dir.is_dir():
+        raise ConfigError(f"--wheel-dir {str(wheel_dir)!r} is not a directory. Name a directory.")
+    with _shown(quiet) as progress:
+        outcome = ensure(Order(chosen(mpi, gpu), force, wheel_dir), progress)
+    if not quiet:
+        print(_summary(outcome, wheel_dir))
+
+
+def _summary(outcome: Outcome, wheel_dir: Path | None) -> str:
+    what = (
+        f"Horovod {VERSION} for TensorFlow {outcome.tensorflow}, with "
+        f"{', '.join(outcome.operations)},"
+    )
+    if outcome.done is Done.NOTHING:
+        return f"{what} {outcome.done.value}. --force builds it anew."
+    took = f"({_time(outcome.seconds)})"
+    if wheel_dir is not None:
+        return f"{what} is tested {took} and written: {outcome.wheel}"
+    return f"{what} {outcome.done.value} {took}. The wheel is kept: {outcome.wheel}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+@contextlib.contextmanager
+def _shown(quiet: bool) -> Iterator[Progress]:
+    """Shows progress as the place allows: bars on a terminal, lines elsewhere."""
+    console = Console(stderr=True)
+    if quiet:
+        yield _Nothing()
+    elif not console.is_terminal:
+        yield _Lines()
+    else:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+        )
+        with Bars(*columns, console=console, transient=True) as bars:
+            yield _Terminal(bars)
+
+
+class _Nothing:
+    """Shows notes only."""
+
+    def phase(self, text: str) -> None:
+        """See `Progress`."""
+
+    def fraction(self, done: float) -> None:
+        """See `Progress`."""
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        _say(text)
+
+
+class _Lines:
+    """A line for each phase, and one for each quarter of it."""
+
+    def __init__(self) -> None:
+        self._began, self._text, self._quarter = time.monotonic(), "", 0
+
+    def phase(self, text: str) -> None:
+        """See `Progress`."""
+        self._text, self._quarter = text, 0
+        self.note(f"{text} …")
+
+    def fraction(self, done: float) -> None:
+        """See `Progress`."""
+        if int(done * 4) > self._quarter:
+            self._quarter = int(done * 4)
+            self.note(f"{self._text}: {25 * self._quarter} %")
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        _say(f"[{_time(time.monotonic() - self._began)}] {text}")
+
+
+class _Terminal:
+    """One line that changes: the phase, a bar, and the time since the start."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars, self._task = bars, bars.add_task("", total=None)
+
+    def phase(self, text: str) -> None:
+        """See `Progress`."""
+        self._bars.update(self._task, description=text, total=None, completed=0)
+
+    def fraction(self, done: float) -> None:
+        """See `Progress`."""
+        self._bars.update(self._task, total=1.0, completed=done)
+
+    def note(self, text: str) -> None:
+        """See `Progress`."""
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+def _say(text: str) -> None:
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)

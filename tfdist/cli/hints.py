@@ -1,0 +1,34 @@
+"""What errors of TensorFlow and Horovod mean for a script that runs under a strategy."""
+
+from __future__ import annotations
+
+__all__ = ["explain"]
+
+#: Parts of a message, all of which it must contain, and what to do.
+_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("tf.distribute.Strategy", "different"),
+        "the script makes a strategy of its own inside the one that tfdist made. Take tfdist's, "
+        "`strategy = tfdist.strategy()`, or run it with --env-only.",
+    ),
+    (
+        ("Horovod has been shut down",),
+        "another rank has ended, or a rank did not come to this exchange before --stall-timeout. "
+        "The launcher names it; its own log says why.",
+    ),
+    (
+        ("Mismatched", "One rank"),
+        "the ranks met with different tensors: they are at different places of the program, or "
+        "their models differ. All ranks must run the same steps on models of the same shape; what "
+        "only one does must not compute with the strategy.",
+    ),
+)
+
+
+def explain(error: BaseException) -> str | None:
+    """A hint for the user where an error's message is one of those known, or None."""
+    text = str(error)
+    for parts, hint in _HINTS:
+        if all(part in text for part in parts):
+            return hint
+    return None
