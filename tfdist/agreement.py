@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 
-__all__ = ["all_gather_json", "barrier", "from_chief", "on_chief", "together", "worker_count"]
+__all__ = ["all_gather_json", "barrier", "from_chief", "on_chief", "rank", "together", "worker_count"]
 
 #: Bytes of a message that travel with its length.
 _HEAD = 255
@@ -39,6 +39,12 @@ def worker_count(strategy: Any) -> int:
     """Number of processes that train together; 1 for a strategy that is not tfdist's."""
     shard = getattr(strategy, "shard", None)
     return 1 if shard is None else int(shard.workers)
+
+
+def rank(strategy: Any) -> int:
+    """This process's number among those that train together; 0 for a strategy not tfdist's."""
+    shard = getattr(strategy, "shard", None)
+    return 0 if shard is None else int(shard.worker)
 
 
 def barrier(strategy: Any, name: str) -> None:

@@ -13,6 +13,7 @@ VARIABLES: dict[str, str] = {
     "TF_CONFIG": "The cluster and this task's place in it, as JSON (TensorFlow's own variable).",
     "TFDIST_CONFIG": "The job's strategy configuration, as JSON; set by `tfdist run`.",
     "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
+    "TFDIST_ELASTIC": "The directory in which the tasks of an elastic job leave their state.",
     "TFDIST_SEED": "The seed that every task of the job gives to Python, NumPy and TensorFlow.",
     "TFDIST_RESULT": "A file to which a task of `tfdist verify` writes what it observed.",
     "TFDIST_VERIFY_STEPS": "How many training steps a task of `tfdist verify` observes.",

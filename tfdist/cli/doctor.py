@@ -27,6 +27,7 @@ class _Strategy(enum.StrEnum):
     SINGLE = "single"
     MIRRORED = "mirrored"
     MULTI_WORKER = "multi_worker"
+    HOROVOD = "horovod"
     PARAMETER_SERVER = "parameter_server"
 
 
@@ -43,7 +44,7 @@ def doctor(
     ] = None,
     strategy: Annotated[
         _Strategy | None,
-        typer.Option("--strategy", help="The tf.distribute strategy that the script will use."),
+        typer.Option("--strategy", help="The strategy that the script will use."),
     ] = None,
     elsewhere: Annotated[
         bool,

@@ -17,6 +17,9 @@ _SERVERS: dict[str, Any] = {"rich_help_panel": "Options of parameter_server"}
 #: Where the help shows the options of `horovod`.
 _HOROVOD: dict[str, Any] = {"rich_help_panel": "Options of horovod"}
 
+#: Where the help shows the options of elastic jobs.
+_ELASTIC: dict[str, Any] = {"rich_help_panel": "Elastic jobs (horovod, multi_worker)"}
+
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
 
 Args = Annotated[
@@ -235,6 +238,34 @@ MaxRestarts = Annotated[
         help="How often a failed job, or a worker that died, is started again. The script resumes "
         "by its own checkpoints.",
     ),
+]
+
+MinNp = Annotated[
+    int | None,
+    typer.Option(
+        "--min-np", help="Fewest processes; below, the job waits.", show_default="1", **_ELASTIC
+    ),
+]
+
+MaxNp = Annotated[
+    int | None,
+    typer.Option(
+        "--max-np",
+        help="Most processes. A lost one is replaced, or the others go on: `fit` resumes at its "
+        "step.",
+        **_ELASTIC,
+    ),
+]
+
+HostDiscoveryScript = Annotated[
+    Path | None,
+    typer.Option(
+        help="A program that prints how many processes may run now, as localhost:4.", **_ELASTIC
+    ),
+]
+
+ElasticTimeout = Annotated[
+    float, typer.Option(min=0, help="Seconds to wait for --min-np processes.", **_ELASTIC)
 ]
 
 EveryTask = Annotated[

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tfdist.cli import logs, options, planning, show
+from tfdist.cli import elastic, logs, options, planning, show
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan
 from tfdist.cluster.launch.spawn import Terminal
@@ -47,6 +47,10 @@ def run(
     seed: options.Seed = None,
     start_timeout: options.StartTimeout = None,
     max_restarts: options.MaxRestarts = 0,
+    min_np: options.MinNp = None,
+    max_np: options.MaxNp = None,
+    host_discovery_script: options.HostDiscoveryScript = None,
+    elastic_timeout: options.ElasticTimeout = 600.0,
     grace: options.Grace = supervise.DEFAULT_GRACE,
     log_dir: options.LogDir = None,
     dry_run: options.DryRun = False,
@@ -68,7 +72,11 @@ def run(
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
     _check_script(script)
-    with planning.planned(_request(context.params)) as job:
+    request = _request(context.params)
+    bounds = elastic.Bounds(min_np, max_np, host_discovery_script, elastic_timeout)
+    if bounds.given and not dry_run:
+        raise typer.Exit(_told(elastic.supervise(request, bounds, grace)))
+    with planning.planned(request) as job:
         if dry_run:
             print(show.commands(job.plan))
             return
@@ -98,6 +106,11 @@ def _supervise(plan: JobPlan, grace: float) -> int:
         complain=show.note,
         notify=show.note,
     )
+    return _told(outcome)
+
+
+def _told(outcome: supervise.Outcome) -> int:
+    """Tells the user how the job ended; returns the exit status."""
     if outcome.message:
         show.note(outcome.message, new_line=outcome.midline)
     return outcome.status

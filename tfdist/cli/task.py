@@ -16,6 +16,8 @@ from tfdist import environment
 from tfdist.cli.hints import explain
 from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
+from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace
+from tfdist.cluster.launch import blame
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.horovod import rendezvous
@@ -80,13 +82,16 @@ def _recording() -> Any:
 
 
 def _run_script(strategy: Any, argv: Sequence[str]) -> int:
-    script = argv[0]
+    script, place = argv[0], None
     sys.argv = list(argv)
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         with strategy.scope():
+            place = _elastic_place()
             runpy.run_path(script, run_name="__main__")
     except Exception as error:
+        if place is not None and blame.names_a_lost_peer(str(error)):
+            return _left_for_others()
         hint = explain(error)
         if hint is not None:
             error.add_note(f"tfdist: {hint}")
@@ -99,6 +104,24 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
             return 1
     _leave_together(strategy)
     return 0
+
+
+def _elastic_place() -> str | None:
+    """Where an elastic job leaves its state; `fit` is then one that can be taken up again."""
+    path = environment.read("TFDIST_ELASTIC")
+    if path is not None:
+        from tfdist.keras import elastic
+
+        elastic.begin(ElasticPlace(Path(path)))
+    return path
+
+
+def _left_for_others() -> int:
+    from tfdist.keras import elastic
+
+    kept = elastic.leave_state()
+    print(f"tfdist: another task is lost; {kept}", file=sys.stderr, flush=True)
+    return RESUME_STATUS
 
 
 def _leave_together(strategy: Any) -> None:

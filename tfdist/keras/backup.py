@@ -274,17 +274,25 @@ def _current_iterator() -> Any:
 
 
 def _skip_done(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Reads past the batches of an interrupted epoch that the backup has seen."""
+    """Reads past the epochs and the batches of an interrupted one that have been seen."""
 
     @functools.wraps(original)
     def enumerate_iterator(self: Any) -> Iterator[Any]:
+        for _ in range(self.__dict__.pop("_tfdist_replay", 0)):
+            with self.catch_stop_iteration():
+                for _, _, batches in original(self):
+                    _read_past(batches, self.steps_per_execution)
         skip = self.__dict__.pop("_tfdist_skip", 0)
         for begin, end, batches in original(self):
             if end < skip:
                 with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-                    for _ in range(self.steps_per_execution):
-                        next(batches)
+                    _read_past(batches, self.steps_per_execution)
                 continue
             yield begin, end, batches
 
     return enumerate_iterator
+
+
+def _read_past(batches: Any, count: int) -> None:
+    for _ in range(count):
+        next(batches)

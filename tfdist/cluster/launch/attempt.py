@@ -107,13 +107,23 @@ class Attempt:
         requests: the signals that ask to stop.
         screen: where the job shows itself.
         restarts: how often a spare task may still be started again.
+        again: where the job is started again, the line that the logs are continued with.
+        watch: called often while the job runs.
 
     Attributes:
         early: the spare task that failed before the job had begun, if one did.
     """
 
     def __init__(
-        self, plan: JobPlan, guard: Guard, requests: Requests, screen: Screen, restarts: Restarts
+        self,
+        plan: JobPlan,
+        guard: Guard,
+        requests: Requests,
+        screen: Screen,
+        restarts: Restarts,
+        *,
+        again: str = "",
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
         self.early: Task | None = None
         self._plan = plan
@@ -121,6 +131,8 @@ class Attempt:
         self._requests = requests
         self._screen = screen
         self._restarts = restarts
+        self._again = again
+        self._watch = watch
         self._pump = Pump()
         self._tasks: list[RunningTask] = []
         self._ended: list[RunningTask] = []
@@ -144,11 +156,10 @@ class Attempt:
         Raises:
             TfdistError: if a process cannot be started. Those already started are ended.
         """
-        again = f"tfdist: the job is started again ({self._restarts})" * bool(self._restarts.used)
         by_themselves = 0
         try:
             for each in self._plan.tasks:
-                self._tasks.append(self._spawn(each, again))
+                self._tasks.append(self._spawn(each, self._again))
             with _window_changes(self._tasks):
                 self._wait()
         finally:
@@ -190,8 +201,10 @@ class Attempt:
             if failed:
                 now = time.monotonic()
                 first_failure = now if first_failure is None else first_failure
-                if len(self._ended) == len(self._tasks) or now - first_failure > _settling(failed):
+                settle = _settling(failed) if self._plan.settle is None else self._plan.settle
+                if len(self._ended) == len(self._tasks) or now - first_failure > settle:
                     return
+            self._watch()
             time.sleep(_POLL)
 
     def _is_done(self, ended: Sequence[RunningTask]) -> bool:

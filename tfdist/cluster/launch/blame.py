@@ -21,6 +21,7 @@ __all__ = [
     "exit_status",
     "headline",
     "is_consequence",
+    "names_a_lost_peer",
     "root_cause",
 ]
 
@@ -75,6 +76,11 @@ class Ending:
 def exit_status(returncode: int) -> int:
     """The status a shell would show: 128 + n for signal n."""
     return returncode if returncode >= 0 else 128 - returncode
+
+
+def names_a_lost_peer(message: str) -> bool:
+    """Whether an error's message says that another task has gone."""
+    return any(_PEER.search(line) for line in message.splitlines())
 
 
 def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:

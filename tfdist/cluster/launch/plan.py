@@ -165,6 +165,8 @@ class JobPlan:
             place, or else the whole job.
         begins_at: where TensorFlow listens as soon as the job has begun. A spare task that fails
             before ends the job: the others wait for it. None where that makes no difference.
+        settle: seconds that the others have to end by themselves after the first has failed. None
+            means as many as it takes to tell the cause from its consequences.
     """
 
     tasks: tuple[TaskPlan, ...]
@@ -173,6 +175,7 @@ class JobPlan:
     log_dir: Path
     max_restarts: int = 0
     begins_at: Address | None = None
+    settle: float | None = None
 
 
 def local_cluster(ports: Sequence[int], *, chief: bool = False, ps: int = 0) -> ClusterSpec:

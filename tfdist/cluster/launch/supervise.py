@@ -10,7 +10,7 @@ from tfdist.cluster.launch.attempt import Attempt, Requests, Restarts, Screen, s
 from tfdist.cluster.launch.plan import SERVER_MODULE, JobPlan
 from tfdist.cluster.launch.spawn import Guard, Terminal
 
-__all__ = ["DEFAULT_GRACE", "Outcome", "run"]
+__all__ = ["DEFAULT_GRACE", "Outcome", "outcome_of", "run"]
 
 #: Seconds that a task gets between TERM and KILL when another has failed.
 DEFAULT_GRACE = 5.0
@@ -62,13 +62,14 @@ def run(
     screen, restarts = Screen(terminal, complain, notify), Restarts(plan.max_restarts)
     with stop_requests() as requests, Guard() as guard:
         while True:
-            attempt = Attempt(plan, guard, requests, screen, restarts)
+            again = f"tfdist: the job is started again ({restarts})" * bool(restarts.used)
+            attempt = Attempt(plan, guard, requests, screen, restarts, again=again)
             endings = attempt.run(grace)
             root = blame.root_cause(endings)
             if root is None or not _starts_again(root, requests, restarts):
                 break
             notify(_again(plan, root, restarts), attempt.midline)
-    outcome = _outcome(root, endings, attempt.borne(), requests)
+    outcome = outcome_of(root, endings, attempt.borne(), requests)
     message = outcome.message
     if root is not None and root.task == attempt.early:
         message += (
@@ -91,12 +92,20 @@ def _again(plan: JobPlan, root: blame.Ending, restarts: Restarts) -> str:
     return f"{blame.headline(root)}; starting {what} again ({restarts}).{script}{log}"
 
 
-def _outcome(
+def outcome_of(
     root: blame.Ending | None,
     endings: Sequence[blame.Ending],
     borne: Sequence[blame.Ending],
     requests: Requests,
 ) -> Outcome:
+    """How a job ended, for the user.
+
+    Args:
+        root: the task to blame, or None.
+        endings: all tasks of the last attempt.
+        borne: the tasks whose loss did not end the job.
+        requests: the signals that asked to stop.
+    """
     if root is not None:
         status = 1 if root.stopped else blame.exit_status(root.returncode)
         earlier = [f"Earlier, {blame.headline(each)}." for each in borne]

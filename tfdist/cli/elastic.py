@@ -1,0 +1,148 @@
+"""`tfdist run --min-np A --max-np B`: jobs whose number of processes may change."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist.cli import logs, planning, show
+from tfdist.cluster.elastic import ElasticPlace
+from tfdist.cluster.launch import elastic
+from tfdist.cluster.launch.attempt import Screen
+from tfdist.cluster.launch.discovery import Discovery
+from tfdist.cluster.launch.plan import JobPlan
+from tfdist.cluster.launch.spawn import Terminal
+from tfdist.cluster.launch.supervise import Outcome
+from tfdist.errors import ConfigError
+
+__all__ = ["Bounds", "supervise"]
+
+#: Strategies whose replicas all hold the whole state.
+_ELASTIC = ("horovod", "multi_worker")
+
+#: How often a job that lost a task is started again, unless --max-restarts says it.
+_RESTARTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What the command line says of the number of processes.
+
+    Attributes:
+        least: `--min-np`.
+        most: `--max-np`.
+        script: `--host-discovery-script`.
+        timeout: `--elastic-timeout`, in seconds.
+    """
+
+    least: int | None
+    most: int | None
+    script: Path | None
+    timeout: float
+
+    @property
+    def given(self) -> bool:
+        """Whether the job is elastic."""
+        return any(value is not None for value in (self.least, self.most, self.script))
+
+
+def supervise(request: planning.Request, bounds: Bounds, grace: float) -> Outcome:
+    """Runs an elastic job to its end.
+
+    Args:
+        request: what the command line asks for.
+        bounds: the number of processes.
+        grace: seconds between TERM and KILL.
+
+    Raises:
+        ConfigError: if the options contradict each other.
+        StartError: if there are too few slots for too long.
+    """
+    least, most = _range(request, bounds)
+    seed = request.given.get("seed")
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    chosen = request.log_dir is not None
+    place = request.log_dir or logs.default_place()
+    states = ElasticPlace((place / "elastic").absolute())
+    shown = False
+
+    @contextlib.contextmanager
+    def make(count: int) -> Iterator[JobPlan]:
+        nonlocal shown
+        given = {**request.given, "processes": count, "seed": seed}
+        with planning.planned(dataclasses.replace(request, given=given, log_dir=place)) as job:
+            _check_strategy(job)
+            plan = logs.prepare(_leaving_states(job.plan, states), chosen=chosen)
+            if not shown:
+                shown = True
+                show.table(plan, job.resolved, job.seed, job.gpus)
+            yield plan
+
+    with contextlib.ExitStack() as stack:
+        discovery = None
+        if bounds.script is not None:
+            discovery = stack.enter_context(Discovery(_runnable(bounds.script)))
+        world = elastic.World(
+            least=least,
+            most=most,
+            slots=lambda: most if discovery is None else discovery.slots,
+            news=lambda: None if discovery is None else discovery.news(),
+            timeout=bounds.timeout,
+            place=states,
+            max_restarts=request.max_restarts or _RESTARTS,
+        )
+        screen = Screen(Terminal(), show.note, show.note)
+        return elastic.run(make, world, grace=grace, screen=screen)
+
+
+def _range(request: planning.Request, bounds: Bounds) -> tuple[int, int]:
+    if request.env_only or request.every_task:
+        raise ConfigError(
+            "--min-np and --max-np need `fit` to keep its state, which tfdist sees to in scripts "
+            "that it runs under a strategy. Leave out --env-only and --every-task."
+        )
+    count = request.given.get("processes")
+    if count is not None:
+        raise ConfigError(
+            f"-n {count} conflicts with --min-np and --max-np, which give the number of processes "
+            "its bounds. Leave -n out."
+        )
+    least = 1 if bounds.least is None else bounds.least
+    if bounds.most is None:
+        raise ConfigError("--min-np needs --max-np, the number of processes that is never passed.")
+    if not 1 <= least <= bounds.most:
+        raise ConfigError(
+            f"--min-np {least} and --max-np {bounds.most} leave no number of processes. Give "
+            "1 <= min <= max."
+        )
+    return least, bounds.most
+
+
+def _check_strategy(job: planning.Job) -> None:
+    name = None if job.resolved is None else job.resolved.config.strategy
+    if name not in _ELASTIC or job.plan.cluster is None:
+        raise ConfigError(
+            f"--min-np and --max-np conflict with strategy={name!r}. Elastic jobs run on "
+            f"{' and '.join(_ELASTIC)}, started by this command alone, without TF_CONFIG."
+        )
+    if len(job.plan.cluster.computing) != len(job.plan.tasks):
+        raise ConfigError(
+            "--min-np and --max-np conflict with TF_CONFIG, whose other tasks are started "
+            "elsewhere. Unset TF_CONFIG, or leave them out."
+        )
+
+
+def _leaving_states(plan: JobPlan, states: ElasticPlace) -> JobPlan:
+    tasks = tuple(
+        dataclasses.replace(each, environ={**each.environ, "TFDIST_ELASTIC": str(states.path)})
+        for each in plan.tasks
+    )
+    return dataclasses.replace(plan, tasks=tasks, settle=elastic.SETTLE_SECONDS)
+
+
+def _runnable(script: Path) -> str:
+    """The script's path, so that one in the present directory is found."""
+    return str(script.absolute()) if script.exists() else str(script)

@@ -1,0 +1,243 @@
+"""`fit` that survives a change of the world: its state is kept, and later processes go on from it.
+
+All replicas hold the same weights, so a process that outlives another holds all that is needed. Now
+and then, between two steps and on all workers alike, the state of the training is copied to host
+memory: weights, optimizer, metrics, random generators, callbacks and history. When a worker is lost
+the others write their last copy and end; started again, in another number perhaps, the script runs
+up to the same call of `fit`, which reads past the data that was seen and goes on.
+
+A copy is taken about once a second. The steps after the last one are lost with the weights that
+they led to, and are run again from the older weights: no example counts twice or never.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+
+from tfdist import agreement
+from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace, Position
+from tfdist.errors import TfdistError
+from tfdist.keras import backup
+from tfdist.keras.hooks import Hook
+from tfdist.keras.keeping import State, put_back, restore, take
+
+__all__ = ["begin", "hooks", "leave_state"]
+
+#: Seconds between two copies of the state.
+_PERIOD = 1.0
+
+#: Steps without a copy, at most.
+_MOST_STEPS = 1000
+
+
+class _Job:
+    """This process's part in an elastic job."""
+
+    def __init__(self, place: ElasticPlace) -> None:
+        self.place = place
+        self.rank = agreement.rank(tf.distribute.get_strategy())
+        self.resumed = _read(place)
+        self.kept: State | None = self.resumed
+        self.finished: list[dict[str, Any]] = []
+        self.last_end: list[Any] | None = None
+        self.fitting = False
+
+    @property
+    def number(self) -> int:
+        """The number of the next or present call of `fit`."""
+        return len(self.finished)
+
+    def is_over(self) -> bool:
+        """Whether the next call of `fit` had finished before this process began."""
+        return self.resumed is not None and self.number < self.resumed.position.fit
+
+    def is_interrupted(self) -> bool:
+        """Whether the next call of `fit` is the one to go on with."""
+        resumed = self.resumed
+        if resumed is None or resumed.arrays is None:
+            return False
+        return self.number == resumed.position.fit
+
+
+_jobs: list[_Job] = []
+
+
+def begin(place: ElasticPlace) -> None:
+    """Makes every `fit` of this process one that can be left and taken up again.
+
+    Args:
+        place: where states are left.
+    """
+    _jobs[:] = [_Job(place)]
+
+
+def leave_state() -> str:
+    """Writes the last copy of the state, for the processes that come after.
+
+    Returns:
+        What was written, in words.
+    """
+    job = _jobs[0]
+    if job.kept is None:
+        return "nothing had been trained yet"
+    job.place.write(job.kept.position, job.rank, pickle.dumps(job.kept))
+    return f"the training is kept at {job.kept.position}"
+
+
+def hooks() -> list[Hook]:
+    """The seam of elastic training."""
+    return [Hook(TensorFlowTrainer, "fit", _elastic)]
+
+
+def _elastic(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _jobs or _jobs[0].fitting:
+            return original(self, *args, **kwargs)
+        job = _jobs[0]
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        if job.is_over():
+            return _as_before(job, self, bound.arguments)
+        keeper = _Keeper(job, int(bound.arguments["initial_epoch"] or 0))
+        bound.arguments["callbacks"] = _with(keeper, bound.arguments["callbacks"])
+        job.fitting = True
+        try:
+            history = original(*bound.args, **bound.kwargs)
+        finally:
+            job.fitting = False
+        keeper.finish(history)
+        return history
+
+    return fit
+
+
+class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
+    """Copies the state now and then, and puts it back at the start."""
+
+    def __init__(self, job: _Job, initial_epoch: int) -> None:
+        super().__init__()
+        self._job = job
+        self._initial_epoch = initial_epoch
+        self._epoch = initial_epoch
+        self._resuming = job.is_interrupted()
+        self._next = 1
+        self._since = time.monotonic()
+        self._steps = 0
+        self._callbacks: Any = None
+
+    def set_list(self, callbacks: Any) -> None:
+        """Names the callbacks whose state is kept too."""
+        self._callbacks = callbacks
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Makes `fit` begin at the epoch and step of the state."""
+        if not self._resuming or self._job.resumed is None:
+            return
+        position = self._job.resumed.position
+        iterator = backup._current_iterator()
+        backup._build(self.model, iterator)
+        self.model._initial_epoch = position.epoch
+        iterator._tfdist_replay = position.epoch - self._initial_epoch
+        iterator._tfdist_skip = position.step
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Puts the state back, or copies it where the epoch begins."""
+        self._epoch = epoch
+        if self._resuming and self._job.resumed is not None:
+            self._resuming = False
+            self.model._initial_epoch = None
+            restore(self._job.resumed, self.model, self._listed())
+            self._steps = self._job.resumed.position.step
+            self._next, self._since = self._steps + 1, time.monotonic()
+            return
+        self._copy(0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Copies the state at the steps that all workers have agreed on."""
+        if batch + 1 >= self._next:
+            self._copy(batch + 1)
+
+    def finish(self, history: Any) -> None:
+        """Notes that this call of `fit` is over."""
+        job = self._job
+        job.last_end = take(self.model, Position(job.number, 0, 0), [], job).arrays
+        job.finished.append({"history": history.history, "epoch": history.epoch})
+        job.kept = take(None, Position(job.number, 0, 0), [], job)
+
+    def _listed(self) -> list[Any]:
+        return [] if self._callbacks is None else list(self._callbacks)
+
+    def _copy(self, step: int) -> None:
+        """Copies the state, and agrees on the step of the next copy or on an end."""
+        job = self._job
+        taken = time.monotonic() - self._since
+        job.kept = take(self.model, Position(job.number, self._epoch, step), self._listed(), job)
+        steps = max(1, step - self._steps if step else 1)
+        apart = max(1, min(_MOST_STEPS, round(steps * _PERIOD / max(taken, 1e-3))))
+        said = {"stop": job.place.stop_requested(), "apart": apart}
+        said = agreement.from_chief(tf.distribute.get_strategy(), said, "keeping the state")
+        self._steps, self._next, self._since = step, step + int(said["apart"]), time.monotonic()
+        if said["stop"]:
+            words = leave_state() if getattr(tf.distribute.get_strategy(), "is_chief", True) else ""
+            print(f"tfdist: stopped for another world; {words}", file=sys.stderr, flush=True)
+            sys.exit(RESUME_STATUS)
+
+
+def _with(keeper: _Keeper, callbacks: Any) -> Any:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.append(keeper)
+        keeper.set_list(callbacks.callbacks)
+        return callbacks
+    listed = [] if callbacks is None else tf.nest.flatten(callbacks)
+    keeper.set_list(listed)
+    return [*listed, keeper]
+
+
+def _as_before(job: _Job, model: Any, arguments: Mapping[str, Any]) -> Any:
+    """What a `fit` returned that was over before this process began.
+
+    Of several, the model has its trained weights after the last.
+    """
+    assert job.resumed is not None
+    done = job.resumed.finished[job.number]
+    history = keras.callbacks.History()
+    history.set_model(model)
+    history.history, history.epoch = done["history"], done["epoch"]
+    model.history = history
+    job.finished.append(done)
+    if job.number == job.resumed.position.fit and job.resumed.last_end is not None:
+        names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
+        given = {name: arguments[name] for name in names}
+        backup._build(model, TFEpochIterator(model.distribute_strategy, **given))
+        put_back(job.resumed.last_end, model)
+    return history
+
+
+def _read(place: ElasticPlace) -> State | None:
+    """The newest state, the same for all workers."""
+    strategy = tf.distribute.get_strategy()
+    found = place.newest()
+    name = None if found is None else found[1].name
+    names = agreement.all_gather_json(strategy, name, "looking for the state of the training")
+    if len(set(names)) > 1:
+        raise TfdistError(
+            f"The workers of this elastic job see different states in {str(place.path)!r}: "
+            f"{names}. The directory must be one that all hosts share: name it with --log-dir."
+        )
+    if found is None:
+        return None
+    with found[1].open("rb") as file:
+        state = pickle.load(file)
+    assert isinstance(state, State)
+    return state

@@ -1,0 +1,124 @@
+"""The state of a training in host memory: taken from a model, and put back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster.elastic import Position
+from tfdist.errors import TfdistError
+
+__all__ = ["State", "restore", "take"]
+
+#: Attributes of callbacks of these types are kept, such as the patience used up and the best value.
+_PLAIN = (bool, int, float, str, type(None), np.floating, np.integer)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """A training at one position.
+
+    Attributes:
+        position: how far it is.
+        arrays: the values of all variables of the model, its optimizers and its metrics; None where
+            the present `fit` has not begun to train.
+        callbacks: for each callback its class's name and its plain attributes.
+        history: the history of the present `fit` and its epochs.
+        finished: the histories of the calls of `fit` that are over.
+        last_end: the values of the variables when the last of those ended, or None.
+    """
+
+    position: Position
+    arrays: list[Any] | None
+    callbacks: list[tuple[str, dict[str, Any]]]
+    history: tuple[dict[str, list[Any]], list[int]]
+    finished: list[dict[str, Any]]
+    last_end: list[Any] | None
+
+
+def take(model: Any, position: Position, callbacks: list[Any], job: Any) -> State:
+    """Copies the state of a training.
+
+    Args:
+        model: the model that is being trained; None between two calls of `fit`.
+        position: how far it is.
+        callbacks: the callbacks of its `fit`.
+        job: has `finished` and `last_end`, as `State` has them.
+    """
+    values = None
+    if model is not None and _is_built(model):
+        values = [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
+    history = getattr(model, "history", None)
+    logs = (copy.deepcopy(history.history), list(history.epoch)) if history else ({}, [])
+    return State(
+        position=position,
+        arrays=values,
+        callbacks=[(type(each).__name__, _plain(each)) for each in callbacks],
+        history=logs,
+        finished=list(job.finished),
+        last_end=job.last_end,
+    )
+
+
+def restore(state: State, model: Any, callbacks: list[Any]) -> None:
+    """Puts a state back.
+
+    Args:
+        state: what `take` gave.
+        model: the same model, built.
+        callbacks: the callbacks of its `fit`, which have begun.
+
+    Raises:
+        TfdistError: if the model has other variables now.
+    """
+    if state.arrays is not None:
+        put_back(state.arrays, model)
+    for callback, (name, attributes) in zip(callbacks, state.callbacks, strict=False):
+        if type(callback).__name__ == name:
+            vars(callback).update(attributes)
+    if getattr(model, "history", None) is not None:
+        model.history.history = copy.deepcopy(state.history[0])
+        model.history.epoch = list(state.history[1])
+
+
+def put_back(arrays: list[Any], model: Any) -> None:
+    """Gives a model's variables their values back.
+
+    Raises:
+        TfdistError: if the model has other variables now.
+    """
+    variables = _variables(model)
+    shapes = [tuple(v.shape) for v in variables]
+    if shapes != [a.shape for a in arrays]:
+        raise TfdistError(
+            f"The training cannot go on: it had {len(arrays)} variables, and the script now makes "
+            f"a model with {len(variables)}, or of other shapes. A script that is started again "
+            "must make the same model."
+        )
+    for variable, value in zip(variables, arrays, strict=True):
+        variable.assign(value)
+
+
+def _optimizers(model: Any) -> list[Any]:
+    return [v for v in vars(model).values() if isinstance(v, keras.Optimizer)]
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(optimizer.built for optimizer in _optimizers(model))
+
+
+def _variables(model: Any) -> list[Any]:
+    """All variables that a training changes, each once."""
+    found = [*model.variables, *model.metrics_variables]
+    for optimizer in _optimizers(model):
+        found += optimizer.variables
+    return list({id(v): v for v in found}.values())
+
+
+def _plain(callback: Any) -> dict[str, Any]:
+    return {name: v for name, v in vars(callback).items() if isinstance(v, _PLAIN)}
