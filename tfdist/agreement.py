@@ -23,7 +23,15 @@ import tensorflow as tf
 
 from tfdist.errors import TfdistError
 
-__all__ = ["all_gather_json", "barrier", "from_chief", "on_chief", "rank", "together", "worker_count"]
+__all__ = [
+    "all_gather_json",
+    "barrier",
+    "from_chief",
+    "on_chief",
+    "rank",
+    "together",
+    "worker_count",
+]
 
 #: Bytes of a message that travel with its length.
 _HEAD = 255

@@ -66,12 +66,12 @@ def test_each_program_says_what_is_compared() -> None:
 
 
 def _runs() -> list[tuple[str, str]]:
-    """Each program on several workers; and, taking turns, on the other strategies."""
+    """Each program on several processes; and, taking turns, on the other strategies."""
     turns = [["mirrored"], ["parameter_server"], ["mirrored", "single"], ["parameter_server"]]
     return [
         (target, name)
         for place, name in enumerate(_NAMES)
-        for target in ["multi_worker", *turns[place % 4]]
+        for target in [("multi_worker", "horovod")[place % 2], *turns[place // 2 % 4]]
     ]
 
 

@@ -178,7 +178,9 @@ def test_shipped_strategy_files_resolve(pytestconfig):
 def test_public_names_are_frozen():
     import tfdist
 
-    assert list(STRATEGIES) == ["single", "mirrored", "multi_worker", "parameter_server"]
+    assert list(STRATEGIES) == [
+        *("single", "mirrored", "multi_worker", "horovod", "parameter_server"),
+    ]
     assert set(MODES) == set(STRATEGIES)
     assert MODES["parameter_server"] == ("sync", "async", "stale")
     assert list(ON_STALE) == ["wait", "drop", "damp"]

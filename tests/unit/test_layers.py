@@ -22,7 +22,7 @@ ROOMS = (
     ("keras",),
     ("horovod",),
     ("strategies",),
-    ("verify", "doctor"),
+    ("verify", "doctor", "horovod_build"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

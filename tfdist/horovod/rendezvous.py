@@ -18,12 +18,15 @@ from tfdist import environment, horovod_options
 from tfdist.cluster.ranks import Rank, rank_of, ranks
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.config import StrategyConfig
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, StartError
 
 __all__ = ["OFFER", "offer", "prepare", "started_by_horovodrun"]
 
 #: Under this name the chief offers the port of its rendezvous server.
 OFFER = "horovod_port"
+
+#: Seconds by which Horovod's own deadline for its start, and for each collective, is later.
+_LATER = 30
 
 #: Keeps the server of this process alive: process sets meet there later.
 _servers: list[Any] = []
@@ -70,6 +73,7 @@ def prepare(
 
     Raises:
         ConfigError: if an option contradicts a variable that the user has set.
+        StartError: if the launcher's rendezvous server does not answer.
     """
     now = environment.snapshot()
     asked = dict(horovod_options.variables(config))
@@ -80,10 +84,30 @@ def prepare(
                 "option of tfdist asks for. Unset the variable or leave the option out."
             )
     wanted = {**horovod_options.defaults(), **now, **asked}
-    wanted.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(max(1, round(config.start_timeout))))
+    # Horovod ends the process without a word after its own deadline: tfdist's comes first.
+    own_deadline = round(config.start_timeout) + _LATER
+    wanted.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(own_deadline))
+    if cluster is None:
+        _check_server(now, config.start_timeout)
     if cluster is not None and task is not None:
         wanted.update(_meeting(cluster, task, offered, now))
     environment.set_for_good({k: v for k, v in wanted.items() if k.startswith("HOROVOD_")})
+
+
+def _check_server(now: Mapping[str, str], timeout: float) -> None:
+    """Sees whether the rendezvous server answers of which the launcher has told."""
+    host = now.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = now.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+    if host is None or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout).close()
+    except OSError as error:
+        raise StartError(
+            f"Horovod's rendezvous server at {host}:{port} does not answer ({error}). The launcher "
+            "that set HOROVOD_GLOO_RENDEZVOUS_ADDR and HOROVOD_RANK for this process has ended, or "
+            "this host cannot reach it. Start the job again, or unset these variables."
+        ) from error
 
 
 def _meeting(

@@ -31,10 +31,10 @@ from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
 from tfdist.keras.keeping import State, put_back, restore, take
 
-__all__ = ["begin", "hooks", "leave_state"]
+__all__ = ["PERIOD_SECONDS", "begin", "end", "hooks", "leave_state"]
 
 #: Seconds between two copies of the state.
-_PERIOD = 1.0
+PERIOD_SECONDS = 1.0
 
 #: Steps without a copy, at most.
 _MOST_STEPS = 1000
@@ -81,6 +81,11 @@ def begin(place: ElasticPlace) -> None:
     _jobs[:] = [_Job(place)]
 
 
+def end() -> None:
+    """Makes `fit` again what it was before `begin`."""
+    _jobs.clear()
+
+
 def leave_state() -> str:
     """Writes the last copy of the state, for the processes that come after.
 
@@ -95,8 +100,21 @@ def leave_state() -> str:
 
 
 def hooks() -> list[Hook]:
-    """The seam of elastic training."""
-    return [Hook(TensorFlowTrainer, "fit", _elastic)]
+    """The seams of elastic training."""
+    return [
+        Hook(TensorFlowTrainer, "fit", _elastic),
+        Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _of_finished_epoch),
+    ]
+
+
+def _of_finished_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The logs of an epoch that was taken up after its last step: no step has given any."""
+
+    @functools.wraps(original)
+    def result_or_logs(self: Any, logs: Any) -> Any:
+        return original(self, logs) if logs or not _jobs else self.get_metrics_result()
+
+    return result_or_logs
 
 
 def _elastic(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,7 +202,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         taken = time.monotonic() - self._since
         job.kept = take(self.model, Position(job.number, self._epoch, step), self._listed(), job)
         steps = max(1, step - self._steps if step else 1)
-        apart = max(1, min(_MOST_STEPS, round(steps * _PERIOD / max(taken, 1e-3))))
+        apart = max(1, min(_MOST_STEPS, round(steps * PERIOD_SECONDS / max(taken, 1e-3))))
         said = {"stop": job.place.stop_requested(), "apart": apart}
         said = agreement.from_chief(tf.distribute.get_strategy(), said, "keeping the state")
         self._steps, self._next, self._since = step, step + int(said["apart"]), time.monotonic()

@@ -36,7 +36,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
     def __init__(self, device: str = "CPU:0", gradients: GradientSum | None = None) -> None:
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
-        # Keras gathers predictions where it sees this class of strategy; see `_multi_worker_concat`.
+        # Keras gathers predictions where it sees this base class; see its `_multi_worker_concat`.
         tf.distribute.Strategy.__init__(self, RingExtended(self, device, self._ring))
         agree_on_seed(self)
 

@@ -1,0 +1,107 @@
+"""Trainings that are left at a step and taken up by another `fit`, within one process."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import agreement
+from tfdist.cluster.elastic import ElasticPlace
+from tfdist.keras import elastic
+
+
+class _Leave(Exception):
+    """Ends a training as the loss of a peer does."""
+
+
+class _LeaveAt(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, epoch: int, batch: int) -> None:
+        super().__init__()
+        self._at = (epoch, batch)
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if (self._epoch, batch) == self._at:
+            raise _Leave
+
+
+def _data(kind: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(70, 4)).astype("float32")
+    y = x[:, :1] * x[:, 1:2]
+    if kind == "arrays":
+        return {"x": x, "y": y, "batch_size": 16, "shuffle": True}
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(70, seed=4).batch(16)
+    if kind == "unknown":
+        return {"x": dataset.filter(lambda *_: True)}
+    if kind == "endless":
+        return {"x": dataset.repeat(), "steps_per_epoch": 4}
+    if kind == "generator":
+        return {"x": _Sequence(x, y)}
+    return {"x": dataset}
+
+
+class _Sequence(keras.utils.PyDataset):  # type: ignore[misc]
+    """Shuffles by itself after each epoch."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__()
+        self._x, self._y = x, y
+        self._rng = np.random.default_rng(1)
+        self._order = np.arange(len(x))
+
+    def __len__(self) -> int:
+        return -(-len(self._x) // 16)
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self._order[16 * index : 16 * index + 16]
+        return self._x[rows], self._y[rows]
+
+    def on_epoch_end(self) -> None:
+        self._rng.shuffle(self._order)
+
+
+def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
+    keras.utils.set_random_seed(3)
+    first = [] if deferred else [keras.Input([4])]
+    model = keras.Sequential(
+        [*first, keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.01)
+    warm = model.fit(np.ones((16, 4)), np.ones((16, 1)), epochs=1, verbose=0)
+    history = model.fit(**_data(kind), epochs=4, verbose=0, callbacks=[stop, *callbacks])
+    weights = [weight.numpy() for weight in model.weights]
+    logs = [*warm.history.values(), *history.history.values()]
+    return [*weights, *logs, history.epoch, [stop.wait, stop.best]]
+
+
+def left_and_taken_up(
+    strategy: Any, *, path: str, kind: str, at: tuple[int, int], deferred: bool = False
+) -> list[list[Any]]:
+    """The results of an undisturbed training and of one that was left at a step."""
+    with strategy.scope():
+        undisturbed = _fit(kind, [], deferred)
+        place = ElasticPlace(pathlib.Path(path) / f"{kind}-{at[0]}-{at[1]}")
+        place.begin()
+        try:
+            elastic.begin(place)
+            elastic.PERIOD_SECONDS, before = 0.0, elastic.PERIOD_SECONDS
+            try:
+                _fit(kind, [_LeaveAt(*at)], deferred)
+            except _Leave:
+                elastic.leave_state()
+            agreement.barrier(strategy, "the state is there")
+            elastic.begin(place)
+            resumed = _fit(kind, [], deferred)
+        finally:
+            elastic.PERIOD_SECONDS = before
+            elastic.end()
+    return [undisturbed, resumed]

@@ -1,0 +1,128 @@
+"""Horovod's collectives as the strategy uses them, on two and three processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.cases import ring_cases
+from tests.harness import Pool
+
+CASES = "tests.cases.ring_cases"
+
+
+def own(rank, rows=3):
+    return np.arange(rows * 2).reshape(rows, 2) + 10.0 * rank
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_every_type_is_summed(cluster: Pool, graph):
+    for found in cluster("horovod").call(f"{CASES}:sums", graph=graph):
+        assert sorted(found) == sorted(ring_cases.TYPES)
+        for dtype, value in found.items():
+            np.testing.assert_array_equal(value, own(0) + own(1), err_msg=dtype)
+
+
+def test_every_type_is_gathered_and_broadcast(cluster: Pool):
+    for rank, found in enumerate(cluster("horovod").call(f"{CASES}:gathers")):
+        for name, value in found.items():
+            kind, _, dtype = name.partition(" ")
+            expected = np.concatenate([own(0, 1), own(1, 3)]) if kind == "gather" else own(0)
+            if kind == "all_to_all":
+                cut = slice(0, 1) if rank == 0 else slice(1, 4)
+                expected = np.concatenate([own(0, 4)[cut], own(1, 4)[cut]])
+            expected = (expected != 0).astype(float) if dtype == "bool" else expected
+            np.testing.assert_array_equal(value, expected, err_msg=name)
+
+
+def test_gather_along_another_axis(cluster: Pool):
+    for value in cluster("horovod").call(f"{CASES}:axis"):
+        np.testing.assert_array_equal(value, np.concatenate([own(0, 1).T, own(1, 2).T], 1))
+
+
+def test_processes_that_traced_other_functions_still_meet(cluster: Pool):
+    for found in cluster("horovod").call(f"{CASES}:retraced", deadline=60):
+        assert found == [*[12.0] * 6, 8.0]
+
+
+def test_collectives_of_constants_are_not_folded(cluster: Pool):
+    for found in cluster("horovod").call(f"{CASES}:constants"):
+        assert found == [3.0, 3.0]
+
+
+def gradients(rank):
+    rng = np.random.default_rng(rank)
+    dense = [rng.normal(size=s).astype("float32") for s in ((7, 5), (5,), (300, 3))]
+    sparse = np.zeros((9, 4), "float32")
+    sparse[[1, 3]] = 1 + rank
+    return [*dense[:2], sparse, dense[2]]
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({}, 1e-6),
+        ({"groups": 3}, 1e-6),
+        ({"compression": "fp16"}, 4e-3),
+        ({"compression": "bf16"}, 4e-2),
+        ({"compression": "bf16", "groups": 2}, 4e-2),
+    ],
+)
+@pytest.mark.parametrize("target", ["horovod", "horovod3"])
+def test_gradients_are_summed(cluster: Pool, options, tolerance, target):
+    results = cluster(target).call(f"{CASES}:exchange", options=options)
+    expected = [sum(parts) for parts in zip(*map(gradients, range(len(results))), strict=True)]
+    for found in results:
+        for value, right, first in zip(found, expected, results[0], strict=True):
+            np.testing.assert_allclose(value, right, atol=tolerance)
+            np.testing.assert_array_equal(value, first, "the same on all processes")
+    if options.get("compression"):
+        assert np.abs(results[0][3] - expected[3]).max() > 0, "nothing was compressed"
+
+
+def adasum(a, b):
+    """The formula of arXiv:2006.02924."""
+    dot = np.vdot(a, b)
+    if not dot:
+        return a + b
+    return (1 - dot / (2 * np.vdot(a, a))) * a + (1 - dot / (2 * np.vdot(b, b))) * b
+
+
+def test_adasum_is_the_papers(cluster: Pool):
+    results = cluster("horovod").call(f"{CASES}:exchange", options={"reduction": "adasum"})
+    # The exchange is given sums' parts: gradients times their share, here a half.
+    halves = [[2 * part for part in gradients(rank)] for rank in (0, 1)]
+    expected = [adasum(a, b) for a, b in zip(*halves, strict=True)]
+    for found in results:
+        for value, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(value, right, rtol=1e-4, atol=1e-5)
+
+
+def test_adasum_needs_a_power_of_two(cluster: Pool):
+    with pytest.raises(AssertionError, match="no power of two"):
+        cluster("horovod3").call(f"{CASES}:exchange", options={"reduction": "adasum"})
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 2}, {"compression": "fp16"}, {"compression": "bf16"}]
+)
+def test_training_hardly_differs(cluster: Pool, options):
+    expected = cluster("horovod").call(f"{CASES}:train", options={})[0]
+    for found in cluster("horovod").call(f"{CASES}:train", options=options):
+        bound = 1e-6 if "groups" in options else 5e-3
+        for value, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(value, right, atol=bound)
+
+
+def test_adasum_trains(cluster: Pool):
+    for found in cluster("horovod").call(f"{CASES}:train", options={"reduction": "adasum"}):
+        assert found[0][-1] < 0.9 * found[0][0]
+
+
+def test_horovods_own_functions_beside_the_strategy(cluster: Pool):
+    for rank, found in enumerate(cluster("horovod").call(f"{CASES}:beside")):
+        assert found["rank"] == (rank, 2, rank)
+        assert found["sum"] == [3.0, 6.0]
+        assert found["largest"] == [2.0, 4.0]
+        assert found["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert np.isfinite(found["model"])

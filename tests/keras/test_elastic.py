@@ -1,0 +1,36 @@
+"""A training that is left at any step and taken up again equals one that was not disturbed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.harness import Pool
+
+CASE = "tests.cases.elastic_cases:left_and_taken_up"
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "deferred"),
+    [
+        ("arrays", (1, 2), False),
+        ("arrays", (2, 4), False),
+        ("arrays", (0, 0), True),
+        ("arrays", (1, 1), True),
+        ("known", (1, 0), False),
+        ("unknown", (0, 4), False),
+        ("unknown", (2, 1), False),
+        ("endless", (1, 3), False),
+        ("endless", (2, 2), False),
+        ("generator", (2, 2), False),
+    ],
+)
+@pytest.mark.parametrize("target", ["single", "horovod"])
+def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
+    results = cluster(target).call(
+        CASE, path=str(tmp_path), kind=kind, at=at, deferred=deferred, deadline=100
+    )
+    for undisturbed, resumed in results:
+        assert len(undisturbed) == len(resumed)
+        for expected, found in zip(undisturbed, resumed, strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-6)

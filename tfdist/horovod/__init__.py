@@ -1,0 +1,83 @@
+"""Horovod's names for programs written for it, as they work with Keras 3.
+
+`import tfdist.horovod as hvd` stands for `import horovod.tensorflow as hvd` and for
+`import horovod.tensorflow.keras as hvd`. What needs Keras 3 is tfdist's own; all else is
+`horovod.tensorflow`'s. Horovod is imported when one of the names is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+__all__ = [
+    "BroadcastGlobalVariablesCallback",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_variables",
+    "callbacks",
+    "init",
+    "load_model",
+    "reducescatter",
+    "shutdown",
+]
+
+_OPTIMIZER, _TAPE = "tfdist.horovod.optimizer", "tfdist.horovod.tape"
+_VALUES, _CALLBACKS = "tfdist.horovod.values", "tfdist.horovod.callbacks"
+
+#: Where each name is defined.
+_OWN = {
+    "BroadcastGlobalVariablesCallback": _CALLBACKS,
+    "DistributedGradientTape": _TAPE,
+    "DistributedOptimizer": _OPTIMIZER,
+    "LearningRateScheduleCallback": _CALLBACKS,
+    "LearningRateWarmupCallback": _CALLBACKS,
+    "MetricAverageCallback": _CALLBACKS,
+    "PartialDistributedGradientTape": _TAPE,
+    "PartialDistributedOptimizer": _OPTIMIZER,
+    "allgather": _VALUES,
+    "allreduce": _VALUES,
+    "broadcast": _VALUES,
+    "broadcast_variables": _VALUES,
+    "init": "tfdist.horovod.program",
+    "load_model": _OPTIMIZER,
+    "reducescatter": _VALUES,
+    "shutdown": "tfdist.horovod.program",
+}
+
+#: Names of Horovod that do not work with Keras 3, and what to do.
+_LEFT_OUT = {
+    "SyncBatchNormalization": "Run the program without Horovod's lines under `tfdist run "
+    "--strategy horovod` and use keras.layers.BatchNormalization(synchronized=True).",
+    "elastic": "Save checkpoints on rank 0 and start the job again when it failed; `tfdist run "
+    "--max-restarts` does that for programs without Horovod's lines.",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OWN:
+        return getattr(importlib.import_module(_OWN[name]), name)
+    if name in _LEFT_OUT:
+        raise AttributeError(
+            f"tfdist.horovod has no {name!r}: Horovod's own does not work with Keras 3. "
+            f"{_LEFT_OUT[name]}"
+        )
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    library = importlib.import_module("tfdist.horovod.library")
+    return getattr(library.load(), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,225 @@
+"""Keras optimizers that average their gradients over the processes of a Horovod job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import h5py
+import keras
+import tensorflow as tf
+from keras.src import api_export, ops
+from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
+from keras.src.saving import object_registration
+
+from tfdist.errors import ConfigError
+from tfdist.horovod import program
+from tfdist.horovod.applying import Applier, applier_of, averaged, build
+from tfdist.horovod.averaging import Averager, Averaging, initialized, refuse_strategy
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
+
+_WHO = "hvd.DistributedOptimizer"
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    *,
+    use_locking: bool = False,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    **averaging: Any,
+) -> Any:
+    """Makes an optimizer average gradients over all processes before it applies them.
+
+    The optimizer itself is changed and returned, with all its state. Clipping, weight decay, moving
+    averages and loss scaling act on the average, as on one device. It is saved as the optimizer
+    that it was: a saved model needs neither Horovod nor tfdist.
+
+    Args:
+        optimizer: a Keras optimizer; or one of `tf.compat.v1.train`, which Horovod itself wraps.
+        name: accepted, of no effect.
+        use_locking: for optimizers of `tf.compat.v1.train`.
+        backward_passes_per_step: gradients of so many batches are added up in each process, then
+            averaged over the processes and applied. `optimizer.iterations` counts updates, and
+            learning rate schedules are given the number of batches, as with Keras's own
+            `gradient_accumulation_steps`.
+        average_aggregated_gradients: divides that sum by the number of batches.
+        **averaging: see `tfdist.horovod.averaging.Averaging`.
+
+    Raises:
+        ConfigError: before `hvd.init()`, under a strategy that averages itself, for an optimizer
+            that has been distributed already, and for settings that contradict each other.
+    """
+    initialized(_WHO)
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return _by_horovod(
+            optimizer,
+            name=name,
+            use_locking=use_locking,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            **averaging,
+        )
+    settings = Averaging(**averaging)
+    _distribute(optimizer, settings, backward_passes_per_step, average_aggregated_gradients)
+    return optimizer
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
+) -> Any:
+    """`DistributedOptimizer`, but each process keeps the gradients of some layers to itself.
+
+    Args:
+        optimizer: a Keras optimizer.
+        *args: as of `DistributedOptimizer`.
+        local_layers: one built layer or several.
+        **kwargs: as of `DistributedOptimizer`.
+    """
+    distributed = DistributedOptimizer(optimizer, *args, **kwargs)
+    applier = applier_of(getattr(distributed, "inner_optimizer", distributed))
+    if applier is not None:
+        applier.averager.keep_local(weights_of(local_layers))
+    return distributed
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = None,
+    legacy_opts: bool = False,
+) -> Any:
+    """Loads a compiled model and distributes its optimizer, which keeps its state.
+
+    Args:
+        filepath: a `.keras` or `.h5` file.
+        custom_optimizers: the program's own optimizer classes.
+        custom_objects: the program's own layers, losses and so on, by name.
+        compression: as of `DistributedOptimizer`.
+        legacy_opts: accepted, of no effect.
+    """
+    del legacy_opts
+    known = {each.__name__: each for each in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        _restore_state(model, filepath)
+        DistributedOptimizer(model.optimizer, compression=compression)
+        model.jit_compile = False
+    return model
+
+
+def _restore_state(model: Any, filepath: Any) -> None:
+    """Restores an optimizer from an `.h5` file, of which Keras 3 restores two numbers only.
+
+    It builds the optimizer before the model has its weights; such a model cannot be trained.
+    """
+    optimizer, weights = model.optimizer, model.trainable_variables
+    if not optimizer.built or optimizer._trainable_variables or not weights:
+        return
+    optimizer.built = False
+    build(optimizer, weights)
+    with h5py.File(filepath, "r") as file:
+        if "optimizer_weights" in file:
+            optimizer.set_weights(load_optimizer_weights_from_hdf5_group(file))
+
+
+def weights_of(layers: Any) -> list[Any]:
+    """The trainable weights of one layer, several or none."""
+    layers = [] if layers is None else [layers] if isinstance(layers, keras.Layer) else layers
+    for layer in layers:
+        if not isinstance(layer, keras.Layer):
+            raise ConfigError(f"local_layers has {layer!r}, which is not a Keras layer.")
+    return [weight for layer in layers for weight in layer.trainable_weights]
+
+
+class _Distributed:
+    """What comes before an optimizer's class in the class of a distributed one."""
+
+    _tfdist_settings: tuple[Averaging, int, bool]
+    #: Of Keras's optimizers.
+    built: bool
+    _trainable_variables: list[Any]
+
+    @property
+    def _tfdist_applier(self) -> Applier:
+        found = vars(self).get("_tfdist_made")
+        if found is None:
+            settings, passes, average_passes = self._tfdist_settings
+            found = Applier(Averager(settings, _WHO), passes, average_passes)
+            object.__setattr__(self, "_tfdist_made", found)
+        return found
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leaves the gradient of a variable to each process."""
+        self._tfdist_applier.averager.keep_local([variable])
+
+    @property
+    def iterations(self) -> Any:
+        """The number of updates."""
+        count = super().iterations  # type: ignore[misc]
+        passes = self._tfdist_settings[1]
+        return count if passes == 1 else ops.floor_divide(count, passes)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        """Averages gradients, then applies them as the optimizer does."""
+        original = super().apply  # type: ignore[misc]
+        if averaged.is_up or not grads or (trainable_variables is None and not self.built):
+            original(grads, trainable_variables)
+            return
+        known = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(known)
+        build(self, variables)
+        self._tfdist_applier(self, list(grads), variables, lambda g: original(g, variables))
+
+
+def _distribute(optimizer: Any, settings: Averaging, passes: int, average_passes: bool) -> None:
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ConfigError(
+            f"{_WHO} was given a {type(optimizer).__name__}, which is not an optimizer of Keras "
+            f"{keras.__version__}. Give an instance, such as keras.optimizers.Adam(0.001)."
+        )
+    refuse_strategy(_WHO)
+    program.adapt_keras()
+    # Dynamic loss scaling looks at averages (`average_before_scaling`), and the rest is inside.
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if applier_of(inner) is not None:
+        raise ConfigError(
+            f"{_WHO} was given an optimizer that it has distributed already, so its gradients "
+            "would be averaged twice. Distribute it once; hvd.load_model does so, too."
+        )
+    _check_passes(inner, passes)
+    averager = Averager(settings, _WHO)
+    kind = _distributed_class(type(inner), (settings, passes, average_passes))
+    object.__setattr__(inner, "__class__", kind)
+    object.__setattr__(inner, "_tfdist_made", Applier(averager, passes, average_passes))
+
+
+def _check_passes(optimizer: Any, passes: int) -> None:
+    if passes < 1:
+        raise ConfigError(f"backward_passes_per_step={passes} must be a positive number.")
+    accumulates = optimizer.gradient_accumulation_steps
+    if passes > 1 and accumulates:
+        raise ConfigError(
+            f"backward_passes_per_step={passes} and the optimizer's gradient_accumulation_steps="
+            f"{accumulates} both add up gradients of several batches. Leave one of the two out."
+        )
+
+
+def _distributed_class(base: type, settings: tuple[Averaging, int, bool]) -> type:
+    """A subclass that Keras saves under the name of its base."""
+    body = {"_tfdist_settings": settings, "__module__": base.__module__, "__doc__": base.__doc__}
+    made = type(base.__name__, (_Distributed, base), body)
+    public = api_export.REGISTERED_OBJS_TO_NAMES
+    registered = object_registration.GLOBAL_CUSTOM_NAMES
+    for names in (public, registered):
+        if base in names:
+            names[made] = names[base]
+    return made
+
+
+def _by_horovod(optimizer: Any, **kwargs: Any) -> Any:
+    return initialized(_WHO).DistributedOptimizer(optimizer, **kwargs)
