@@ -187,6 +187,7 @@ def test_public_names_are_frozen():
     assert WIRE_DTYPES == ("float32", "bfloat16", "float16")
     assert sorted(tfdist.__all__) == [
         "ConfigError",
+        "Horovod",
         "Mirrored",
         "MultiWorker",
         "ParameterServer",

@@ -10,6 +10,7 @@ import inspect
 
 import pytest
 
+from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.served import hooks as served_hooks
 from tfdist.keras.served.serving import Serving
@@ -49,13 +50,26 @@ SIGNATURES = {
     "TensorFlowTrainer.make_train_function": "(self, force=False)",
     "TensorFlowTrainer.make_test_function": "(self, force=False)",
     "TensorFlowTrainer._get_metrics_result_or_logs": "(self, logs)",
+    "TensorFlowTrainer.fit": (
+        "(self, x=None, y=None, batch_size=None, epochs=1, verbose='auto', callbacks=None, "
+        "validation_split=0.0, validation_data=None, shuffle=True, class_weight=None, "
+        "sample_weight=None, initial_epoch=0, steps_per_epoch=None, validation_steps=None, "
+        "validation_batch_size=None, validation_freq=1)"
+    ),
+    "EpochIterator._enumerate_iterator": "(self)",
+    "Trainer.compile": (
+        "(self, optimizer='rmsprop', loss=None, loss_weights=None, metrics=None, "
+        "weighted_metrics=None, run_eagerly=False, steps_per_execution=1, jit_compile='auto', "
+        "auto_scale_loss=True)"
+    ),
     "CallbackList.on_epoch_end": "(self, epoch, logs=None)",
 }
 
 
 def seams():
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
-    return {hook.path: hook for hook in [*scope.all_hooks(), *served]}
+    found = [*scope.all_hooks(), *served, *horovod_program.hooks()]
+    return {hook.path: hook for hook in found}
 
 
 class _Servers:
@@ -100,6 +114,29 @@ def test_private_symbols_of_tensorflow():
     signature = inspect.signature(private.CollectiveAllReduceExtended._initialize_local_devices)
     assert str(signature) == "(self, cluster_resolver, worker_device)"
     assert private.has_started() in (True, False)
+
+
+def test_the_collectives_that_a_ring_replaces():
+    """`RingExtended` puts its own launcher in place of TensorFlow's."""
+    from tfdist import _tensorflow as private
+
+    launcher = private._RingLauncher.__mro__[1]
+    signatures = {
+        "all_reduce": "(self, input_tensor, control_input, options)",
+        "batch_all_reduce": "(self, input_tensor_packs, options)",
+        "_all_gather": "(self, input_tensor, options)",
+        "all_gather": "(self, input_tensor, axis, options)",
+        "all_reduce_indexed_slices": "(self, input_slices, options)",
+    }
+    for name, expected in signatures.items():
+        found = inspect.signature(getattr(launcher, name))
+        assert f"({', '.join(found.parameters)})" == expected, name
+    base = private.CollectiveAllReduceExtended
+    assert (
+        str(inspect.signature(base._initialize_local)) == "(self, cluster_resolver, devices=None)"
+    )
+    created = inspect.signature(base._get_variable_creator_initial_value)
+    assert list(created.parameters) == ["self", "replica_id", "device", "primary_var", "kwargs"]
 
 
 def test_keras_still_asks_the_strategy_for_what_is_overridden():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -284,3 +287,53 @@ TaskFlags = Annotated[
         help="With --every-task: append --job_name, --task_index, --ps_hosts and --worker_hosts.",
     ),
 ]
+
+#: The options of `StrategyConfig`; None where one is not given.
+OF_STRATEGY: dict[str, Any] = {
+    "processes": Processes,
+    "devices": Devices,
+    "mode": Mode,
+    "communication": Communication,
+    "ps": Ps,
+    "staleness": Staleness,
+    "on_stale": OnStale,
+    "backup_workers": BackupWorkers,
+    "wire_dtype": WireDtype,
+    "min_shard_bytes": MinShardBytes,
+    "max_shards": MaxShards,
+    "compression": Compression,
+    "reduction": Reduction,
+    "groups": Groups,
+    "fusion_mb": FusionMb,
+    "cycle_ms": CycleMs,
+    "hierarchical": Hierarchical,
+    "autotune": Autotune,
+    "timeline": Timeline,
+    "stall_timeout": StallTimeout,
+    "seed": Seed,
+    "start_timeout": StartTimeout,
+}
+
+
+def with_strategy(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that also takes the options of a strategy; it finds them in `context.params`.
+
+    Args:
+        command: takes `context`, its own options, and `**of_strategy`.
+    """
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    named = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    place = 1 + [each.name for each in named].index("strategy")
+    added = [
+        inspect.Parameter(name, named[0].kind, default=None, annotation=kind)
+        for name, kind in OF_STRATEGY.items()
+    ]
+    taken = [*named[:place], *added, *named[place:]]
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        command(*args, **kwargs)
+
+    wrapper.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {each.name: each.annotation for each in taken}
+    return wrapper

@@ -19,33 +19,12 @@ from tfdist.errors import ConfigError
 __all__ = ["run"]
 
 
+@options.with_strategy
 def run(
     context: typer.Context,
     script: options.Script,
     args: options.Args = None,
     strategy: options.Strategy = None,
-    processes: options.Processes = None,
-    devices: options.Devices = None,
-    mode: options.Mode = None,
-    communication: options.Communication = None,
-    ps: options.Ps = None,
-    staleness: options.Staleness = None,
-    on_stale: options.OnStale = None,
-    backup_workers: options.BackupWorkers = None,
-    wire_dtype: options.WireDtype = None,
-    min_shard_bytes: options.MinShardBytes = None,
-    max_shards: options.MaxShards = None,
-    compression: options.Compression = None,
-    reduction: options.Reduction = None,
-    groups: options.Groups = None,
-    fusion_mb: options.FusionMb = None,
-    cycle_ms: options.CycleMs = None,
-    hierarchical: options.Hierarchical = None,
-    autotune: options.Autotune = None,
-    timeline: options.Timeline = None,
-    stall_timeout: options.StallTimeout = None,
-    seed: options.Seed = None,
-    start_timeout: options.StartTimeout = None,
     max_restarts: options.MaxRestarts = 0,
     min_np: options.MinNp = None,
     max_np: options.MaxNp = None,
@@ -57,6 +36,7 @@ def run(
     env_only: options.EnvOnly = False,
     every_task: options.EveryTask = False,
     task_flags: options.TaskFlags = False,
+    **of_strategy: object,
 ) -> None:
     """Run SCRIPT, unmodified, under a strategy.
 

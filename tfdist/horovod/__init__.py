@@ -58,8 +58,8 @@ _OWN = {
 _LEFT_OUT = {
     "SyncBatchNormalization": "Run the program without Horovod's lines under `tfdist run "
     "--strategy horovod` and use keras.layers.BatchNormalization(synchronized=True).",
-    "elastic": "Save checkpoints on rank 0 and start the job again when it failed; `tfdist run "
-    "--max-restarts` does that for programs without Horovod's lines.",
+    "elastic": "Take Horovod's lines out: `tfdist run --strategy horovod --min-np 1 --max-np 4` "
+    "keeps the state of a plain `fit` when workers are lost or added.",
 }
 
 
