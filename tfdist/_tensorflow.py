@@ -38,6 +38,7 @@ __all__ = [
     "feed_from",
     "global_seed",
     "has_started",
+    "in_xla",
     "is_distributed",
     "local_results",
     "on_worker",
@@ -337,6 +338,17 @@ def outside_of_function(strategy: Any) -> Iterator[None]:
     """
     with tf.init_scope(), tf.Graph().as_default(), context.eager_mode(), strategy.scope():
         yield
+
+
+def in_xla() -> bool:
+    """Whether a function is being traced that XLA compiles."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None:
+        control_flow = graph._get_control_flow_context()
+        if control_flow is not None and control_flow.IsXLAContext():
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def is_distributed(value: Any) -> bool:

@@ -141,6 +141,15 @@ def beside(strategy: Any) -> dict[str, Any]:
         "rank": (hvd.rank(), hvd.size(), hvd.local_rank()),
         "sum": hvd.allreduce(own, op=hvd.Sum).numpy().tolist(),
         "largest": hvd.allreduce(own, op=hvd.Max).numpy().tolist(),
+        "alone": _in_process_set(hvd),
         "objects": hvd.allgather_object({"rank": hvd.rank()}),
         "model": train(strategy, options={})[0][-1],
     }
+
+
+def _in_process_set(hvd: Any) -> Any:
+    """A sum over a set that has only rank 0 in it, made after the start."""
+    only = hvd.add_process_set([0])
+    summed = hvd.allreduce(tf.ones([2]), op=hvd.Sum, process_set=only) if hvd.rank() == 0 else None
+    hvd.remove_process_set(only)
+    return None if summed is None else summed.numpy().tolist()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist import environment
 from tfdist.config import StrategyConfig
 from tfdist.strategies.factory import create
 
 
 def make(**options: Any) -> Any:
-    """The strategy of a process whose TF_CONFIG lists its peers."""
+    """The strategy of a process whose TF_CONFIG lists its peers; process sets can be added."""
+    environment.set_for_good({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
     return create(StrategyConfig(strategy="horovod", **options))

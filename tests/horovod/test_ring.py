@@ -123,6 +123,7 @@ def test_horovods_own_functions_beside_the_strategy(cluster: Pool):
     for rank, found in enumerate(cluster("horovod").call(f"{CASES}:beside")):
         assert found["rank"] == (rank, 2, rank)
         assert found["sum"] == [3.0, 6.0]
+        assert found["alone"] == ([1.0, 1.0] if rank == 0 else None)
         assert found["largest"] == [2.0, 4.0]
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]
         assert np.isfinite(found["model"])

@@ -13,11 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._tensorflow import in_xla
 from tfdist.errors import ConfigError
 from tfdist.horovod import adasum
 from tfdist.horovod.collectives import Ring
 from tfdist.horovod.library import load
-from tfdist.keras.exchange import _merged
+from tfdist.keras.exchange import merged
 
 __all__ = ["Averager", "Averaging", "initialized", "native", "refuse_strategy", "ring_of"]
 
@@ -159,7 +160,7 @@ class Averager:
             gathered = tf.IndexedSlices(
                 ring.gather(grad.values), ring.gather(grad.indices), grad.dense_shape
             )
-            total = _merged(gathered, grad)
+            total = merged(gathered, grad)
         return _scaled(total, 1 / ring.size) if self._op == hvd.Average else total
 
     def _densified(self, grad: Any) -> Any:
@@ -295,13 +296,9 @@ def _refuse_xla(who: str) -> None:
     Raises:
         ConfigError: while such a function is traced.
     """
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None:
-        context = graph._get_control_flow_context()
-        if context is not None and context.IsXLAContext():
-            raise ConfigError(
-                f"{who} is used in a function that was made with jit_compile=True, and XLA cannot "
-                "compile Horovod's operations. Compile the model, or decorate the function, with "
-                "jit_compile=False."
-            )
-        graph = getattr(graph, "outer_graph", None)
+    if in_xla():
+        raise ConfigError(
+            f"{who} is used in a function that was made with jit_compile=True, and XLA cannot "
+            "compile Horovod's operations. Compile the model, or decorate the function, with "
+            "jit_compile=False."
+        )

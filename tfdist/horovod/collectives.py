@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Ring"]
+__all__ = ["Ring", "as_bits", "from_bits", "not_folded"]
 
 #: In what a tensor is added up where Horovod cannot do it in the tensor's own type.
 _ADDED_AS = {
@@ -50,6 +50,7 @@ class Ring:
         ValueError: if Horovod has not been initialised.
 
     Attributes:
+        hvd: the module.
         rank: this process's number.
         size: the number of processes.
     """
@@ -60,7 +61,7 @@ class Ring:
                 "Horovod has not been initialised, so this process does not know its rank. Make "
                 "the strategy by tfdist.strategy('horovod'), or call hvd.init() before."
             )
-        self._hvd = hvd
+        self.hvd = hvd
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self._names = _Names()
@@ -83,17 +84,17 @@ class Ring:
         def launch(name: str) -> list[Any]:
             sums: list[Any] = [None] * len(carried)
             for number, places in enumerate(_grouped(carried, groups)):
-                reduced = self._hvd.grouped_allreduce(
-                    [_not_folded(carried[i]) for i in places],
+                reduced = self.hvd.grouped_allreduce(
+                    [not_folded(carried[i]) for i in places],
                     name=f"{name}.{number}",
-                    op=self._hvd.Sum,
+                    op=self.hvd.Sum,
                     ignore_name_scope=True,
                 )
                 for i, value in zip(places, reduced, strict=True):
                     sums[i] = value
             return sums
 
-        sums = self._in_order("sum", launch)
+        sums = self.in_order("sum", launch)
         return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
 
     def gather(self, tensor: Any) -> Any:
@@ -103,12 +104,12 @@ class Ring:
             tensor: of shape `(n, ...)`; `n` may differ between processes.
         """
         tensor = tf.convert_to_tensor(tensor)
-        bits = _not_folded(_as_bits(tensor))
+        bits = not_folded(as_bits(tensor))
 
         def launch(name: str) -> list[Any]:
-            return [self._hvd.allgather(bits, name=name, ignore_name_scope=True)]
+            return [self.hvd.allgather(bits, name=name, ignore_name_scope=True)]
 
-        return _from_bits(self._in_order("gather", launch)[0], tensor.dtype)
+        return from_bits(self.in_order("gather", launch)[0], tensor.dtype)
 
     def all_to_all(self, tensor: Any, splits: Any) -> Any:
         """Sends a part of a tensor to each process.
@@ -121,12 +122,12 @@ class Ring:
             The rows that all processes sent here, in the order of their ranks.
         """
         tensor = tf.convert_to_tensor(tensor)
-        bits = _not_folded(_as_bits(tensor))
+        bits = not_folded(as_bits(tensor))
 
         def launch(name: str) -> list[Any]:
-            return [self._hvd.alltoall(bits, splits, name=name, ignore_name_scope=True)[0]]
+            return [self.hvd.alltoall(bits, splits, name=name, ignore_name_scope=True)[0]]
 
-        return _from_bits(self._in_order("alltoall", launch)[0], tensor.dtype)
+        return from_bits(self.in_order("alltoall", launch)[0], tensor.dtype)
 
     def broadcast(self, tensor: Any) -> Any:
         """The tensor of rank 0.
@@ -137,15 +138,15 @@ class Ring:
         if self.size == 1:
             return tensor
         tensor = tf.convert_to_tensor(tensor)
-        bits = _not_folded(_as_bits(tensor))
+        bits = not_folded(as_bits(tensor))
 
         def launch(name: str) -> list[Any]:
-            return [self._hvd.broadcast(bits, 0, name=name, ignore_name_scope=True)]
+            return [self.hvd.broadcast(bits, 0, name=name, ignore_name_scope=True)]
 
-        value = _from_bits(self._in_order("broadcast", launch)[0], tensor.dtype)
+        value = from_bits(self.in_order("broadcast", launch)[0], tensor.dtype)
         return tf.ensure_shape(value, tensor.shape)
 
-    def _in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
+    def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
         """Launches operations after those before and before those that follow."""
         name = self._names.next(kind)
         if tf.executing_eagerly():
@@ -198,17 +199,19 @@ def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
     return found
 
 
-def _not_folded(tensor: Any) -> Any:
+def not_folded(tensor: Any) -> Any:
     """Keeps TensorFlow from computing a collective of a constant once, while it optimizes."""
     if tf.executing_eagerly():
         return tensor
     return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
 
-def _as_bits(tensor: Any) -> Any:
+def as_bits(tensor: Any) -> Any:
+    """A tensor's bits in a type that Horovod knows."""
     carrier = _CARRIED_AS.get(tensor.dtype)
     return tensor if carrier is None else tf.bitcast(tensor, carrier)
 
 
-def _from_bits(bits: Any, dtype: Any) -> Any:
+def from_bits(bits: Any, dtype: Any) -> Any:
+    """The tensor of type `dtype` that `as_bits` was given."""
     return bits if bits.dtype == dtype else tf.bitcast(bits, dtype)

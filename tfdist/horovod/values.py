@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import initialized, native, ring_of
-from tfdist.horovod.collectives import Ring, _as_bits, _from_bits, _not_folded
+from tfdist.horovod.collectives import Ring, as_bits, from_bits, not_folded
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables", "reducescatter"]
 
@@ -104,8 +104,8 @@ def _compare_numbers(ring: Ring, own: int) -> None:
 
 
 def _sent(ring: Ring, tensors: list[Any], root_rank: int) -> list[Any]:
-    hvd = ring._hvd
-    bits = [_not_folded(_as_bits(tf.convert_to_tensor(tensor))) for tensor in tensors]
+    hvd = ring.hvd
+    bits = [not_folded(as_bits(tf.convert_to_tensor(tensor))) for tensor in tensors]
 
     def launch(name: str) -> list[Any]:
         return [
@@ -113,9 +113,9 @@ def _sent(ring: Ring, tensors: list[Any], root_rank: int) -> list[Any]:
             for i, each in enumerate(bits)
         ]
 
-    sent = ring._in_order("broadcast", launch)
+    sent = ring.in_order("broadcast", launch)
     return [
-        tf.ensure_shape(_from_bits(value, tensor.dtype), tensor.shape)
+        tf.ensure_shape(from_bits(value, tensor.dtype), tensor.shape)
         for value, tensor in zip(sent, tensors, strict=True)
     ]
 

@@ -30,11 +30,11 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     for (sparse, _), places in by_type.items():
         reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, [values[i] for i in places])
         for i, value in zip(places, reduced, strict=True):
-            sums[i] = _merged(value, values[i]) if sparse else value
+            sums[i] = merged(value, values[i]) if sparse else value
     return [sums[i] for i in range(len(values))]
 
 
-def _merged(gathered: Any, own: Any) -> Any:
+def merged(gathered: Any, own: Any) -> Any:
     """Adds the replicas' slices where all have the same indices."""
     count = tf.shape(own.indices, gathered.indices.dtype)[0]
     total = tf.shape(gathered.indices, gathered.indices.dtype)[0]
