@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdist import environment
+from tfdist.cli import launchers
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
@@ -29,7 +30,9 @@ def verify(
     args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
     processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
-    strategy: Annotated[str, typer.Option(help="multi_worker or mirrored.")] = "multi_worker",
+    strategy: Annotated[
+        str, typer.Option(help="multi_worker, horovod or mirrored.")
+    ] = "multi_worker",
     tolerance: Annotated[float, typer.Option(help="What a weight may differ.")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -76,11 +79,13 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
     if strategy == "parameter_server":
         raise ConfigError(
             "--strategy parameter_server: verify compares what each process observes, and here "
-            "only the chief runs the script. Choose multi_worker or mirrored."
+            "only the chief runs the script. Choose multi_worker, horovod or mirrored."
         )
     if strategy == "mirrored":
         return StrategyConfig(strategy=strategy, devices=processes), 1
-    return StrategyConfig(strategy=strategy, processes=processes), processes
+    config = StrategyConfig(strategy=strategy, processes=processes)
+    launchers.check_horovod(config)
+    return config, processes
 
 
 def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, Any]) -> list[Any]:
@@ -92,11 +97,11 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
     with HeldPorts(tasks) as held:
         plan = plan_local(
             program,
-            cluster=local_cluster(held.ports) if config.strategy == "multi_worker" else None,
+            cluster=local_cluster(held.ports) if tasks > 1 else None,
             log_dir=place,
             environ=environment.snapshot(),
             gpus=gpu_lists.visible(),
-            devices=config.devices,
+            devices=1 if config.strategy == "horovod" else config.devices,
         )
         outcome = supervise.run(_recording(plan, place, shared["steps"]))
     if outcome.status:
