@@ -10,6 +10,7 @@ demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
 
 test: $(STAMP)dev
+	$(BIN)/tfdist build-horovod
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
 
 lint: $(STAMP)dev

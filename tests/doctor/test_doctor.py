@@ -9,6 +9,7 @@ import pytest
 from tfdist.cluster.checks.finding import Finding
 from tfdist.cluster.ports import HeldPorts
 from tfdist.doctor import Report, diagnose
+from tfdist.doctor.horovod import horovod_finding
 from tfdist.doctor.machine import machine_findings
 from tfdist.doctor.versions import in_range, ranges, version_findings
 from tfdist.errors import ConfigError
@@ -82,7 +83,7 @@ def test_tensorflow_under_another_name_counts() -> None:
 
 
 def test_a_plain_environment_is_well(tmp_path: pathlib.Path) -> None:
-    findings = list(machine_findings(plain(tmp_path), lambda _: None))
+    findings = list(machine_findings(plain(tmp_path)))
     assert {f.severity for f in findings} == {"ok"}
     assert "CPU core" in found(findings, "Devices").problem
 
@@ -98,7 +99,7 @@ def test_a_plain_environment_is_well(tmp_path: pathlib.Path) -> None:
 def test_a_variable_that_breaks_a_training(
     tmp_path: pathlib.Path, variables: Mapping[str, str], where: str, value: str, remedy: str
 ) -> None:
-    bad = found(machine_findings(plain(tmp_path, **variables), lambda _: None), where)
+    bad = found(machine_findings(plain(tmp_path, **variables)), where)
     assert bad.severity == "error"
     assert value in bad.problem
     assert remedy in bad.remedy
@@ -108,55 +109,94 @@ def test_a_variable_that_breaks_a_training(
     "variables", [{"TF_USE_LEGACY_KERAS": "0"}, {"KERAS_BACKEND": "tensorflow"}]
 )
 def test_a_variable_that_does_no_harm(tmp_path: pathlib.Path, variables: Mapping[str, str]) -> None:
-    findings = machine_findings(plain(tmp_path, **variables), lambda _: None)
+    findings = machine_findings(plain(tmp_path, **variables))
     assert {f.severity for f in findings} == {"ok"}
 
 
 def test_the_backend_of_the_configuration_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
-    bad = found(machine_findings(plain(tmp_path), lambda _: None), "KERAS_BACKEND")
+    bad = found(machine_findings(plain(tmp_path)), "KERAS_BACKEND")
     assert bad.severity == "error"
     assert '"torch"' in bad.problem
     assert str(tmp_path / "keras.json") in bad.problem
     environ = plain(tmp_path, KERAS_BACKEND="tensorflow")
-    assert found(machine_findings(environ, lambda _: None), "KERAS_BACKEND").severity == "ok"
+    assert found(machine_findings(environ), "KERAS_BACKEND").severity == "ok"
 
 
 def test_gpus_are_counted(tmp_path: pathlib.Path) -> None:
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="0,3")
-    devices = found(machine_findings(environ, lambda _: None), "Devices")
+    devices = found(machine_findings(environ), "Devices")
     assert "2 GPU (number 0, 3)" in devices.problem
 
 
 def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfdist.cluster.gpus._installed", lambda: 4)
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="-1")
-    devices = found(machine_findings(environ, lambda _: None), "Devices")
+    devices = found(machine_findings(environ), "Devices")
     assert devices.severity == "warning"
     assert 'CUDA_VISIBLE_DEVICES="-1" hides 4 GPU' in devices.problem
 
 
+# --- Horovod --------------------------------------------------------------------------------------
+
+
+def horovod(
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str | None,
+    built_for: str | None = None,
+    installed: bool = True,
+    tensorflow: str | None = "2.21.0",
+) -> Finding:
+    """What is said of a Horovod 0.28.1."""
+    versions = {"horovod": "0.28.1", "tensorflow": tensorflow}
+    place = "tfdist.doctor.horovod"
+    monkeypatch.setattr(f"{place}.is_installed", lambda: installed)
+    monkeypatch.setattr(f"{place}.built_for", lambda: built_for)
+    monkeypatch.setattr(f"{place}.operations", lambda: ("Gloo", "NCCL"))
+    monkeypatch.setattr(f"{place}.installed_version", versions.get)
+    return horovod_finding(strategy)
+
+
+@pytest.mark.parametrize("strategy", [None, "multi_worker", "horovod"])
+def test_a_horovod_that_fits(monkeypatch: pytest.MonkeyPatch, strategy: str | None) -> None:
+    good = horovod(monkeypatch, strategy, built_for="2.21.0")
+    assert good.severity == "ok"
+    assert good.problem == "0.28.1, built for TensorFlow 2.21.0, with Gloo, NCCL"
+
+
+@pytest.mark.parametrize(("strategy", "severity"), [(None, "ok"), ("horovod", "error")])
+def test_a_missing_horovod_matters_to_its_strategy_only(
+    monkeypatch: pytest.MonkeyPatch, strategy: str | None, severity: str
+) -> None:
+    missing = horovod(monkeypatch, strategy, installed=False)
+    assert missing.severity == severity
+    assert "ot installed" in missing.problem
+    assert "strategy horovod" in missing.problem
+    assert missing.remedy == "Run: tfdist build-horovod"
+
+
+@pytest.mark.parametrize(("strategy", "severity"), [(None, "warning"), ("horovod", "error")])
 @pytest.mark.parametrize(
-    ("version", "built", "severity", "says"),
+    ("built_for", "tensorflow", "says"),
     [
-        (None, False, "ok", "Not installed. Optional"),
-        ("0.28.1", True, "ok", "0.28.1, built for TensorFlow"),
-        ("0.28.1", False, "warning", "0.28.1 is installed, but was built without TensorFlow"),
+        ("2.20.0", "2.21.0", "was built for TensorFlow 2.20.0; this is TensorFlow 2.21.0"),
+        ("2.20.0", None, "was built for TensorFlow 2.20.0, and none is installed"),
+        (None, "2.21.0", "was built without TensorFlow"),
     ],
 )
-def test_horovod_is_optional(
-    tmp_path: pathlib.Path,
+def test_a_horovod_for_another_tensorflow(
     monkeypatch: pytest.MonkeyPatch,
-    version: str | None,
-    built: bool,
+    strategy: str | None,
     severity: str,
+    built_for: str | None,
+    tensorflow: str | None,
     says: str,
 ) -> None:
-    monkeypatch.setattr("tfdist.doctor.machine._has_tensorflow_library", lambda: built)
-    horovod = found(machine_findings(plain(tmp_path), lambda _: version), "Horovod")
-    assert horovod.severity == severity
-    assert says in horovod.problem
-    assert built or "pip install" in horovod.remedy
+    other = horovod(monkeypatch, strategy, built_for=built_for, tensorflow=tensorflow)
+    assert other.severity == severity
+    assert "0.28.1" in other.problem
+    assert says in other.problem
+    assert other.remedy == "Run: tfdist build-horovod"
 
 
 # --- The whole ------------------------------------------------------------------------------------
@@ -173,6 +213,37 @@ def test_multi_worker_without_a_tf_config_is_a_warning(tmp_path: pathlib.Path) -
     report = diagnose(environ=plain(tmp_path), strategy="multi_worker")
     assert report.ok
     assert "train alone" in found(report.findings, "TF_CONFIG").problem
+
+
+@pytest.mark.parametrize(
+    ("strategy", "variables", "severity", "says"),
+    [
+        ("horovod", {}, "warning", "train alone"),
+        ("horovod", {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"}, "ok", "rank 1 of 4"),
+        ("multi_worker", {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4"}, "warning", "train alone"),
+        ("horovod", {"PMI_RANK": "0", "PMI_SIZE": "2"}, "ok", "MPICH (PMI) started this rank 0"),
+        ("multi_worker", {"PMI_RANK": "0", "PMI_SIZE": "2"}, "ok", "rank 0 of 2"),
+        ("horovod", {"PMI_RANK": "0", "PMI_SIZE": "1"}, "warning", "train alone"),
+    ],
+)
+def test_other_launchers_need_no_tf_config(
+    tmp_path: pathlib.Path,
+    strategy: str,
+    variables: Mapping[str, str],
+    severity: str,
+    says: str,
+) -> None:
+    report = diagnose(environ=plain(tmp_path, **variables), strategy=strategy)
+    finding = found(report.findings, "TF_CONFIG")
+    assert finding.severity == severity
+    assert says in finding.problem
+
+
+def test_a_rank_that_is_no_number_is_an_error(tmp_path: pathlib.Path) -> None:
+    environ = plain(tmp_path, PMI_RANK="a", PMI_SIZE="2")
+    wrong = found(diagnose(environ=environ, strategy="horovod").findings, "MPI")
+    assert wrong.severity == "error"
+    assert "PMI_RANK='a'" in wrong.problem
 
 
 def test_the_tf_config_comes_from_the_environment(tmp_path: pathlib.Path) -> None:

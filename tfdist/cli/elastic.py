@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist.cli import logs, planning, show
+from tfdist.cli.jobs import Job, Request
 from tfdist.cluster.elastic import ElasticPlace
 from tfdist.cluster.launch import elastic
 from tfdist.cluster.launch.attempt import Screen
@@ -49,7 +50,7 @@ class Bounds:
         return any(value is not None for value in (self.least, self.most, self.script))
 
 
-def supervise(request: planning.Request, bounds: Bounds, grace: float) -> Outcome:
+def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
     """Runs an elastic job to its end.
 
     Args:
@@ -98,7 +99,7 @@ def supervise(request: planning.Request, bounds: Bounds, grace: float) -> Outcom
         return elastic.run(make, world, grace=grace, screen=screen)
 
 
-def _range(request: planning.Request, bounds: Bounds) -> tuple[int, int]:
+def _range(request: Request, bounds: Bounds) -> tuple[int, int]:
     if request.env_only or request.every_task:
         raise ConfigError(
             "--min-np and --max-np need `fit` to keep its state, which tfdist sees to in scripts "
@@ -121,7 +122,7 @@ def _range(request: planning.Request, bounds: Bounds) -> tuple[int, int]:
     return least, bounds.most
 
 
-def _check_strategy(job: planning.Job) -> None:
+def _check_strategy(job: Job) -> None:
     name = None if job.resolved is None else job.resolved.config.strategy
     if name not in _ELASTIC or job.plan.cluster is None:
         raise ConfigError(

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from tfdist.cli.build_horovod import build_horovod
+from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
@@ -61,6 +62,7 @@ def tfdist(
 # Everything after SCRIPT is the script's, even what looks like an option of tfdist.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
+app.command()(config)
 app.command()(build_horovod)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 

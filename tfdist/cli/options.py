@@ -23,6 +23,9 @@ _HOROVOD: dict[str, Any] = {"rich_help_panel": "Options of horovod"}
 #: Where the help shows the options of elastic jobs.
 _ELASTIC: dict[str, Any] = {"rich_help_panel": "Elastic jobs (horovod, multi_worker)"}
 
+#: Where the help shows the options of jobs on several machines.
+_SSH: dict[str, Any] = {"rich_help_panel": "Several machines"}
+
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
 
 Args = Annotated[
@@ -269,6 +272,29 @@ HostDiscoveryScript = Annotated[
 
 ElasticTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds to wait for --min-np processes.", **_ELASTIC)
+]
+
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="a:2,b:2",
+        help="Start the processes on these machines by ssh, each with so many slots.",
+        **_SSH,
+    ),
+]
+
+Hostfile = Annotated[
+    Path | None,
+    typer.Option(help="The same from a file of lines such as `a slots=2`.", **_SSH),
+]
+
+SshArgs = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Arguments of ssh, as '-p 2222'.", **_SSH)
+]
+
+RemotePython = Annotated[
+    str | None,
+    typer.Option(help="The interpreter on the hosts.", show_default="this one's path", **_SSH),
 ]
 
 EveryTask = Annotated[

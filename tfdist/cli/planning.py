@@ -6,22 +6,23 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist import environment
-from tfdist.cli import launchers, logs
+from tfdist.cli import every_task, hosts, launchers, logs
+from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
+from tfdist.cluster.hosts import Host
 from tfdist.cluster.launch.plan import (
-    BETWEEN_GRAPH,
     SERVED,
-    JobPlan,
     Program,
     local_cluster,
     plan_local,
     plan_member,
 )
+from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
@@ -32,53 +33,6 @@ __all__ = ["Job", "Request", "planned"]
 
 #: The strategies of several tasks.
 CLUSTERED = ("multi_worker", "horovod", "parameter_server")
-
-#: The options with which `--every-task` goes.
-_OF_EVERY_TASK = ("processes", "ps")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line asks for.
-
-    Attributes:
-        script: the script.
-        args: its arguments.
-        strategy: the name of a strategy, a file, or None.
-        given: the strategy's options; None for those that were not given.
-        env_only: whether the script makes its own strategy.
-        every_task: whether each task of the cluster runs the script itself.
-        task_flags: whether each then gets its place as flags.
-        max_restarts: how often what has failed is started again.
-        log_dir: where the logs go, or None for a place of the job's own.
-    """
-
-    script: str
-    args: tuple[str, ...]
-    strategy: str | None
-    given: Mapping[str, Any]
-    env_only: bool = False
-    every_task: bool = False
-    task_flags: bool = False
-    max_restarts: int = 0
-    log_dir: Path | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What is about to run.
-
-    Attributes:
-        plan: the commands.
-        resolved: the strategy's configuration; None where the script makes what it trains with.
-        seed: the job's seed; None where the chief draws it.
-        gpus: the GPUs of this machine.
-    """
-
-    plan: JobPlan
-    resolved: Resolved | None
-    seed: int | None
-    gpus: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -93,7 +47,7 @@ def planned(request: Request) -> Iterator[Job]:
             "--task-flags gives the flags of TensorFlow 1 to a script that each task runs itself. "
             "Add --every-task, or leave it out."
         )
-    making = _every_task(request) if request.every_task else _under_a_strategy(request)
+    making = every_task.planned(request) if request.every_task else _under_a_strategy(request)
     with making as job:
         yield dataclasses.replace(
             job, plan=dataclasses.replace(job.plan, max_restarts=request.max_restarts)
@@ -104,8 +58,15 @@ def planned(request: Request) -> Iterator[Job]:
 def _under_a_strategy(request: Request) -> Iterator[Job]:
     environ: Mapping[str, str] = environment.snapshot()
     gpus = gpu_lists.visible(environ)
+    machines = hosts.of(request.hosts, request.hostfile)
+    if machines is not None:
+        request = _with_slots(request, machines)
     resolved = _resolve(request, environment.read("TF_CONFIG", environ), environ, len(gpus))
     launchers.check_horovod(resolved.config)
+    if machines is not None:
+        with _on_hosts(request, resolved, machines, environ, gpus) as job:
+            yield job
+        return
     with launchers.cluster_of_mpi(resolved.config, environ) as environ:
         text = environment.read("TF_CONFIG", environ)
         if text is not None and resolved.config.strategy in CLUSTERED:
@@ -142,6 +103,38 @@ def _as_member(
 
 
 @contextlib.contextmanager
+def _on_hosts(
+    request: Request,
+    resolved: Resolved,
+    machines: Sequence[Host],
+    environ: Mapping[str, str],
+    gpus: tuple[str, ...],
+) -> Iterator[Job]:
+    """All processes of a job, on several machines."""
+    config = resolved.config
+    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
+    ssh = hosts.ssh_of(request.ssh_args, request.remote_python)
+    with hosts.cluster_of(config, machines, ssh) as cluster:
+        plan = plan_hosts(
+            _program(request, config, seed),
+            cluster=cluster,
+            ssh=ssh,
+            log_dir=request.log_dir or logs.default_place(),
+            environ=environ,
+            gpus=gpus,
+        )
+        yield Job(plan, resolved, seed, gpus)
+
+
+def _with_slots(request: Request, machines: Sequence[Host]) -> Request:
+    """The request for as many processes as the machines have slots, unless -n says it."""
+    if request.given.get("processes") is not None:
+        return request
+    slots = sum(machine.slots for machine in machines)
+    return dataclasses.replace(request, given={**request.given, "processes": slots})
+
+
+@contextlib.contextmanager
 def _as_rank(
     request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
 ) -> Iterator[Job]:
@@ -174,60 +167,6 @@ def _on_this_machine(
             devices=1 if config.strategy in ("parameter_server", "horovod") else config.devices,
         )
         yield Job(plan, resolved, seed, gpus)
-
-
-@contextlib.contextmanager
-def _every_task(request: Request) -> Iterator[Job]:
-    """The job of a between-graph program: all tasks run the script, under no strategy."""
-    counts = _counts_of_every_task(request)
-    environ = environment.snapshot()
-    gpus = gpu_lists.visible(environ)
-    text = environment.read("TF_CONFIG", environ)
-    place = request.log_dir or logs.default_place()
-    program = Program(
-        script=request.script,
-        args=request.args,
-        config="",
-        seed=None,
-        env_only=True,
-        roles=BETWEEN_GRAPH,
-        task_flags=request.task_flags,
-    )
-    if text is not None:
-        cluster, task = _place(text)
-        for name, count in counts.items():
-            _check_count(name, count, f"--{name}" if name == "ps" else "-n", cluster)
-        plan = plan_member(
-            program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
-        )
-        yield Job(plan, None, None, gpus)
-        return
-    ps = counts.get("ps", 1)
-    with HeldPorts(counts.get("processes", 1) + ps) as held:
-        cluster = local_cluster(held.ports, ps=ps)
-        plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
-        yield Job(plan, None, None, gpus)
-
-
-def _counts_of_every_task(request: Request) -> dict[str, int]:
-    """The numbers of tasks that were given; nothing else goes with `--every-task`."""
-    given = {name: value for name, value in request.given.items() if value is not None}
-    others = ["strategy"] if request.strategy is not None else []
-    others += [name for name in given if name not in _OF_EVERY_TASK]
-    if others:
-        flag = f"--{others[0].replace('_', '-')}"
-        value = request.strategy if others[0] == "strategy" else given[others[0]]
-        raise ConfigError(
-            f"{flag} {value} conflicts with --every-task: each task then runs "
-            f"{request.script!r} itself, which makes what it trains with. Leave one of them out."
-        )
-    for name, flag in (("processes", "-n"), ("ps", "--ps")):
-        if given.get(name, 1) < 1:
-            raise ConfigError(
-                f"{flag} {given[name]} conflicts with --every-task, which starts workers and "
-                "parameter servers. Give a number of 1 or more."
-            )
-    return given
 
 
 @contextlib.contextmanager
@@ -317,20 +256,9 @@ def _count_as_devices(flags: dict[str, Any]) -> None:
         )
 
 
-def _place(text: str) -> tuple[ClusterSpec, Task]:
-    """The cluster and the task of a TF_CONFIG that is set in the environment."""
-    cluster, task = parse_tf_config(text)
-    if task is None:
-        raise ConfigError(
-            f"TF_CONFIG={text!r} does not say which task this process is. Add "
-            '"task": {"type": "worker", "index": 0}, or unset TF_CONFIG to run on this machine.'
-        )
-    return cluster, task
-
-
 def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
     """The cluster and the task of a TF_CONFIG, checked for the strategy."""
-    cluster, task = _place(text)
+    cluster, task = place_of(text)
     config, reasons = resolved.config, resolved.reasons
     if config.strategy == "parameter_server":
         found = check_tf_config(text, strategy=config.strategy)
@@ -344,25 +272,8 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
             )
     for name in ("processes", "ps"):
         if name in reasons:
-            _check_count(name, getattr(config, name), reasons[name], cluster)
+            check_count(name, getattr(config, name), reasons[name], cluster)
     return cluster, task
-
-
-def _check_count(name: str, asked: int, place: str, cluster: ClusterSpec) -> None:
-    """Compares a number of tasks that was asked for with TF_CONFIG's."""
-    if name == "ps":
-        kind, count = "parameter server", len(cluster.addresses.get("ps", ()))
-    elif "ps" in cluster.addresses:
-        kind, count = "worker", len(cluster.addresses.get("worker", ()))
-    else:
-        kind, count = "task", len(cluster.computing)
-    if asked != count:
-        raise ConfigError(
-            f"{place} {asked} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
-            f"{'s' * (count != 1)}{' that compute' * (kind == 'task')}. "
-            "Leave it out to run this task of that cluster, or unset TF_CONFIG to start all "
-            "processes on this machine."
-        )
 
 
 def _for_cluster(resolved: Resolved, cluster: ClusterSpec) -> Resolved:

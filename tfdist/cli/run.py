@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from tfdist.cli import elastic, logs, options, planning, show
+from tfdist.cli.jobs import Request
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan
 from tfdist.cluster.launch.spawn import Terminal
@@ -26,6 +27,10 @@ def run(
     args: options.Args = None,
     strategy: options.Strategy = None,
     max_restarts: options.MaxRestarts = 0,
+    hosts: options.Hosts = None,
+    hostfile: options.Hostfile = None,
+    ssh_args: options.SshArgs = None,
+    remote_python: options.RemotePython = None,
     min_np: options.MinNp = None,
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,
@@ -66,11 +71,11 @@ def run(
     raise typer.Exit(status)
 
 
-def _request(given: dict[str, Any]) -> planning.Request:
+def _request(given: dict[str, Any]) -> Request:
     """The values of the command line, sorted by who needs them."""
     strategys = {field.name for field in dataclasses.fields(StrategyConfig)} - {"strategy"}
-    own = {field.name for field in dataclasses.fields(planning.Request)} - {"args", "given"}
-    return planning.Request(
+    own = {field.name for field in dataclasses.fields(Request)} - {"args", "given"}
+    return Request(
         args=tuple(given["args"] or ()),
         given={name: value for name, value in given.items() if name in strategys},
         **{name: value for name, value in given.items() if name in own},

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 from tfdist import environment
 from tfdist.cluster.checks.finding import Finding, error, warning
+from tfdist.cluster.environments import mpi
 from tfdist.cluster.tf_config import (
     PROGRAM_START_HINT,
     Network,
     ThisMachine,
     check_tf_config,
 )
+from tfdist.doctor.horovod import horovod_finding
 from tfdist.doctor.machine import machine_findings
 from tfdist.doctor.report import Report
 from tfdist.doctor.versions import version_findings
@@ -71,7 +73,8 @@ def diagnose(
     findings = (
         *version_findings(),
         *machine_findings(variables),
-        *_tf_config_findings(source, strategy, None if elsewhere else network),
+        horovod_finding(strategy),
+        *_tf_config_findings(source, strategy, None if elsewhere else network, variables),
     )
     return Report(
         findings=findings,
@@ -100,19 +103,38 @@ def _source(
 
 
 def _tf_config_findings(
-    source: _Source, strategy: str | None, network: Network | None
+    source: _Source, strategy: str | None, network: Network | None, environ: Mapping[str, str]
 ) -> list[Finding]:
     if source.problem is not None:
         return [source.problem]
     if source.text is not None:
         return check_tf_config(source.text, strategy=strategy, network=network)
-    if strategy in ("multi_worker", "parameter_server"):
+    if strategy in ("multi_worker", "horovod"):
+        launched = _launched(strategy, environ)
+        if launched is not None:
+            return [launched]
+    if strategy in ("multi_worker", "parameter_server", "horovod"):
         return [
             warning(
                 _WHERE,
                 f'Not set. With strategy "{strategy}" this process would train alone.',
-                "Set it in each process. `tfdist run -n 2 --strategy multi_worker` does so for "
+                f"Set it in each process. `tfdist run -n 2 --strategy {strategy}` does so for "
                 "its own.",
             )
         ]
     return [Finding("ok", _WHERE, "Not set: this process is not part of a cluster.")]
+
+
+def _launched(strategy: str, environ: Mapping[str, str]) -> Finding | None:
+    """What another launcher than tfdist says of this process."""
+    rank, size = (environment.read(f"HOROVOD_{name}", environ) for name in ("RANK", "SIZE"))
+    if strategy == "horovod" and rank is not None:
+        return Finding("ok", _WHERE, f"Not set: horovodrun started this rank {rank} of {size}.")
+    try:
+        found = mpi.detect(environ)
+    except ConfigError as problem:
+        return error("MPI", str(problem), "Correct them.")
+    if found is None or found.size < 2:
+        return None
+    says = f"Not set: {found.launcher} started this rank {found.rank} of {found.size}."
+    return Finding("ok", _WHERE, says)

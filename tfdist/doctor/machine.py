@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from tfdist import environment
 from tfdist.cluster import gpus
 from tfdist.cluster.checks.finding import Finding, error, warning
-from tfdist.doctor.versions import installed_version
 
-__all__ = ["machine_findings"]
+__all__ = ["cpu_count", "machine_findings", "memory"]
 
 _GIB = 1024**3
 _CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
-_BUILD_HOROVOD = (
-    "To build 0.28.1 for TensorFlow 2.21: in its source, take xla_mpi_ops.cc out of "
-    "horovod/tensorflow/CMakeLists.txt, then run: HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 "
-    "HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 "
-    "HOROVOD_CPU_OPERATIONS=GLOO pip install --no-build-isolation ."
-)
-_NO_HOROVOD = "Optional: no strategy of this release uses it."
 
 
-def machine_findings(
-    environ: Mapping[str, str], lookup: Callable[[str], str | None] | None = None
-) -> Iterator[Finding]:
-    """What the environment variables, devices and optional packages mean for a training.
+def machine_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What the environment variables and devices mean for a training.
 
     Args:
         environ: the environment variables.
-        lookup: gives the installed version of a distribution, or None.
     """
     yield _legacy_keras(environ)
     yield _backend(environ)
     yield _devices(environ)
-    yield _horovod(lookup or installed_version)
 
 
 def _legacy_keras(environ: Mapping[str, str]) -> Finding:
@@ -77,8 +64,8 @@ def _configured_backend(environ: Mapping[str, str]) -> tuple[pathlib.Path, str |
 
 
 def _devices(environ: Mapping[str, str]) -> Finding:
-    cpus = _cpu_count()
-    host = f"{cpus} CPU core{'s' if cpus > 1 else ''}, {_memory() / _GIB:.1f} GiB of memory"
+    cpus = cpu_count()
+    host = f"{cpus} CPU core{'s' if cpus > 1 else ''}, {memory() / _GIB:.1f} GiB of memory"
     found = gpus.visible(environ)
     if found:
         names = ", ".join(found)
@@ -91,41 +78,17 @@ def _devices(environ: Mapping[str, str]) -> Finding:
     return Finding("ok", "Devices", f"no NVIDIA GPU; {host}")
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
     """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _memory() -> int:
+def memory() -> int:
     """The memory that this process may use, in bytes: the machine's, or its container's limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(total, int(_CONTAINER_LIMIT.read_text()))
     except (OSError, ValueError):
         return total
-
-
-def _horovod(lookup: Callable[[str], str | None]) -> Finding:
-    version = lookup("horovod")
-    if version is None:
-        return Finding(
-            "ok",
-            "Horovod",
-            f"Not installed. {_NO_HOROVOD}",
-            _BUILD_HOROVOD,
-        )
-    if _has_tensorflow_library():
-        return Finding("ok", "Horovod", f"{version}, built for TensorFlow. {_NO_HOROVOD}")
-    return warning(
-        "Horovod",
-        f"{version} is installed, but was built without TensorFlow. {_NO_HOROVOD}",
-        f"Uninstall it, or build it again. {_BUILD_HOROVOD}",
-    )
-
-
-def _has_tensorflow_library() -> bool:
-    spec = importlib.util.find_spec("horovod")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return any(list(pathlib.Path(f, "tensorflow").glob("mpi_lib*.so")) for f in folders)

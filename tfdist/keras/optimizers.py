@@ -13,9 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
+from keras.src.optimizers.adam import Adam
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdist.keras import fused
 from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.flags import Flag
 from tfdist.keras.hooks import Hook
@@ -32,6 +34,7 @@ def hooks() -> list[Hook]:
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
+        Hook(Adam, "update_step", fused.adam_while(exchanged)),
     ]
 
 

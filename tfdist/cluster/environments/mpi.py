@@ -13,11 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster.addresses import Address
+from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings, seen
+from tfdist.cluster.environments.ranking import check_rank
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["MpiRank", "detect", "gathered"]
+__all__ = ["MpiRank", "detect", "gathered", "place"]
 
 #: The variables of rank and size: Open MPI, then MPICH, Intel MPI and others that use Hydra.
 _VARIABLES = {
@@ -59,14 +61,35 @@ def detect(environ: Mapping[str, str]) -> MpiRank | None:
     return None
 
 
+def place(given: Surroundings) -> Place | Absent:
+    """The rank that an MPI launcher has given this process; `gathered` finds the others.
+
+    Raises:
+        ConfigError: if the variables are no numbers, or contradict each other.
+    """
+    started = detect(given.environ)
+    if started is None:
+        return Absent(f"neither {' nor '.join(rank for rank, _ in _VARIABLES.values())} is set")
+    rank, size = _VARIABLES[started.launcher]
+    source = f"{size}={started.size}"
+    check_rank(started.rank, started.size, f"{rank}={started.rank}", source)
+    return Place(
+        environment="mpi",
+        reason=seen(given.environ, [rank, size]),
+        counts=given.roles.counts(started.size, source),
+        task=given.roles.task(started.rank, started.size, source),
+    )
+
+
 @contextlib.contextmanager
-def gathered(found: MpiRank) -> Iterator[tuple[ClusterSpec, Task]]:
-    """All processes of the launcher as a cluster of workers; this one's port is held within.
+def gathered(found: MpiRank, roles: Roles | None = None) -> Iterator[tuple[ClusterSpec, Task]]:
+    """All processes of the launcher as a cluster; this one's port is held within.
 
     Every process must call it: they wait for each other in MPI.
 
     Args:
         found: this process's rank.
+        roles: which ranks get which role; all are workers by default.
 
     Raises:
         ConfigError: if mpi4py or the MPI library cannot be loaded, or does not agree.
@@ -89,7 +112,8 @@ def gathered(found: MpiRank) -> Iterator[tuple[ClusterSpec, Task]]:
             )
         alone = len({host for host, _ in everyone}) == 1
         addresses = tuple(Address("127.0.0.1" if alone else host, port) for host, port in everyone)
-        yield ClusterSpec({"worker": addresses}), Task("worker", rank)
+        asked, source = roles or Roles(), f"{found.launcher}'s {size}"
+        yield asked.cluster(addresses, source), asked.task(rank, size, source)
 
 
 def _mpi() -> Any:

@@ -279,6 +279,7 @@ class Attempt:
             lines=task.output.tail(100),
             stopped=stopped,
             shown=task.plan.task == self._plan.shown and self._screen.terminal is not None,
+            host=task.plan.host,
         )
 
 

@@ -48,6 +48,9 @@ _PEER = re.compile(
 )
 
 
+#: The exit status of ssh where it failed itself.
+_SSH_FAILED = 255
+
 #: A rank that Horovod has given up waiting for.
 _MISSING = re.compile(r"^(\d+)!: \[")
 
@@ -63,6 +66,7 @@ class Ending:
         lines: its last lines, oldest first.
         stopped: whether it ended because the job was being stopped.
         shown: whether its output is on the terminal already.
+        host: the machine on which it ran, if it was another.
     """
 
     task: Task
@@ -71,6 +75,7 @@ class Ending:
     lines: Sequence[str] = ()
     stopped: bool = False
     shown: bool = False
+    host: str | None = None
 
 
 def exit_status(returncode: int) -> int:
@@ -121,7 +126,8 @@ def root_cause(endings: Sequence[Ending]) -> Ending | None:
 
 def headline(ending: Ending) -> str:
     """Who ended and how, as "worker 1 was ended by signal 9 (SIGKILL)"."""
-    return f"{ending.task} {_how(ending)}"
+    where = "" if ending.host is None else f" on {ending.host}"
+    return f"{ending.task}{where} {_how(ending)}"
 
 
 def describe(root: Ending, endings: Sequence[Ending]) -> str:
@@ -161,6 +167,8 @@ def _from_tensorflow(line: str) -> bool:
 def _how(ending: Ending) -> str:
     if ending.stopped:
         return "raised an error"
+    if ending.host is not None and ending.returncode == _SSH_FAILED:
+        return f"was lost: ssh has no connection to {ending.host} (exit status {_SSH_FAILED})"
     if ending.returncode >= 0:
         return f"failed with exit status {ending.returncode}"
     number = -ending.returncode

@@ -26,6 +26,8 @@ __all__ = [
     "local_cluster",
     "plan_local",
     "plan_member",
+    "task_plan",
+    "training",
 ]
 
 #: Where tasks of this machine listen. An address, so that no name lookup can fail.
@@ -141,6 +143,9 @@ class TaskPlan:
         environ: what is changed in its environment; None removes a variable.
         log: the file that gets its output.
         role: what its end means for the job.
+        host: the machine on which it runs, if it is another: the command is then ssh's.
+        order: what the command reads from its standard input, which stays open after that. None
+            leaves standard input alone.
     """
 
     task: Task
@@ -149,6 +154,8 @@ class TaskPlan:
     environ: Mapping[str, str | None]
     log: Path
     role: Role = Role.MAIN
+    host: str | None = None
+    order: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -217,11 +224,11 @@ def plan_local(
     """
     if cluster is None:
         alone = Task("worker", 0)
-        only = _task_plan(program, None, alone, log_dir, environ, None)
+        only = task_plan(program, None, alone, log_dir, environ, None)
         return JobPlan(tasks=(only,), cluster=None, shown=alone, log_dir=log_dir)
     shares = _shares(program, cluster, gpus, devices)
     tasks = tuple(
-        _task_plan(program, cluster, task, log_dir, environ, shares.get(task))
+        task_plan(program, cluster, task, log_dir, environ, shares.get(task))
         for task, _ in cluster.tasks()
     )
     spare = Role.SPARE in program.roles.values() and not program.env_only
@@ -265,7 +272,7 @@ def plan_member(
             "Correct the type and index of its task."
         ) from None
     changes = program.environ(environ)
-    if gpus and task not in _training(program, cluster):
+    if gpus and task not in training(program, cluster):
         changes["CUDA_VISIBLE_DEVICES"] = ""
     plan = TaskPlan(
         task=task,
@@ -277,7 +284,7 @@ def plan_member(
     return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir)
 
 
-def _task_plan(
+def task_plan(
     program: Program,
     cluster: ClusterSpec | None,
     task: Task,
@@ -285,6 +292,7 @@ def _task_plan(
     environ: Mapping[str, str],
     gpus: tuple[str, ...] | None,
 ) -> TaskPlan:
+    """Plans one task; see `plan_local`. `gpus` are those that it sees; None means all."""
     changes = program.environ(environ)
     if cluster is not None:
         changes["TF_CONFIG"] = cluster.tf_config(task)
@@ -302,7 +310,7 @@ def _task_plan(
     )
 
 
-def _training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
+def training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
     """The tasks that hold replicas: where the chief is served, it holds none."""
     served = Role.SPARE in program.roles.values()
     return tuple(task for task in cluster.computing if task.type == "worker" or not served)
@@ -314,13 +322,13 @@ def _shares(
     """The GPUs of each task. A task that is not named sees what there is."""
     if not gpus:
         return {}
-    training = _training(program, cluster)
+    trains = training(program, cluster)
     given: dict[Task, tuple[str, ...]] = {
-        task: () for task, _ in cluster.tasks() if task not in training
+        task: () for task, _ in cluster.tasks() if task not in trains
     }
-    if len(training) > 1 or devices is not None:
-        shares = gpu_lists.split(gpus, len(training), devices)
-        given.update(zip(training, shares, strict=True))
+    if len(trains) > 1 or devices is not None:
+        shares = gpu_lists.split(gpus, len(trains), devices)
+        given.update(zip(trains, shares, strict=True))
     return given
 
 

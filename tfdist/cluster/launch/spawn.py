@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -18,9 +19,13 @@ from tfdist import environment
 from tfdist.cluster.launch import guard
 from tfdist.cluster.launch.output import Pump, TaskOutput
 from tfdist.cluster.launch.plan import TaskPlan
+from tfdist.cluster.launch.remote import BEAT_SECONDS
 from tfdist.errors import TfdistError
 
 __all__ = ["Guard", "RunningTask", "Terminal", "spawn"]
+
+#: The exit status of ssh where it failed itself.
+_SSH_FAILED = 255
 
 _GUARD = (sys.executable, "-I", "-S", guard.__file__)
 
@@ -94,20 +99,35 @@ class RunningTask:
     _guard: Guard
     _window: tuple[int, int] | None = None
     returncode: int | None = None
+    _last_beat: float = 0.0
 
     def poll(self) -> int | None:
         """The task's return code, or None while it runs.
+
+        Call it often: a task on another machine lives as long as it hears of its launcher.
 
         When the task has ended, processes that it left in its group are killed. The group's number
         is still taken at that moment, so nobody else can be hit.
         """
         if self.returncode is None:
             state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if state is not None:
+            if state is None:
+                self._beat()
+            else:
                 self.signal(signal.SIGKILL)
                 self.returncode = self._process.wait()
                 self._guard.cross_out(self._process.pid)
+                if self.plan.host is not None and 128 < self.returncode < _SSH_FAILED:
+                    self.returncode = 128 - self.returncode  # A signal ended it there.
         return self.returncode
+
+    def _beat(self) -> None:
+        """Tells a task on another machine that the launcher lives."""
+        now = time.monotonic()
+        if self._process.stdin is not None and now - self._last_beat > BEAT_SECONDS:
+            self._last_beat = now
+            with contextlib.suppress(OSError, ValueError):
+                os.write(self._process.stdin.fileno(), b".")
 
     def resize(self) -> None:
         """Gives the task's pseudo-terminal the present size of the launcher's terminal."""
@@ -117,15 +137,26 @@ class RunningTask:
     def close(self) -> None:
         """Closes the log of a task that has ended and been read."""
         self.output.close()
+        self._hang_up()
         if self._window is not None:
             os.close(self._window[1])
             self._window = None
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the task and its children, unless it has been waited for."""
-        if self.returncode is None:
+        """Sends a signal to the task and its children, unless it has been waited for.
+
+        A task on another machine is ended there when its line is cut.
+        """
+        if self._process.stdin is not None and number != signal.SIGKILL:
+            self._hang_up()
+        elif self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
+
+    def _hang_up(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
 
 def spawn(
@@ -158,15 +189,7 @@ def spawn(
         for _, inner, _ in streams:
             ends_of_task.callback(os.close, inner)
         try:
-            process = subprocess.Popen(
-                guard.command(plan.command),
-                stdin=_stdin(terminal),
-                stdout=streams[0][1],
-                stderr=streams[-1][1],
-                env=environment.merged(plan.environ),
-                pass_fds=[guard.pipe],
-                start_new_session=True,
-            )
+            process = _start(plan, guard, _stdin(terminal), streams[0][1], streams[-1][1])
         except OSError as error:
             for ours, _, _ in streams:
                 os.close(ours)
@@ -177,6 +200,27 @@ def spawn(
             window = (echo, os.dup(ours))
         pump.add(ours, output, echo)
     return RunningTask(plan, output, process, guard, window)
+
+
+def _start(
+    plan: TaskPlan, guard: Guard, stdin: int, stdout: int, stderr: int
+) -> subprocess.Popen[bytes]:
+    """Starts the process of a task, and gives it its order if it has one."""
+    process = subprocess.Popen(
+        guard.command(plan.command),
+        stdin=stdin if plan.order is None else subprocess.PIPE,
+        bufsize=0,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment.merged(plan.environ),
+        pass_fds=[guard.pipe],
+        start_new_session=True,
+    )
+    if plan.order is not None and process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):  # It has ended already, and says why itself.
+            process.stdin.write(plan.order)
+            os.set_blocking(process.stdin.fileno(), False)
+    return process
 
 
 def _stdin(terminal: Terminal | None) -> int:

@@ -25,6 +25,7 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist.errors import ConfigError
+from tfdist.keras import fused
 from tfdist.keras.hooks import Hook
 from tfdist.keras.served import optimizers, report
 from tfdist.keras.served.guards import applying, guarded, learning_rate_factor
@@ -53,7 +54,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(BaseOptimizer, "_get_current_learning_rate", _damped),
-        Hook(Adam, "update_step", optimizers.fused_adam),
+        Hook(Adam, "update_step", fused.adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),
         Hook(TensorFlowTrainer, "make_test_function", _served(serving, "test")),

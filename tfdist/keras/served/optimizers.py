@@ -17,7 +17,7 @@ from tfdist.keras.served.step import Update, current_served_step, parts_of
 from tfdist.servers.cluster import Servers
 from tfdist.servers.partitioned import Partitioned
 
-__all__ = ["fused_adam", "sent_to"]
+__all__ = ["sent_to"]
 
 #: Optimizers that treat each number of a weight by itself, so that parts of it can be updated.
 _BY_ELEMENT = (
@@ -59,36 +59,6 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
         return apply
 
     return make
-
-
-def fused_adam(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Adam's dense update as one kernel, which reads and writes the server's memory once.
-
-    TensorFlow's `ResourceApplyAdam` computes the formula of `keras.optimizers.Adam`.
-    """
-
-    @functools.wraps(original)
-    def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        place = self._get_variable_index(variable)
-        m, v = self._momentums[place].value, self._velocities[place].value
-        plain = isinstance(gradient, tf.Tensor) and not self.amsgrad
-        if not (applying.is_up and plain and variable.dtype == tf.float32):
-            return original(self, gradient, variable, learning_rate)
-        step = tf.cast(self.iterations + 1, tf.float32)
-        return tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=m.handle,
-            v=v.handle,
-            beta1_power=tf.pow(tf.constant(self.beta_1, tf.float32), step),
-            beta2_power=tf.pow(tf.constant(self.beta_2, tf.float32), step),
-            lr=tf.cast(learning_rate, tf.float32),
-            beta1=tf.constant(self.beta_1, tf.float32),
-            beta2=tf.constant(self.beta_2, tf.float32),
-            epsilon=tf.constant(self.epsilon, tf.float32),
-            grad=tf.cast(gradient, tf.float32),
-        )
-
-    return update_step
 
 
 def _built(optimizer: Any, variables: Any) -> list[Any]:

@@ -1,0 +1,84 @@
+"""From `--hosts` to a cluster on several machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfdist.cluster.hosts import Host, assign, parse_hosts, read_hostfile
+from tfdist.cluster.launch.ssh import Ssh, cluster_on
+from tfdist.cluster.ports import HeldPorts, is_local_host
+from tfdist.cluster.spec import ClusterSpec
+from tfdist.config import StrategyConfig
+from tfdist.errors import ConfigError
+
+__all__ = ["cluster_of", "of", "ssh_of"]
+
+_STRATEGIES = ("multi_worker", "horovod", "parameter_server")
+
+
+def of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...] | None:
+    """The machines that the command line names, or None.
+
+    Raises:
+        ConfigError: if both options are given, or one has a mistake.
+    """
+    if hosts is not None and hostfile is not None:
+        raise ConfigError(
+            f"--hosts {hosts} conflicts with --hostfile {str(hostfile)!r}: both name the machines. "
+            "Leave one of them out."
+        )
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return None if hostfile is None else read_hostfile(hostfile)
+
+
+def ssh_of(arguments: str | None, python: str | None) -> Ssh:
+    """How the machines are reached."""
+    ssh = Ssh(arguments=tuple(shlex.split(arguments or "")))
+    return ssh if python is None else dataclasses.replace(ssh, python=python)
+
+
+@contextlib.contextmanager
+def cluster_of(config: StrategyConfig, machines: Sequence[Host], ssh: Ssh) -> Iterator[ClusterSpec]:
+    """The job's tasks on the machines; the ports of this one are held within the block.
+
+    Processes that train fill one machine after the other. With parameter servers, the chief is on
+    the first machine, and the servers take turns on all.
+
+    Raises:
+        ConfigError: if there are too few slots, or the strategy runs in one process.
+        StartError: if a machine cannot be used.
+    """
+    if config.strategy not in _STRATEGIES:
+        raise ConfigError(
+            f"--hosts conflicts with strategy={config.strategy!r}, which runs in one process. "
+            f"Choose {', '.join(_STRATEGIES)}, or leave it out."
+        )
+    places: dict[str, list[str]] = {"worker": list(assign(machines, config.processes))}
+    if config.strategy == "parameter_server":
+        names = [machine.name for machine in machines]
+        places = {
+            "chief": names[:1],
+            **places,
+            "ps": [names[number % len(names)] for number in range(config.ps)],
+        }
+    everywhere = [host for hosts in places.values() for host in hosts]
+    _check_loopback(everywhere)
+    here = [host for host in everywhere if is_local_host(host)]
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(HeldPorts(len(here))) if here else None
+        yield cluster_on(places, ssh, held.ports if held else (), config.start_timeout)
+
+
+def _check_loopback(hosts: Sequence[str]) -> None:
+    """Another machine cannot reach this one at a loopback address."""
+    loopback = [h for h in hosts if h == "localhost" or h.startswith("127.") or h == "::1"]
+    if loopback and len(loopback) < len(hosts):
+        raise ConfigError(
+            f"--hosts names {loopback[0]!r}, which on each machine is that machine itself. Write "
+            "the name or address by which the others reach this one."
+        )

@@ -1,0 +1,110 @@
+"""What the command line asks for, and what is about to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.launch.plan import JobPlan
+from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.config import Resolved
+from tfdist.errors import ConfigError
+
+__all__ = ["Job", "Request", "check_count", "place_of"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        script: the script.
+        args: its arguments.
+        strategy: the name of a strategy, a file, or None.
+        given: the strategy's options; None for those that were not given.
+        env_only: whether the script makes its own strategy.
+        every_task: whether each task of the cluster runs the script itself.
+        task_flags: whether each then gets its place as flags.
+        max_restarts: how often what has failed is started again.
+        log_dir: where the logs go, or None for a place of the job's own.
+        hosts: the machines, as `a:2,b:2`, or None.
+        hostfile: a file that names them, or None.
+        ssh_args: arguments of ssh, as on a command line.
+        remote_python: the interpreter on the other machines.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    strategy: str | None
+    given: Mapping[str, Any]
+    env_only: bool = False
+    every_task: bool = False
+    task_flags: bool = False
+    max_restarts: int = 0
+    log_dir: Path | None = None
+    hosts: str | None = None
+    hostfile: Path | None = None
+    ssh_args: str | None = None
+    remote_python: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is about to run.
+
+    Attributes:
+        plan: the commands.
+        resolved: the strategy's configuration; None where the script makes what it trains with.
+        seed: the job's seed; None where the chief draws it.
+        gpus: the GPUs of this machine.
+    """
+
+    plan: JobPlan
+    resolved: Resolved | None
+    seed: int | None
+    gpus: tuple[str, ...]
+
+
+def place_of(text: str) -> tuple[ClusterSpec, Task]:
+    """The cluster and the task of a TF_CONFIG that is set in the environment.
+
+    Raises:
+        ConfigError: if it has mistakes, or names no task.
+    """
+    cluster, task = parse_tf_config(text)
+    if task is None:
+        raise ConfigError(
+            f"TF_CONFIG={text!r} does not say which task this process is. Add "
+            '"task": {"type": "worker", "index": 0}, or unset TF_CONFIG to run on this machine.'
+        )
+    return cluster, task
+
+
+def check_count(name: str, asked: int, place: str, cluster: ClusterSpec) -> None:
+    """Compares a number of tasks that was asked for with TF_CONFIG's.
+
+    Args:
+        name: `"ps"`, or `"processes"`.
+        asked: the number.
+        place: where it was asked for.
+        cluster: the cluster of TF_CONFIG.
+
+    Raises:
+        ConfigError: if they differ.
+    """
+    if name == "ps":
+        kind, count = "parameter server", len(cluster.addresses.get("ps", ()))
+    elif "ps" in cluster.addresses:
+        kind, count = "worker", len(cluster.addresses.get("worker", ()))
+    else:
+        kind, count = "task", len(cluster.computing)
+    if asked != count:
+        raise ConfigError(
+            f"{place} {asked} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
+            f"{'s' * (count != 1)}{' that compute' * (kind == 'task')}. "
+            "Leave it out to run this task of that cluster, or unset TF_CONFIG to start all "
+            "processes on this machine."
+        )

@@ -1,0 +1,45 @@
+"""A process that `horovodrun` has started with Gloo: its rank, but not where the others are.
+
+Horovod's launcher sets HOROVOD_RANK and HOROVOD_SIZE, and the address of a rendezvous through which
+Horovod's own library finds the others (horovod/runner/gloo_run.py). With `--mpi` it starts
+`mpirun`, whose variables tell the same.
+"""
+
+from __future__ import annotations
+
+from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
+from tfdist.cluster.environments.ranking import check_rank, number
+from tfdist.errors import ConfigError
+
+__all__ = ["place"]
+
+_RANK, _SIZE = "HOROVOD_RANK", "HOROVOD_SIZE"
+
+
+def place(given: Surroundings) -> Place | Absent:
+    """The rank that `horovodrun` has given this process; its cluster is not known here.
+
+    Raises:
+        ConfigError: if only one of the variables is set, or they are no numbers.
+    """
+    environ = given.environ
+    there = [name for name in (_RANK, _SIZE) if environ.get(name)]
+    if not there:
+        return Absent(f"{_RANK} is not set")
+    if len(there) == 1:
+        missing = _SIZE if there == [_RANK] else _RANK
+        raise ConfigError(
+            f"{seen(environ, there)} is set, but {missing} is not; horovodrun sets both. Unset "
+            f"{there[0]}, or start with horovodrun."
+        )
+    rank = number(environ, _RANK, "horovodrun")
+    size = number(environ, _SIZE, "horovodrun", least=1)
+    source = f"{_SIZE}={size}"
+    check_rank(rank, size, f"{_RANK}={rank}", source)
+    return Place(
+        environment="horovod",
+        reason=seen(environ, [_RANK, _SIZE, "HOROVOD_GLOO_RENDEZVOUS_ADDR"]),
+        counts=given.roles.counts(size, source),
+        task=given.roles.task(rank, size, source),
+        devices=1,
+    )

@@ -1,0 +1,217 @@
+"""A task of a Slurm step: what `srun` says in the environment of each task.
+
+Slurm's variables are those of the manual page of `srun`, "OUTPUT ENVIRONMENT VARIABLES", and of
+"Heterogeneous Job Support". A batch script is no task of a step: `srun` in it starts them.
+SLURM_JOB_ID differs for each job of an array (SLURM_ARRAY_JOB_ID does not), so that ports differ
+too; see `job_ports`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tfdist.cluster.environments import slurm_gpus
+from tfdist.cluster.environments.hostlist import expand, expand_counts
+from tfdist.cluster.environments.job_ports import first_port
+from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings, seen
+from tfdist.cluster.environments.ranking import check_rank, number, place_of_rank
+from tfdist.errors import ConfigError
+
+__all__ = ["place"]
+
+_SETTER = "Slurm's srun"
+#: Steps from this number on are no steps of tasks: batch scripts, interactive shells and the like.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+#: What Slurm calls the same thing in a step, in a job, and in its older versions.
+_JOB = ("SLURM_JOB_ID", "SLURM_JOBID")
+_STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
+_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+_NODES = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
+_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+_GROUPS = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+_LEADER = ("SLURM_HET_JOB_ID", "SLURM_PACK_JOB_ID", "SLURM_JOB_ID_HET_GROUP_0")
+_ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+_OWN = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """Where the tasks of a step are.
+
+    Attributes:
+        nodes: the nodes, in Slurm's order.
+        by_rank: for each rank the number of its node.
+        source: the variable that gives the number of tasks, for messages.
+        names: the variables that this is from.
+    """
+
+    nodes: Sequence[str]
+    by_rank: Sequence[int]
+    source: str
+    names: tuple[str, ...]
+
+
+def place(given: Surroundings) -> Place | Absent:
+    """The task of this process.
+
+    Raises:
+        ConfigError: if a variable is missing or cannot be read, or two contradict each other.
+    """
+    environ = given.environ
+    job, step = _set(environ, _JOB), _set(environ, _STEP)
+    if job is None:
+        return Absent("SLURM_JOB_ID is not set")
+    if step is None or number(environ, step, _SETTER) >= _FIRST_SPECIAL_STEP:
+        what = seen(environ, [job, *([step] if step else [])])
+        return Absent(f"{what}: this process is none of a step's tasks. Start it with srun")
+    layout = _layout(environ)
+    rank = number(environ, _needed(environ, _OWN[:1]), _SETTER)
+    check_rank(rank, len(layout.by_rank), f"SLURM_PROCID={rank}", layout.source)
+    _check_own(environ, layout, rank)
+    leader = _set(environ, _LEADER) if _groups(environ) > 1 else None
+    port = given.port or first_port(
+        number(environ, leader or job, _SETTER),
+        number(environ, step, _SETTER),
+        max(Counter(layout.by_rank).values()),
+        seen(environ, layout.names),
+    )
+    return place_of_rank(
+        given,
+        environment="slurm",
+        reason=seen(environ, (job, step, *_ARRAY, *_OWN, *layout.names)),
+        source=layout.source,
+        hosts=[layout.nodes[node] for node in layout.by_rank],
+        rank=rank,
+        first_port=port,
+        devices=_devices(environ, layout, given.roles),
+    )
+
+
+def _layout(environ: Mapping[str, str]) -> _Layout:
+    tasks = _needed(environ, _TASKS)
+    size = number(environ, tasks, _SETTER, least=1)
+    if _groups(environ) > 1:
+        spanning = _layout_of_groups(environ, size)
+        if spanning is not None:
+            return spanning
+    nodes, per_node = _needed(environ, _NODES), _needed(environ, _PER_NODE)
+    names = (tasks, nodes, per_node)
+    hosts, counts = expand(environ[nodes], nodes), expand_counts(environ[per_node], per_node)
+    if len(hosts) != len(counts):
+        raise ConfigError(
+            f"{nodes}={environ[nodes]!r} lists {len(hosts)} hosts, but "
+            f"{per_node}={environ[per_node]!r} counts tasks for {len(counts)}. "
+            f"{_remedy(environ)}"
+        )
+    if sum(counts) != size:
+        raise ConfigError(
+            f"{per_node}={environ[per_node]!r} adds up to {sum(counts)} tasks, but {tasks} is "
+            f"{size}. {_remedy(environ)}"
+        )
+    return _Layout(hosts, _dealt(environ, counts), f"{tasks}={size}", names)
+
+
+def _layout_of_groups(environ: Mapping[str, str], size: int) -> _Layout | None:
+    """The layout of a step that spans all groups of a heterogeneous job; None if it does not."""
+    hosts: list[str] = []
+    by_rank: list[int] = []
+    names: list[str] = []
+    for group in range(_groups(environ)):
+        nodes = _set(environ, [f"{name}_HET_GROUP_{group}" for name in reversed(_NODES)])
+        per_node = _set(environ, [f"{name}_HET_GROUP_{group}" for name in _PER_NODE])
+        if nodes is None or per_node is None:
+            return None
+        listed, counts = expand(environ[nodes], nodes), expand_counts(environ[per_node], per_node)
+        if len(listed) != len(counts):
+            return None
+        by_rank += [len(hosts) + node for node in _dealt(environ, counts)]
+        hosts += listed
+        names += [nodes, per_node]
+    if len(by_rank) != size:
+        return None
+    source = f"{_needed(environ, _TASKS)}={size}"
+    return _Layout(hosts, by_rank, source, (_GROUPS[0], *names))
+
+
+def _dealt(environ: Mapping[str, str], counts: Sequence[int]) -> list[int]:
+    """The node of each rank, as `--distribution` deals ranks out to nodes."""
+    text = environ.get("SLURM_DISTRIBUTION", "block")
+    way, _, plane = text.split(":")[0].split(",")[0].partition("=")
+    several = [count for count in counts if count > 1]
+    if way == "block" or not several or len(counts) == 1:
+        return [node for node, count in enumerate(counts) for _ in range(count)]
+    if way == "plane":
+        size = plane or environ.get("SLURM_DIST_PLANESIZE", "")
+    else:
+        size = "1" if way == "cyclic" else ""
+    if not size.isdecimal() or int(size) < 1:
+        raise ConfigError(
+            f"SLURM_DISTRIBUTION={text!r} does not tell which task is on which node. Start with "
+            "srun --distribution=block or cyclic, or name a host file in that order."
+        )
+    left, by_rank = dict(enumerate(counts)), []
+    while left:
+        for node in list(left):
+            taken = min(int(size), left[node])
+            by_rank += [node] * taken
+            left[node] -= taken
+            if not left[node]:
+                del left[node]
+    return by_rank
+
+
+def _check_own(environ: Mapping[str, str], layout: _Layout, rank: int) -> None:
+    """Compares this task's node, and its number there, with what follows from its rank."""
+    node = layout.by_rank[rank]
+    follows = {"SLURM_LOCALID": list(layout.by_rank[:rank]).count(node)}
+    if _groups(environ) < 2:  # Nodes of groups may be counted in each group.
+        follows["SLURM_NODEID"] = node
+    for name, value in follows.items():
+        if name in environ and number(environ, name, _SETTER) != value:
+            way = environ.get("SLURM_DISTRIBUTION", "block")
+            raise ConfigError(
+                f"{name}={environ[name]} of task SLURM_PROCID={rank} should be {value} by "
+                f"{seen(environ, layout.names)} and SLURM_DISTRIBUTION={way}. "
+                f"{_remedy(environ)}"
+            )
+
+
+def _devices(environ: Mapping[str, str], layout: _Layout, roles: Roles) -> int | None:
+    counts = roles.counts(len(layout.by_rank), layout.source)
+    computing = counts.get("chief", 0) + counts.get("worker", 0)
+    most = max(Counter(layout.by_rank[:computing]).values())
+    return slurm_gpus.for_each(environ, most)
+
+
+def _groups(environ: Mapping[str, str]) -> int:
+    name = _set(environ, _GROUPS)
+    return number(environ, name, _SETTER) if name is not None else 1
+
+
+def _set(environ: Mapping[str, str], names: Sequence[str]) -> str | None:
+    """The first of several names that is set."""
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _needed(environ: Mapping[str, str], names: Sequence[str]) -> str:
+    name = _set(environ, names)
+    if name is None:
+        known = seen(environ, (*_JOB, *_STEP, *_OWN))
+        missing = names[0] if len(names) == 1 else f"none of {', '.join(names)}"
+        raise ConfigError(
+            f"{known}: this is a task of Slurm, but {missing} is {'not ' * (len(names) == 1)}set. "
+            f"{_remedy(environ)}"
+        )
+    return name
+
+
+def _remedy(environ: Mapping[str, str]) -> str:
+    if _groups(environ) > 1:
+        return (
+            f"The job is heterogeneous ({seen(environ, _GROUPS)}): start tasks in one group, such "
+            "as srun --het-group=0, or in all of them from the batch script, such as "
+            "srun --het-group=0-1, or name a host file or set TF_CONFIG."
+        )
+    return "Start the tasks with srun and leave its variables as they are, or set TF_CONFIG."

@@ -1,0 +1,86 @@
+"""A process whose TF_CONFIG says it all: cluster, addresses, type and index.
+
+TensorFlow's own variable; people, Kubeflow, Volcano, Vertex AI, Ray Train and SageMaker write it.
+The environments that know more of who wrote it read it by `place_in`.
+
+For jobs with `enableDynamicWorker`, TFJob's operator writes only a part of the cluster, under the
+key `sparseCluster`: for a worker itself, by its number, and all ps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
+from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.errors import ConfigError
+
+__all__ = ["place", "place_in"]
+
+
+def place(given: Surroundings) -> Place | Absent:
+    """The task that TF_CONFIG names.
+
+    Raises:
+        ConfigError: if it has mistakes of form, or other roles were asked for than it gives.
+    """
+    text = given.environ.get("TF_CONFIG")
+    if not text:
+        return Absent("TF_CONFIG is not set")
+    return place_in(given, text, "tf_config", seen(given.environ, ["TF_CONFIG"]))
+
+
+def place_in(
+    given: Surroundings,
+    text: str,
+    environment: str,
+    reason: str,
+    *,
+    name: str = "TF_CONFIG",
+    devices: int | None = None,
+) -> Place:
+    """The task that a text in the form of TF_CONFIG names.
+
+    Args:
+        given: the roles that were asked for.
+        text: the JSON text.
+        environment: the environment's name.
+        reason: the variables that were seen.
+        name: the variable that holds the text, for messages.
+        devices: GPUs of each task that computes.
+
+    Raises:
+        ConfigError: if it has mistakes of form, or other roles were asked for than it gives.
+    """
+    try:
+        cluster, task = parse_tf_config(_dense(text))
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("TF_CONFIG", name)) from None
+    counts = dict(Counter(listed.type for listed, _ in cluster.tasks()))
+    if task is not None and task.type not in counts:
+        counts[task.type] = 1  # An evaluator, which need not be listed.
+    given.roles.check(counts, name)
+    return Place(
+        environment=environment,
+        reason=reason,
+        counts=counts,
+        task=task,
+        cluster=cluster,
+        devices=devices,
+    )
+
+
+def _dense(text: str) -> str:
+    """The text with what TFJob writes for dynamic workers in the form that TensorFlow reads."""
+    if "sparseCluster" not in text:
+        return text
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        return text  # Whoever reads it says what is wrong with it.
+    sparse = content.get("sparseCluster") if isinstance(content, dict) else None
+    task = content.get("task") if isinstance(content, dict) else None
+    if not isinstance(sparse, dict) or not isinstance(task, dict):
+        return text
+    return json.dumps({"cluster": {kind: at for kind, at in sparse.items() if at}, "task": task})
