@@ -73,7 +73,35 @@ class LocalExtended(_GraphCollectives, MirroredExtended):  # type: ignore[misc]
     """Replicas on the devices of one process."""
 
 
-class CollectiveExtended(_GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
+class _PlainInput:
+    """Reads data for one CPU device without TensorFlow's iterator over several devices."""
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        """With one CPU device, an iterator like any other.
+
+        TensorFlow's iterator over several devices is made anew for each epoch, with functions that
+        are traced and threads that are joined: half a second an epoch, where nothing is to be sent
+        to a device.
+        """
+        devices = self.worker_devices  # type: ignore[attr-defined]
+        if options is not None or len(devices) > 1 or "CPU" not in devices[0]:
+            return super()._distribute_datasets_from_function(  # type: ignore[misc]
+                dataset_fn, options
+            )
+        plain = tf.distribute.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+        )
+        return DistributedDatasetsFromFunction(
+            self._input_workers_with_options(plain),  # type: ignore[attr-defined]
+            self._container_strategy(),  # type: ignore[attr-defined]
+            input_contexts=[self._make_input_context()],  # type: ignore[attr-defined]
+            dataset_fn=dataset_fn,
+            options=plain,
+        )
+
+
+class CollectiveExtended(_PlainInput, _GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """Replicas on the devices of several processes.
 
     Args:
@@ -150,7 +178,7 @@ def _nothing(record: Any) -> bool:
     return False
 
 
-class RingExtended(_GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
+class RingExtended(_PlainInput, _GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """One replica in each of several processes, which exchange tensors by a ring of tfdist's.
 
     Args:

@@ -6,9 +6,10 @@ the collective stands, so it is the same on all ranks, even where one has traced
 another. Ranks that are at different places of the program therefore meet with tensors of different
 shapes, which Horovod reports, instead of waiting for each other.
 
-Horovod's operations are not stateful, so TensorFlow would run those of one graph, and calls of one
-function, side by side, and leave out or fold what it can. A variable that each collective reads
-before and writes after keeps them in the order of the program.
+Horovod's operations are not stateful, so TensorFlow runs those of one graph side by side: the sums
+of a step's metrics travel while its gradients are computed. That would bring two of one name
+together where a function is called twice, or in a loop. A variable that a collective reads before
+and writes after keeps those in the order of the program.
 """
 
 from __future__ import annotations
@@ -147,9 +148,9 @@ class Ring:
         return tf.ensure_shape(value, tensor.shape)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
-        """Launches operations after those before and before those that follow."""
-        name = self._names.next(kind)
-        if tf.executing_eagerly():
+        """Launches operations; where names may be used again, after those of before."""
+        name, is_unique = self._names.next(kind)
+        if is_unique:
             return launch(name)
         with tf.control_dependencies([self._order.read_value()]):
             results = launch(name)
@@ -165,19 +166,23 @@ class _Names:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def next(self, kind: str) -> str:
-        """The name for the next collective of the function that is being traced."""
+    def next(self, kind: str) -> tuple[str, bool]:
+        """The name for the next collective of the function that is being traced.
+
+        Returns:
+            The name, and whether no other collective has it at the same time.
+        """
         if tf.executing_eagerly():
-            return f"tfdist.eager.{kind}"
-        graph = tf.compat.v1.get_default_graph()
-        while (
-            getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function
-        ):
+            return f"tfdist.eager.{kind}", True
+        inner = graph = tf.compat.v1.get_default_graph()
+        while getattr(getattr(graph, "outer_graph", None), "building_function", False):
             graph = graph.outer_graph
         with self._lock:
             number = self._counts.get(graph, 0)
             self._counts[graph] = number + 1
-        return f"tfdist.{number}.{kind}"
+        if inner is graph:
+            return f"tfdist.{number}.{kind}", True
+        return f"tfdist.inner.{number}.{kind}", False
 
 
 def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:

@@ -33,7 +33,7 @@ def adam_while(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             m, v = self._momentums[place].value, self._velocities[place].value
             step = tf.cast(self.iterations + 1, tf.float32)
             return tf.raw_ops.ResourceApplyAdam(
-                var=getattr(variable, "value", variable).handle,
+                var=variable.handle,
                 m=m.handle,
                 v=v.handle,
                 beta1_power=tf.pow(tf.constant(self.beta_1, tf.float32), step),
