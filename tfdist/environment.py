@@ -24,6 +24,8 @@ VARIABLES: dict[str, str] = {
     "GRPC_FAIL_FAST": "use_caller in the tasks of parameter_server unless it is set: a server that "
     "has died is then an error, not a wait without an end.",
     "CUDA_VISIBLE_DEVICES": "The GPUs that a process may see.",
+    "TFDIST_REPLICAS": "The number of pods of a Kubernetes job, set by its manifest.",
+    "TFDIST_SERVICE": "The headless service of a Kubernetes job's pods, set by its manifest.",
     "HOROVOD_RANK": "This process's number, set by horovodrun.",
     "HOROVOD_SIZE": "The number of processes, set by horovodrun.",
     "PYTHONUNBUFFERED": "Set to 1 in the tasks, so that logs are complete when a task dies.",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cluster import texts
 from tests.cluster.test_spec import addresses
 from tfdist.cluster.addresses import is_loopback
 from tfdist.cluster.checks.network import Resolution, ThisMachine
@@ -46,8 +47,11 @@ def clusters(draw: st.DrawFn) -> tuple[ClusterSpec, Task]:
     found = draw(st.lists(addresses, min_size=total, max_size=total, unique_by=_key))
     pool = iter(found)
     spec = {kind: tuple(next(pool) for _ in range(count)) for kind, count in counts.items()}
-    gaps = st.sets(st.integers(0, 20), min_size=counts["worker"], max_size=counts["worker"])
-    indices = {"worker": tuple(sorted(draw(gaps)))} if draw(st.booleans()) else {}
+    indices = {}
+    for kind in ("worker", "ps"):
+        if draw(st.booleans()):
+            gaps = st.sets(st.integers(0, 20), min_size=counts[kind], max_size=counts[kind])
+            indices[kind] = tuple(sorted(draw(gaps)))
     cluster = ClusterSpec(spec, indices)
     tasks = [task for task, _ in cluster.tasks()]
     if not counts["evaluator"]:
@@ -59,6 +63,42 @@ def clusters(draw: st.DrawFn) -> tuple[ClusterSpec, Task]:
 def test_parse_is_the_inverse_of_tf_config(case: tuple[ClusterSpec, Task]) -> None:
     cluster, task = case
     assert parse_tf_config(cluster.tf_config(task)) == (cluster, task)
+
+
+extras = st.fixed_dictionaries(
+    {},
+    optional={
+        "environment": st.sampled_from(["cloud", ""]),
+        "rpc_layer": st.sampled_from(["grpc", ""]),
+        "job": st.text(max_size=5) | st.dictionaries(st.text(max_size=3), st.integers()),
+        "model_dir": st.just("/tmp/model"),
+        "session_master": st.just(""),
+    },
+)
+
+
+@given(clusters(), extras, st.booleans(), st.sampled_from([None, 1]))
+def test_what_schedulers_add_changes_nothing(
+    case: tuple[ClusterSpec, Task], more: dict[str, Any], text_index: bool, indent: int | None
+) -> None:
+    cluster, task = case
+    content = {**more, **json.loads(cluster.tf_config(task))}
+    if text_index:
+        content["task"] |= {"index": str(task.index), "trial": "1", "cloud": "x"}
+    assert parse_tf_config(json.dumps(content, indent=indent)) == (cluster, task)
+
+
+@given(clusters())
+def test_a_list_and_a_map_say_the_same(case: tuple[ClusterSpec, Task]) -> None:
+    cluster, task = case
+    content = json.loads(cluster.tf_config(task))
+    for kind, entries in content["cluster"].items():
+        if isinstance(entries, list):
+            pairs = list(enumerate(entries))
+            content["cluster"][kind] = {str(i): entry for i, entry in reversed(pairs)}
+    if "chief" in content["cluster"]:
+        content["cluster"]["master"] = content["cluster"].pop("chief")
+    assert parse_tf_config(json.dumps(content)) == (cluster, task)
 
 
 @given(clusters())
@@ -125,6 +165,30 @@ def test_keys_of_schedulers_are_accepted(more: dict[str, Any]) -> None:
     text = text_of(**more)
     assert parse_tf_config(text)[1] == Task("worker", 0)
     assert [f.severity for f in check_tf_config(text)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "counts"),
+    [
+        (texts.TFJOB % ("chief", 0), Task("chief", 0), "1 chief, 2 workers, 2 ps"),
+        (texts.TFJOB % ("worker", 1), Task("worker", 1), "1 chief, 2 workers, 2 ps"),
+        (texts.TFJOB % ("ps", 1), Task("ps", 1), "1 chief, 2 workers, 2 ps"),
+        (texts.TFJOB % ("evaluator", 0), Task("evaluator", 0), "1 chief, 2 workers, 2 ps"),
+        (texts.VOLCANO, Task("ps", 0), "2 workers, 1 ps"),
+        (texts.VERTEX % (1, "worker"), Task("worker", 1), "1 chief, 2 workers, 1 ps"),
+        (texts.AI_PLATFORM, Task("chief", 0), "1 chief, 1 worker, 1 ps"),
+        (texts.RAY, Task("worker", 2), "3 workers"),
+        (texts.SAGEMAKER, Task("worker", 0), "1 chief, 1 worker, 2 ps"),
+        (texts.SAGEMAKER_MIRRORED, Task("worker", 1), "2 workers"),
+    ],
+)
+def test_what_schedulers_write_is_read(text: str, task: Task, counts: str) -> None:
+    cluster, found = parse_tf_config(text)
+    assert found == task
+    summary = next(f for f in check_tf_config(text) if f.severity == "ok")
+    for number in counts.split(", "):
+        assert number in summary.problem
+    assert parse_tf_config(cluster.tf_config(task)) == (cluster, task)
 
 
 def test_a_map_by_index_is_accepted() -> None:

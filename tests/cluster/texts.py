@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-#: Kubeflow's operator for TFJob: chief, workers and ps behind a service for each pod. An evaluator is
-#: not in the cluster that it is told.
+#: Kubeflow's operator for TFJob: chief, workers and ps, each pod behind its own service. It leaves
+#: evaluators out of the cluster.
 TFJOB = (
     '{"cluster":{"chief":["mnist-chief-0.default.svc:2222"],'
     '"ps":["mnist-ps-0.default.svc:2222","mnist-ps-1.default.svc:2222"],'

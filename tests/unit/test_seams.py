@@ -119,8 +119,9 @@ def test_private_symbols_of_tensorflow():
 def test_the_collectives_that_a_ring_replaces():
     """`RingExtended` puts its own launcher in place of TensorFlow's."""
     from tfdist import _tensorflow as private
+    from tfdist.strategies.ring import RingLauncher
 
-    launcher = private._RingLauncher.__mro__[1]
+    launcher = RingLauncher.__mro__[1]
     signatures = {
         "all_reduce": "(self, input_tensor, control_input, options)",
         "batch_all_reduce": "(self, input_tensor_packs, options)",

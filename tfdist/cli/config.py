@@ -154,7 +154,7 @@ def config(
     if any(listed.values()):
         cluster = _of_addresses(listed)
     else:
-        cluster = _of_hosts(hosts, hosts_file, roles, port or DEFAULT_PORT)
+        cluster = _of_hosts(hosts, hosts_file, roles, DEFAULT_PORT if port is None else port)
     _print(cluster, form or _Format.JSON, only)
 
 
@@ -284,7 +284,7 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
             row = (Text("-", "dim"), Text("another is found", "dim"))
         elif isinstance(answer, Place):
             task = Text(str(answer.task or "?"), "green")
-            row = (task, Text(f"{answer.reason}; {_counted(answer)}"))
+            row = (task, Text(f"{answer.reason}; {answer.counted}"))
         elif isinstance(answer, Absent):
             row = (Text("-", "dim"), Text(answer.reason, "dim"))
         else:
@@ -295,7 +295,7 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
 
 def _described(place: Place) -> Text:
     lines = [
-        f"This process is {place.task or 'no task'} of {_counted(place)}, by {place.environment}."
+        f"This process is {place.task or 'no task'} of {place.counted}, by {place.environment}."
     ]
     if place.cluster is not None and place.task is not None:
         listed = dict(place.cluster.tasks())
@@ -308,7 +308,3 @@ def _described(place: Place) -> Text:
     if place.devices is not None:
         lines.append(f"GPUs of each task that computes: {place.devices}.")
     return Text("\n".join(lines), "bold")
-
-
-def _counted(place: Place) -> str:
-    return ", ".join(f"{number} {kind}" for kind, number in place.counts.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from tfdist.cluster.spec import ClusterSpec, Task
 
@@ -37,19 +38,26 @@ def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
 
     Tasks belong to one host if their addresses say so in the same words.
     """
-    hosts = [cluster.address(task).host for task in cluster.computing]
-    locals_ = [hosts[:i].count(host) for i, host in enumerate(hosts)]
+    hosts = [a.host for task, a in cluster.tasks() if task.type in ("chief", "worker")]
+    on_host, on_local = Counter(hosts), Counter[int]()
+    seen: Counter[str] = Counter()
+    places = []
+    for host in hosts:
+        local = seen[host]
+        places.append((host, local, on_local[local]))
+        seen[host] += 1
+        on_local[local] += 1
     return tuple(
         Rank(
             host=host,
             rank=i,
             size=len(hosts),
-            local_rank=locals_[i],
-            local_size=hosts.count(host),
-            cross_rank=locals_[:i].count(locals_[i]),
-            cross_size=locals_.count(locals_[i]),
+            local_rank=local,
+            local_size=on_host[host],
+            cross_rank=cross,
+            cross_size=on_local[local],
         )
-        for i, host in enumerate(hosts)
+        for i, (host, local, cross) in enumerate(places)
     )
 
 

@@ -42,14 +42,21 @@ def problem() -> str | None:
             "Horovod is not installed. PyPI has its source only, which does not compile against "
             f"current TensorFlow as it is. Run: {BUILD_COMMAND}"
         )
-    against, here = built_for(), importlib.metadata.version("tensorflow")
+    against, here = built_for(), _tensorflow()
     if against is None:
         return f"The installed Horovod was built without TensorFlow. Run: {BUILD_COMMAND}"
-    if against != here:
+    if here is not None and against != here:
         return (
             f"The installed Horovod was built for TensorFlow {against}, and this is TensorFlow "
             f"{here}. Run: {BUILD_COMMAND}"
         )
+    return None
+
+
+def _tensorflow() -> str | None:
+    """The version of the installed TensorFlow, or None where its package has another name."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("tensorflow")
     return None
 
 

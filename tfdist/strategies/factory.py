@@ -12,7 +12,7 @@ from tfdist.cluster.environments import mpi
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
-from tfdist.horovod import rendezvous
+from tfdist.horovod import library, rendezvous
 from tfdist.joining import Member, join_cluster
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
@@ -64,6 +64,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     if config.strategy == "multi_worker":
         made: Any = start_multi_worker(member or _join(config), config)
     elif config.strategy == "horovod":
+        library.load()  # Before anybody is waited for.
         alone = rendezvous.started_by_horovodrun() and environment.read("TF_CONFIG") is None
         made = start_horovod(member or (None if alone else _join(config)), config)
     elif config.strategy == "parameter_server":

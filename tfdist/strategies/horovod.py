@@ -8,11 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import data
-from tfdist._tensorflow import RingExtended
 from tfdist.horovod import library
 from tfdist.horovod.collectives import Ring
 from tfdist.horovod.gradients import GradientSum
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
+from tfdist.strategies.ring import RingExtended
 
 
 class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]

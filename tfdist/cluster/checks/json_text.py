@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from tfdist.cluster.checks.finding import Finding, error, quoted
@@ -46,8 +47,8 @@ def load(text: str, where: str) -> tuple[object, list[Finding]]:
 
 def _pairs_hook(doubles: list[str]) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
     def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        keys = [key for key, _ in pairs]
-        doubles.extend(key for key in dict.fromkeys(keys) if keys.count(key) > 1)
+        counts = Counter(key for key, _ in pairs)
+        doubles.extend(key for key, count in counts.items() if count > 1)
         return dict(pairs)
 
     return build

@@ -63,13 +63,14 @@ def parse_list(text: str) -> dict[str, int]:
         ConfigError: if an entry is not of that form, or there is none.
     """
     slots: dict[str, int] = {}
+    where = f"--hosts {text!r}"
     for entry in text.split(","):
         if not entry.strip() or len(entry.split()) > 1:
             raise ConfigError(
-                f"--hosts {text!r}: {entry!r} is not a host. Write name:slots or name, such as "
+                f"{where}: {entry!r} is not a host. Write name:slots or name, such as "
                 "hosta:2,hostb:2."
             )
-        host, number_ = _entry([entry.strip()], f"--hosts {text!r}")
+        host, number_ = _entry([entry.strip()], where)
         slots[host] = slots.get(host, 0) + number_
     return slots
 

@@ -128,10 +128,6 @@ class Surroundings:
     roles: Roles = Roles()
     port: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.port is not None and not 0 < self.port < 65536:
-            raise ConfigError(f"port={self.port} is not a port. Give a number from 1 to 65535.")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
@@ -163,9 +159,16 @@ class Place:
         """Whether the tasks still have to tell each other where they are."""
         return self.cluster is None and self.size > 1
 
+    @property
+    def counted(self) -> str:
+        """The numbers of tasks in words: "1 chief, 3 workers, 2 ps"."""
+        plural = {kind: kind if kind == "ps" else f"{kind}s" for kind in self.counts}
+        return ", ".join(
+            f"{n} {kind if n == 1 else plural[kind]}" for kind, n in self.counts.items()
+        )
+
     def __str__(self) -> str:
-        counted = ", ".join(f"{number} {kind}" for kind, number in self.counts.items())
-        return f"{self.task or 'no task'} of {counted} by {self.environment} ({self.reason})"
+        return f"{self.task or 'no task'} of {self.counted} by {self.environment} ({self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,8 +59,10 @@ def addresses(hosts: Sequence[str], first_port: int, source: str) -> tuple[Addre
         source: what says that there are so many, for messages.
 
     Raises:
-        ConfigError: if there are more tasks on a host than ports are left.
+        ConfigError: if there are more tasks on a host than ports are left, or no port is given.
     """
+    if not 0 < first_port < 65536:
+        raise ConfigError(f"port={first_port} is not a port. Give a number from 1 to 65535.")
     used: defaultdict[str, int] = defaultdict(int)
     found = []
     for host in hosts:
@@ -98,7 +100,7 @@ def place_of_rank(
         devices: GPUs of each task that computes.
     """
     roles = given.roles
-    listed = addresses(hosts, given.port or first_port, source)
+    listed = addresses(hosts, first_port if given.port is None else given.port, source)
     return Place(
         environment=environment,
         reason=reason,
