@@ -24,6 +24,8 @@ _POLL = 0.05
 _SETTLE = 1.0
 #: The same while all that failed look like consequences: the cause may take longer to exit.
 _SETTLE_FOR_CAUSE = 4.0
+#: The same with tasks on other machines: ssh notices the loss of one after about 10 s.
+_SETTLE_FOR_HOSTS = 15.0
 #: After Ctrl-C, which must end everything within 5 s: seconds after INT, then after TERM.
 _AFTER_INT, _AFTER_TERM = 2.0, 1.0
 #: SIGTERM to the launcher also must end everything within 5 s.
@@ -201,7 +203,9 @@ class Attempt:
             if failed:
                 now = time.monotonic()
                 first_failure = now if first_failure is None else first_failure
-                settle = _settling(failed) if self._plan.settle is None else self._plan.settle
+                settle = self._plan.settle
+                if settle is None:
+                    settle = _settling(failed, any(t.plan.host for t in self._tasks))
                 if len(self._ended) == len(self._tasks) or now - first_failure > settle:
                     return
             self._watch()
@@ -287,13 +291,15 @@ def _is_main(task: RunningTask) -> bool:
     return task.plan.role is Role.MAIN
 
 
-def _settling(failed: Sequence[RunningTask]) -> float:
-    """Seconds to wait for further failures."""
+def _settling(failed: Sequence[RunningTask], elsewhere: bool) -> float:
+    """Seconds to wait for further failures; `elsewhere` if some tasks are on other machines."""
     followers = all(
         blame.is_consequence(task.output.tail(blame.LINES_SHOWN), task.returncode or 0)
         for task in failed
     )
-    return _SETTLE_FOR_CAUSE if followers else _SETTLE
+    if not followers:
+        return _SETTLE
+    return _SETTLE_FOR_HOSTS if elsewhere else _SETTLE_FOR_CAUSE
 
 
 def _stages(requests: Requests, grace: float) -> list[tuple[signal.Signals, float]]:

@@ -33,7 +33,7 @@ _REMOTE = "tfdist.cluster.launch.remote"
 _DEFAULTS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
-    "ServerAliveInterval": "5",
+    "ServerAliveInterval": "3",
     "ServerAliveCountMax": "3",
 }
 
