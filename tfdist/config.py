@@ -12,7 +12,8 @@ from typing import Any
 
 from tfdist import environment, horovod_options, server_options
 from tfdist.cluster.checks.reading import read
-from tfdist.cluster.environments import mpi
+from tfdist.cluster.environments import detection
+from tfdist.cluster.environments.places import Surroundings
 from tfdist.errors import ConfigError
 
 __all__ = ["MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
@@ -260,9 +261,10 @@ def _choose(
         return "multi_worker", "auto: TF_CONFIG is set"
     if environment.read("HOROVOD_RANK", environ):
         return "horovod", "auto: horovodrun has started this process"
-    started = mpi.detect(environment.snapshot() if environ is None else environ)
-    if started is not None and started.size > 1:
-        return "multi_worker", f"auto: {started.launcher} has started {started.size} processes"
+    if environment.read("TFDIST_LAUNCHED", environ) is None:
+        place = detection.detect(Surroundings(environ=environment.merged({}, environ)))
+        if place.size > 1:
+            return "multi_worker", f"auto: {place.counted} by {place.environment}"
     if "ps" in values:
         return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.hosts import Host, assign, parse_hosts, read_hostfile
+from tfdist.cluster.environments import hostfile as host_files
 from tfdist.cluster.launch.ssh import Ssh, cluster_on
 from tfdist.cluster.ports import HeldPorts, is_local_host
 from tfdist.cluster.spec import ClusterSpec
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError
 
-__all__ = ["cluster_of", "of", "ssh_of"]
+__all__ = ["assign", "cluster_of", "of", "ssh_of"]
 
 _STRATEGIES = ("multi_worker", "horovod", "parameter_server")
 
 
-def of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...] | None:
-    """The machines that the command line names, or None.
+def of(hosts: str | None, hostfile: Path | None) -> Mapping[str, int] | None:
+    """The slots of the machines that the command line names, or None.
 
     Raises:
         ConfigError: if both options are given, or one has a mistake.
@@ -32,8 +32,28 @@ def of(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...] | None:
             "Leave one of them out."
         )
     if hosts is not None:
-        return parse_hosts(hosts)
-    return None if hostfile is None else read_hostfile(hostfile)
+        return host_files.parse_list(hosts)
+    return None if hostfile is None else host_files.read(hostfile)
+
+
+def assign(machines: Mapping[str, int], count: int) -> tuple[str, ...]:
+    """The host of each of `count` processes: each host is filled before the next.
+
+    Args:
+        machines: the slots of each host.
+        count: the number of processes.
+
+    Raises:
+        ConfigError: if there are fewer slots.
+    """
+    places = [host for host, slots in machines.items() for _ in range(slots)]
+    if count > len(places):
+        listed = ", ".join(f"{host}:{slots}" for host, slots in machines.items())
+        raise ConfigError(
+            f"-n {count} is more than the {len(places)} slots of the hosts {listed}. Lower it, or "
+            "give a host more slots."
+        )
+    return tuple(places[:count])
 
 
 def ssh_of(arguments: str | None, python: str | None) -> Ssh:
@@ -43,7 +63,9 @@ def ssh_of(arguments: str | None, python: str | None) -> Ssh:
 
 
 @contextlib.contextmanager
-def cluster_of(config: StrategyConfig, machines: Sequence[Host], ssh: Ssh) -> Iterator[ClusterSpec]:
+def cluster_of(
+    config: StrategyConfig, machines: Mapping[str, int], ssh: Ssh
+) -> Iterator[ClusterSpec]:
     """The job's tasks on the machines; the ports of this one are held within the block.
 
     Processes that train fill one machine after the other. With parameter servers, the chief is on
@@ -60,7 +82,7 @@ def cluster_of(config: StrategyConfig, machines: Sequence[Host], ssh: Ssh) -> It
         )
     places: dict[str, list[str]] = {"worker": list(assign(machines, config.processes))}
     if config.strategy == "parameter_server":
-        names = [machine.name for machine in machines]
+        names = list(machines)
         places = {
             "chief": names[:1],
             **places,

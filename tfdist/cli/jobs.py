@@ -34,6 +34,7 @@ class Request:
         hostfile: a file that names them, or None.
         ssh_args: arguments of ssh, as on a command line.
         remote_python: the interpreter on the other machines.
+        environment: the environment to believe, such as `"slurm"`; None looks for all.
     """
 
     script: str
@@ -49,6 +50,7 @@ class Request:
     hostfile: Path | None = None
     ssh_args: str | None = None
     remote_python: str | None = None
+    environment: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

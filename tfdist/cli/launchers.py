@@ -1,18 +1,25 @@
-"""A process that another launcher has started: `mpirun` or `horovodrun`."""
+"""A process that something else has started: a scheduler, `mpirun` or `horovodrun`."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 from collections.abc import Iterator, Mapping
 
 from tfdist import environment
-from tfdist.cluster.environments import mpi
+from tfdist.cluster.environments import detection, mpi
+from tfdist.cluster.environments.places import Place, Roles, Surroundings
+from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.config import Resolved, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library
 
-__all__ = ["check_horovod", "cluster_of_mpi", "is_rank", "with_size"]
+__all__ = ["CLUSTERED", "check_horovod", "cluster_here", "is_rank", "with_size"]
+
+
+#: The strategies of several tasks.
+CLUSTERED = ("multi_worker", "horovod", "parameter_server")
 
 
 def check_horovod(config: StrategyConfig) -> None:
@@ -27,27 +34,51 @@ def check_horovod(config: StrategyConfig) -> None:
 
 
 @contextlib.contextmanager
-def cluster_of_mpi(
-    config: StrategyConfig, environ: Mapping[str, str]
+def cluster_here(
+    config: StrategyConfig, environ: Mapping[str, str], chosen: str | None = None
 ) -> Iterator[Mapping[str, str]]:
-    """The environment, with TF_CONFIG where `mpirun` has started this process and its like.
+    """The environment, with TF_CONFIG where a scheduler or `mpirun` has started this process.
 
     Args:
         config: the configuration.
-        environ: the process's environment.
+        environ: the process's environment; one that has TF_CONFIG is left as it is.
+        chosen: the name of the environment to believe; None looks for all.
+
+    Raises:
+        ConfigError: if two environments contradict each other, or one has a mistake.
     """
-    found = mpi.detect(environ)
-    several = found is not None and found.size > 1
-    if found is None or not several or config.strategy not in ("multi_worker", "horovod"):
+    told = environment.read("TF_CONFIG", environ) or environment.read("TFDIST_LAUNCHED", environ)
+    if told is not None or config.strategy not in CLUSTERED:
         yield environ
         return
-    if environment.read("TF_CONFIG", environ) is not None:
-        yield environ
+    served = config.strategy == "parameter_server"
+    roles = Roles(chief=True, ps=config.ps) if served else Roles()
+    given = Surroundings(environ=environ, hostname=socket.gethostname(), roles=roles)
+    place = detection.detect(given, chosen)
+    with _tasks_of(place, environ, roles) as found:
+        if found is None:
+            yield environ
+            return
+        cluster, task = found
+        told_now = {"TF_CONFIG": cluster.tf_config(task)}
+        environment.set_for_good(told_now)
+        yield {**environ, **told_now}
+
+
+@contextlib.contextmanager
+def _tasks_of(
+    place: Place, environ: Mapping[str, str], roles: Roles
+) -> Iterator[tuple[ClusterSpec, Task] | None]:
+    """All tasks and this one, or None where this process is alone or Horovod knows the others."""
+    if place.size > 1 and place.cluster is not None and place.task is not None:
+        yield place.cluster, place.task
         return
-    with mpi.gathered(found) as (cluster, task):
-        told = {"TF_CONFIG": cluster.tf_config(task)}
-        environment.set_for_good(told)
-        yield {**environ, **told}
+    started = mpi.detect(environ)
+    if place.gathers and place.environment == "mpi" and started is not None:
+        with mpi.gathered(started, roles) as found:
+            yield found
+        return
+    yield None
 
 
 def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:

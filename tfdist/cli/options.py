@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tfdist.cluster.environments.detection import ENVIRONMENTS
 from tfdist.config import COMMUNICATIONS, MODES, STRATEGIES
 from tfdist.horovod_options import COMPRESSIONS, DEFAULT_CYCLE_MS, REDUCTIONS
 from tfdist.server_options import ON_STALE, WIRE_DTYPES
@@ -295,6 +296,16 @@ SshArgs = Annotated[
 RemotePython = Annotated[
     str | None,
     typer.Option(help="The interpreter on the hosts.", show_default="this one's path", **_SSH),
+]
+
+Environment = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What started this process: {', '.join(ENVIRONMENTS)}.",
+        show_default="found out",
+        **_SSH,
+    ),
 ]
 
 EveryTask = Annotated[

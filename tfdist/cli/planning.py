@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from tfdist import environment
 from tfdist.cli import every_task, hosts, launchers, logs
 from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
-from tfdist.cluster.hosts import Host
 from tfdist.cluster.launch.plan import (
     SERVED,
     Program,
@@ -30,9 +29,6 @@ from tfdist.config import Resolved, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 
 __all__ = ["Job", "Request", "planned"]
-
-#: The strategies of several tasks.
-CLUSTERED = ("multi_worker", "horovod", "parameter_server")
 
 
 @contextlib.contextmanager
@@ -67,9 +63,9 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
         with _on_hosts(request, resolved, machines, environ, gpus) as job:
             yield job
         return
-    with launchers.cluster_of_mpi(resolved.config, environ) as environ:
+    with launchers.cluster_here(resolved.config, environ, request.environment) as environ:
         text = environment.read("TF_CONFIG", environ)
-        if text is not None and resolved.config.strategy in CLUSTERED:
+        if text is not None and resolved.config.strategy in launchers.CLUSTERED:
             making = _as_member(request, resolved, text, environ, gpus)
         elif launchers.is_rank(resolved.config, environ):
             making = _as_rank(request, resolved, environ, gpus)
@@ -106,7 +102,7 @@ def _as_member(
 def _on_hosts(
     request: Request,
     resolved: Resolved,
-    machines: Sequence[Host],
+    machines: Mapping[str, int],
     environ: Mapping[str, str],
     gpus: tuple[str, ...],
 ) -> Iterator[Job]:
@@ -126,11 +122,11 @@ def _on_hosts(
         yield Job(plan, resolved, seed, gpus)
 
 
-def _with_slots(request: Request, machines: Sequence[Host]) -> Request:
+def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
     """The request for as many processes as the machines have slots, unless -n says it."""
     if request.given.get("processes") is not None:
         return request
-    slots = sum(machine.slots for machine in machines)
+    slots = sum(machines.values())
     return dataclasses.replace(request, given={**request.given, "processes": slots})
 
 

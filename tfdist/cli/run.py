@@ -31,6 +31,7 @@ def run(
     hostfile: options.Hostfile = None,
     ssh_args: options.SshArgs = None,
     remote_python: options.RemotePython = None,
+    environment: options.Environment = None,
     min_np: options.MinNp = None,
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,

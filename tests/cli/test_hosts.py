@@ -1,0 +1,22 @@
+"""From `--hosts` to the host of each process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.cli import hosts
+from tfdist.errors import ConfigError
+
+
+def test_each_host_is_filled_before_the_next():
+    machines = {"a": 2, "b": 1, "c": 2}
+    assert hosts.assign(machines, 4) == ("a", "a", "b", "c")
+    with pytest.raises(ConfigError, match="-n 6 is more than the 5 slots of the hosts a:2, b:1"):
+        hosts.assign(machines, 6)
+
+
+def test_both_options_are_one_too_many(tmp_path):
+    with pytest.raises(ConfigError, match="both name the machines"):
+        hosts.of("a:2", tmp_path / "hosts")
+    (tmp_path / "hosts").write_text("a slots=2\nb\n")
+    assert hosts.of(None, tmp_path / "hosts") == {"a": 2, "b": 1}
