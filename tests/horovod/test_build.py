@@ -26,6 +26,7 @@ from tfdist.horovod_build.verify import verify
 HERE = "2.21.0"
 LIST = "horovod/tensorflow/CMakeLists.txt"
 GLOO = "horovod/common/gloo/gloo_controller.cc"
+CONTEXT = "horovod/common/gloo/gloo_context.cc"
 NEEDED = "horovod/tensorflow/mpi_lib.cpython-311-x86_64-linux-gnu.so"
 
 #: What the source says of a function that TensorFlow no longer exports, and a program around it.
@@ -66,6 +67,7 @@ def tree(folder: Path, times: int = 1) -> Path:
     path.with_name("mpi_ops.cc").write_text(STREAM)
     (folder / GLOO).parent.mkdir(parents=True)
     (folder / GLOO).write_text("{\n  global_ranks_.reserve(size_);\n}\n")
+    (folder / CONTEXT).write_text("{\n  global_ctx = global_context.ctx;\n}\n")
     return folder
 
 
@@ -78,6 +80,16 @@ def test_one_file_is_left_out(tmp_path):
 def test_the_list_of_ranks_gets_its_length(tmp_path):
     source.patch(tree(tmp_path), Choice())
     assert (tmp_path / GLOO).read_text() == "{\n  global_ranks_.resize(size_);\n}\n"
+
+
+def test_process_sets_get_the_interface_of_the_job(tmp_path):
+    source.patch(tree(tmp_path), Choice())
+    lines = [line.strip() for line in (tmp_path / CONTEXT).read_text().splitlines()]
+    assert lines[1:4] == [
+        "global_ctx = global_context.ctx;",
+        "gloo_iface_ = global_context.gloo_iface_;",
+        "device_attr.iface = gloo_iface_;",
+    ]
 
 
 def test_for_gpus_a_lost_function_is_replaced(tmp_path):
