@@ -255,7 +255,7 @@ MESSAGES = {
     "process_set": ["hvd.init(process_sets="],
     "sparse_passes": ["is sparse", "sparse_as_dense=True"],
     "sparse_adasum": ["Adasum", "sparse_as_dense=True"],
-    "elastic": ["does not work with Keras 3", "--max-restarts"],
+    "elastic": ["does not work with Keras 3", "--max-np"],
     "unknown": ["no attribute 'no_such_name'"],
 }
 
