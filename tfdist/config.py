@@ -15,8 +15,9 @@ from tfdist.cluster.checks.reading import read
 from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.places import Surroundings
 from tfdist.errors import ConfigError
+from tfdist.option_checks import check_number
 
-__all__ = ["MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
+__all__ = ["CLUSTERED", "MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
 
 #: Every strategy and what it runs on, in the order in which they grow.
 STRATEGIES: dict[str, str] = {
@@ -26,6 +27,9 @@ STRATEGIES: dict[str, str] = {
     "horovod": "several processes, by Horovod's ring all-reduce",
     "parameter_server": "workers that compute and servers that hold the weights",
 }
+
+#: The strategies that need a cluster of several tasks.
+CLUSTERED = ("multi_worker", "horovod", "parameter_server")
 
 #: The update modes of each strategy.
 MODES: dict[str, tuple[str, ...]] = {
@@ -102,14 +106,14 @@ class StrategyConfig:
     hierarchical: bool = False
     autotune: bool = False
     timeline: str | None = None
-    stall_timeout: float = 600.0
+    stall_timeout: float = horovod_options.STALL_TIMEOUT
 
     def __post_init__(self) -> None:
         _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
         _check_choice("communication", self.communication, COMMUNICATIONS)
-        _check_count("processes", self.processes)
+        check_number("processes", self.processes, 1)
         if self.devices is not None:
-            _check_count("devices", self.devices)
+            check_number("devices", self.devices, 1)
         if self.start_timeout <= 0:
             raise ConfigError(
                 f"start_timeout={self.start_timeout!r} leaves no time to start. Give a number of "
@@ -282,8 +286,3 @@ def _check_choice(what: str, value: str, choices: Any) -> None:
     close = difflib.get_close_matches(str(value), list(choices), n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ConfigError(f"Unknown {what} {value!r}.{hint} There are: {', '.join(choices)}.")
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name}={value!r} is not a whole number of 1 or more.")

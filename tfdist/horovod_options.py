@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import ConfigError
+from tfdist.option_checks import check_number, refuse_set
 
 __all__ = ["COMPRESSIONS", "REDUCTIONS", "check", "variables"]
 
@@ -23,18 +24,14 @@ REDUCTIONS: dict[str, str] = {
     "ones; 2, 4, 8, ... processes",
 }
 
-#: Options that only `horovod` has, with the values that they have elsewhere.
-_DEFAULTS: dict[str, Any] = {
-    "compression": "none",
-    "reduction": "mean",
-    "groups": None,
-    "fusion_mb": None,
-    "cycle_ms": None,
-    "hierarchical": False,
-    "autotune": False,
-    "timeline": None,
-    "stall_timeout": 600.0,
-}
+#: Options that only `horovod` has.
+_OWN = (
+    *("compression", "reduction", "groups", "fusion_mb", "cycle_ms", "hierarchical", "autotune"),
+    *("timeline", "stall_timeout"),
+)
+
+#: Seconds that a tensor may wait for a rank, unless an option says it.
+STALL_TIMEOUT = 600.0
 
 #: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
 #: is most of what a small all-reduce costs; see docs/horovod.md.
@@ -56,10 +53,10 @@ def check(config: Any) -> None:
             raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
     for name in ("fusion_mb", "cycle_ms", "stall_timeout"):
         _check_not_negative(name, getattr(config, name))
-    if config.groups is not None and (not isinstance(config.groups, int) or config.groups < 1):
-        raise ConfigError(f"groups={config.groups!r} is not a whole number of 1 or more.")
+    if config.groups is not None:
+        check_number("groups", config.groups, 1)
     if config.strategy not in ("horovod", "auto"):
-        _check_unused(config)
+        refuse_set(config, _OWN, "horovod", ": it is an option of Horovod.")
         return
     if config.strategy == "horovod" and (config.devices or 1) > 1:
         raise ConfigError(
@@ -89,7 +86,7 @@ def variables(config: Any) -> Mapping[str, str]:
         given["HOROVOD_AUTOTUNE"] = "1"
     if config.timeline is not None:
         given["HOROVOD_TIMELINE"] = str(config.timeline)
-    if config.stall_timeout != _DEFAULTS["stall_timeout"]:
+    if config.stall_timeout != STALL_TIMEOUT:
         given.update(_stall(config.stall_timeout))
     return given
 
@@ -98,7 +95,7 @@ def defaults() -> Mapping[str, str]:
     """What tfdist sets where neither an option nor the user's environment does."""
     return {
         "HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS),
-        **_stall(_DEFAULTS["stall_timeout"]),
+        **_stall(STALL_TIMEOUT),
     }
 
 
@@ -109,16 +106,6 @@ def _stall(seconds: float) -> dict[str, str]:
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(_STALL_WARNING, whole // 2)),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(whole),
     }
-
-
-def _check_unused(config: Any) -> None:
-    for name, default in _DEFAULTS.items():
-        value = getattr(config, name)
-        if value != default:
-            raise ConfigError(
-                f"{name}={value!r} conflicts with strategy={config.strategy!r}: it is an option "
-                f"of Horovod. Choose strategy='horovod', or leave {name} out."
-            )
 
 
 def _check_adasum(config: Any) -> None:

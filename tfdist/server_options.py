@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
+from tfdist.option_checks import check_number, refuse_set
 
 __all__ = ["ON_STALE", "WIRE_DTYPES", "check"]
 
@@ -18,16 +19,11 @@ ON_STALE: dict[str, str] = {
 #: Types in which floating-point tensors may cross the network.
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
-#: Options that only `parameter_server` has, with the values that they have elsewhere.
-_DEFAULTS: dict[str, Any] = {
-    "ps": 1,
-    "staleness": None,
-    "on_stale": "wait",
-    "backup_workers": 0,
-    "wire_dtype": "float32",
-    "min_shard_bytes": 1 << 20,
-    "max_shards": None,
-}
+#: Options that only `parameter_server` has.
+_OWN = (
+    *("ps", "staleness", "on_stale", "backup_workers", "wire_dtype"),
+    *("min_shard_bytes", "max_shards"),
+)
 
 
 def check(config: Any) -> None:
@@ -38,7 +34,7 @@ def check(config: Any) -> None:
     """
     _check_ranges(config)
     if config.strategy not in ("parameter_server", "auto"):
-        _check_unused(config)
+        refuse_set(config, _OWN, "parameter_server", ", which has no parameter servers.")
         return
     if (config.devices or 1) > 1:
         raise ConfigError(
@@ -50,29 +46,19 @@ def check(config: Any) -> None:
 
 
 def _check_ranges(config: Any) -> None:
-    _check_number("ps", config.ps, 1, "There must be a parameter server to hold the weights.")
+    check_number("ps", config.ps, 1, "There must be a parameter server to hold the weights.")
     if config.staleness is not None:
-        _check_number("staleness", config.staleness, 0, "It counts updates.")
-    _check_number("backup_workers", config.backup_workers, 0, "")
-    _check_number("min_shard_bytes", config.min_shard_bytes, 1, "")
+        check_number("staleness", config.staleness, 0, "It counts updates.")
+    check_number("backup_workers", config.backup_workers, 0)
+    check_number("min_shard_bytes", config.min_shard_bytes, 1)
     if config.max_shards is not None:
-        _check_number("max_shards", config.max_shards, 1, "1 splits no variable.")
+        check_number("max_shards", config.max_shards, 1, "1 splits no variable.")
     for name, value, choices in (
         ("on_stale", config.on_stale, tuple(ON_STALE)),
         ("wire_dtype", config.wire_dtype, WIRE_DTYPES),
     ):
         if value not in choices:
             raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
-
-
-def _check_unused(config: Any) -> None:
-    for name, default in _DEFAULTS.items():
-        value = getattr(config, name)
-        if value != default:
-            raise ConfigError(
-                f"{name}={value!r} conflicts with strategy={config.strategy!r}, which has no "
-                f"parameter servers. Choose strategy='parameter_server', or leave {name} out."
-            )
 
 
 def _check_staleness(config: Any) -> None:
@@ -109,9 +95,3 @@ def _check_backup(config: Any) -> None:
             f"backup_workers={config.backup_workers} leaves none of the {config.processes} "
             "workers' gradients for an update. Give fewer, or more workers (-n)."
         )
-
-
-def _check_number(name: str, value: object, least: int, why: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        text = f"{name}={value!r} is not a whole number of {least} or more. {why}"
-        raise ConfigError(text.rstrip())

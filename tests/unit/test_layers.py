@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
-    ("server_options", "horovod_options"),
+    ("option_checks", "server_options", "horovod_options"),
     ("config", "_tensorflow", "files"),
     ("agreement", "joining"),
     ("data", "servers"),

@@ -12,12 +12,10 @@ from tfdist.cluster.environments import hostfile as host_files
 from tfdist.cluster.launch.ssh import Ssh, cluster_on
 from tfdist.cluster.ports import HeldPorts, is_local_host
 from tfdist.cluster.spec import ClusterSpec
-from tfdist.config import StrategyConfig
+from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
 
 __all__ = ["assign", "cluster_of", "of", "ssh_of"]
-
-_STRATEGIES = ("multi_worker", "horovod", "parameter_server")
 
 
 def of(hosts: str | None, hostfile: Path | None) -> Mapping[str, int] | None:
@@ -75,10 +73,10 @@ def cluster_of(
         ConfigError: if there are too few slots, or the strategy runs in one process.
         StartError: if a machine cannot be used.
     """
-    if config.strategy not in _STRATEGIES:
+    if config.strategy not in CLUSTERED:
         raise ConfigError(
             f"--hosts conflicts with strategy={config.strategy!r}, which runs in one process. "
-            f"Choose {', '.join(_STRATEGIES)}, or leave it out."
+            f"Choose {', '.join(CLUSTERED)}, or leave it out."
         )
     places: dict[str, list[str]] = {"worker": list(assign(machines, config.processes))}
     if config.strategy == "parameter_server":

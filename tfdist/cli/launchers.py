@@ -11,15 +11,12 @@ from tfdist import environment
 from tfdist.cluster.environments import detection, mpi
 from tfdist.cluster.environments.places import Place, Roles, Surroundings
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.config import Resolved, StrategyConfig
+from tfdist.config import CLUSTERED, Resolved, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library
+from tfdist.horovod.rendezvous import started_by_horovodrun
 
-__all__ = ["CLUSTERED", "check_horovod", "cluster_here", "is_rank", "with_size"]
-
-
-#: The strategies of several tasks.
-CLUSTERED = ("multi_worker", "horovod", "parameter_server")
+__all__ = ["check_horovod", "cluster_here", "is_rank", "with_size"]
 
 
 def check_horovod(config: StrategyConfig) -> None:
@@ -83,7 +80,7 @@ def _tasks_of(
 
 def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:
     """Whether Horovod's own launcher has started this process."""
-    return config.strategy == "horovod" and environment.read("HOROVOD_RANK", environ) is not None
+    return config.strategy == "horovod" and started_by_horovodrun(environ)
 
 
 def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:

@@ -25,7 +25,7 @@ from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
-from tfdist.config import Resolved, StrategyConfig, load_file, resolve
+from tfdist.config import CLUSTERED, Resolved, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 
 __all__ = ["Job", "Request", "planned"]
@@ -65,7 +65,7 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
         return
     with launchers.cluster_here(resolved.config, environ, request.environment) as environ:
         text = environment.read("TF_CONFIG", environ)
-        if text is not None and resolved.config.strategy in launchers.CLUSTERED:
+        if text is not None and resolved.config.strategy in CLUSTERED:
             making = _as_member(request, resolved, text, environ, gpus)
         elif launchers.is_rank(resolved.config, environ):
             making = _as_rank(request, resolved, environ, gpus)

@@ -18,7 +18,7 @@ from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
 from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.cluster.launch import blame
-from tfdist.config import StrategyConfig
+from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.horovod import rendezvous
 from tfdist.joining import join_cluster
@@ -52,10 +52,8 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    joins = config.strategy in ("multi_worker", "horovod", "parameter_server")
-    cluster = environment.read("TF_CONFIG") if joins else None
-    offer = rendezvous.offer if config.strategy == "horovod" else None
-    member = join_cluster(cluster, config, offer) if cluster else None
+    cluster = environment.read("TF_CONFIG") if config.strategy in CLUSTERED else None
+    member = join_cluster(cluster, config, rendezvous.offer_of(config)) if cluster else None
     with quiet_import():
         import tensorflow as tf
 

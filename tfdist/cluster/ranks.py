@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 from tfdist.cluster.spec import ClusterSpec, Task
 
-__all__ = ["Rank", "rank_of", "ranks"]
+__all__ = ["Rank", "on_hosts", "rank_of", "ranks"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,10 @@ def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
     Tasks belong to one host if their addresses say so in the same words.
     """
     hosts = [a.host for task, a in cluster.tasks() if task.type in ("chief", "worker")]
-    on_host, on_local = Counter(hosts), Counter[int]()
-    seen: Counter[str] = Counter()
+    on_local: Counter[int] = Counter()
     places = []
-    for host in hosts:
-        local = seen[host]
-        places.append((host, local, on_local[local]))
-        seen[host] += 1
+    for host, (local, count) in zip(hosts, on_hosts(hosts), strict=True):
+        places.append((host, local, count, on_local[local]))
         on_local[local] += 1
     return tuple(
         Rank(
@@ -53,12 +51,26 @@ def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
             rank=i,
             size=len(hosts),
             local_rank=local,
-            local_size=on_host[host],
+            local_size=count,
             cross_rank=cross,
             cross_size=on_local[local],
         )
-        for i, (host, local, cross) in enumerate(places)
+        for i, (host, local, count, cross) in enumerate(places)
     )
+
+
+def on_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """For each process its number on its host, and how many that host has.
+
+    Args:
+        hosts: the host of each process, in the order of their ranks.
+    """
+    counts, seen = Counter(hosts), Counter[str]()
+    found = []
+    for host in hosts:
+        found.append((seen[host], counts[host]))
+        seen[host] += 1
+    return found
 
 
 def rank_of(cluster: ClusterSpec, task: Task) -> Rank:

@@ -104,13 +104,7 @@ class Ring:
         Args:
             tensor: of shape `(n, ...)`; `n` may differ between processes.
         """
-        tensor = tf.convert_to_tensor(tensor)
-        bits = not_folded(as_bits(tensor))
-
-        def launch(name: str) -> list[Any]:
-            return [self.hvd.allgather(bits, name=name, ignore_name_scope=True)]
-
-        return from_bits(self.in_order("gather", launch)[0], tensor.dtype)
+        return self._sent("gather", tensor, self.hvd.allgather)
 
     def all_to_all(self, tensor: Any, splits: Any) -> Any:
         """Sends a part of a tensor to each process.
@@ -122,13 +116,9 @@ class Ring:
         Returns:
             The rows that all processes sent here, in the order of their ranks.
         """
-        tensor = tf.convert_to_tensor(tensor)
-        bits = not_folded(as_bits(tensor))
-
-        def launch(name: str) -> list[Any]:
-            return [self.hvd.alltoall(bits, splits, name=name, ignore_name_scope=True)[0]]
-
-        return from_bits(self.in_order("alltoall", launch)[0], tensor.dtype)
+        return self._sent(
+            "alltoall", tensor, lambda bits, **named: self.hvd.alltoall(bits, splits, **named)[0]
+        )
 
     def broadcast(self, tensor: Any) -> Any:
         """The tensor of rank 0.
@@ -139,13 +129,20 @@ class Ring:
         if self.size == 1:
             return tensor
         tensor = tf.convert_to_tensor(tensor)
+        value = self._sent(
+            "broadcast", tensor, lambda bits, **named: self.hvd.broadcast(bits, 0, **named)
+        )
+        return tf.ensure_shape(value, tensor.shape)
+
+    def _sent(self, kind: str, tensor: Any, send: Callable[..., Any]) -> Any:
+        """What `send` makes of a tensor's bits, in the tensor's type."""
+        tensor = tf.convert_to_tensor(tensor)
         bits = not_folded(as_bits(tensor))
 
         def launch(name: str) -> list[Any]:
-            return [self.hvd.broadcast(bits, 0, name=name, ignore_name_scope=True)]
+            return [send(bits, name=name, ignore_name_scope=True)]
 
-        value = from_bits(self.in_order("broadcast", launch)[0], tensor.dtype)
-        return tf.ensure_shape(value, tensor.shape)
+        return from_bits(self.in_order(kind, launch)[0], tensor.dtype)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
         """Launches operations; where names may be used again, after those of before."""

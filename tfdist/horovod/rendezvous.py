@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist import environment, horovod_options
@@ -20,7 +20,7 @@ from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, StartError
 
-__all__ = ["OFFER", "offer", "prepare", "started_by_horovodrun"]
+__all__ = ["OFFER", "offer", "offer_of", "prepare", "started_by_horovodrun"]
 
 #: Under this name the chief offers the port of its rendezvous server.
 OFFER = "horovod_port"
@@ -32,9 +32,13 @@ _LATER = 30
 _servers: list[Any] = []
 
 
-def started_by_horovodrun() -> bool:
-    """Whether `horovodrun`, or what sets the same variables, has given this process its rank."""
-    return environment.read("HOROVOD_RANK") is not None
+def started_by_horovodrun(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `horovodrun`, or what sets the same variables, has given this process its rank.
+
+    Args:
+        environ: where to look; by default the process's own environment.
+    """
+    return environment.read("HOROVOD_RANK", environ) is not None
 
 
 def offer(cluster: ClusterSpec) -> Mapping[str, str]:
@@ -55,6 +59,11 @@ def offer(cluster: ClusterSpec) -> Mapping[str, str]:
     server.init(slots)
     _servers[:] = [server]
     return {OFFER: str(port)}
+
+
+def offer_of(config: StrategyConfig) -> Callable[[ClusterSpec], Mapping[str, str]] | None:
+    """What the chief of a job tells the others before the start, as `join_cluster` takes it."""
+    return offer if config.strategy == "horovod" else None
 
 
 def prepare(

@@ -63,8 +63,8 @@ def _restore_together(original: Callable[..., None]) -> Callable[..., None]:
         del logs
         if not _backup_is_there(self):
             return
-        iterator = _current_iterator()
-        _build(self.model, iterator)
+        iterator = current_iterator()
+        build(self.model, iterator)
         _load(self)
         state = agreement.on_chief(_strategy(), lambda: _read_state(self), "the backup's epoch")
         self.model._initial_epoch = self._current_epoch = state["epoch"]
@@ -215,7 +215,7 @@ def _read_state(callback: Any) -> dict[str, int]:
     return state
 
 
-def _build(model: Any, iterator: Any) -> None:
+def build(model: Any, iterator: Any) -> None:
     """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
     if iterator is not None:
         spec = iterator._distributed_dataset.element_spec
@@ -268,7 +268,8 @@ def _remember(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _current_iterator() -> Any:
+def current_iterator() -> Any:
+    """The batches that the present `fit` goes through, or None."""
     kept = getattr(_local, "iterator", None)
     return None if kept is None else kept()
 

@@ -29,7 +29,7 @@ from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace, Position
 from tfdist.errors import TfdistError
 from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
-from tfdist.keras.keeping import State, put_back, restore, take
+from tfdist.keras.keeping import State, put_back, restore, take, values_of
 
 __all__ = ["PERIOD_SECONDS", "begin", "end", "hooks", "leave_state"]
 
@@ -163,8 +163,8 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._resuming or self._job.resumed is None:
             return
         position = self._job.resumed.position
-        iterator = backup._current_iterator()
-        backup._build(self.model, iterator)
+        iterator = backup.current_iterator()
+        backup.build(self.model, iterator)
         self.model._initial_epoch = position.epoch
         iterator._tfdist_replay = position.epoch - self._initial_epoch
         iterator._tfdist_skip = position.step
@@ -189,7 +189,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
     def finish(self, history: Any) -> None:
         """Notes that this call of `fit` is over."""
         job = self._job
-        job.last_end = take(self.model, Position(job.number, 0, 0), [], job).arrays
+        job.last_end = values_of(self.model)
         job.finished.append({"history": history.history, "epoch": history.epoch})
         job.kept = take(None, Position(job.number, 0, 0), [], job)
 
@@ -207,7 +207,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         said = agreement.from_chief(tf.distribute.get_strategy(), said, "keeping the state")
         self._steps, self._next, self._since = step, step + int(said["apart"]), time.monotonic()
         if said["stop"]:
-            words = leave_state() if getattr(tf.distribute.get_strategy(), "is_chief", True) else ""
+            words = leave_state() if job.rank == 0 else ""
             print(f"tfdist: stopped for another world; {words}", file=sys.stderr, flush=True)
             sys.exit(RESUME_STATUS)
 
@@ -237,7 +237,7 @@ def _as_before(job: _Job, model: Any, arguments: Mapping[str, Any]) -> Any:
     if job.number == job.resumed.position.fit and job.resumed.last_end is not None:
         names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
         given = {name: arguments[name] for name in names}
-        backup._build(model, TFEpochIterator(model.distribute_strategy, **given))
+        backup.build(model, TFEpochIterator(model.distribute_strategy, **given))
         put_back(job.resumed.last_end, model)
     return history
 

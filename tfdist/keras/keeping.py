@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.elastic import Position
 from tfdist.errors import TfdistError
 
-__all__ = ["State", "restore", "take"]
+__all__ = ["State", "put_back", "restore", "take", "values_of"]
 
 #: Attributes of callbacks of these types are kept, such as the patience used up and the best value.
 _PLAIN = (bool, int, float, str, type(None), np.floating, np.integer)
@@ -50,19 +50,23 @@ def take(model: Any, position: Position, callbacks: list[Any], job: Any) -> Stat
         callbacks: the callbacks of its `fit`.
         job: has `finished` and `last_end`, as `State` has them.
     """
-    values = None
-    if model is not None and _is_built(model):
-        values = [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
     history = getattr(model, "history", None)
     logs = (copy.deepcopy(history.history), list(history.epoch)) if history else ({}, [])
     return State(
         position=position,
-        arrays=values,
+        arrays=None if model is None else values_of(model),
         callbacks=[(type(each).__name__, _plain(each)) for each in callbacks],
         history=logs,
         finished=list(job.finished),
         last_end=job.last_end,
     )
+
+
+def values_of(model: Any) -> list[Any] | None:
+    """The values of all variables that a training changes, or None where not all are made yet."""
+    if not _is_built(model):
+        return None
+    return [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
 
 
 def restore(state: State, model: Any, callbacks: list[Any]) -> None:

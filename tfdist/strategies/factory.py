@@ -83,7 +83,7 @@ def active() -> Any:
 
 
 def _join(config: StrategyConfig) -> Member:
-    offer = rendezvous.offer if config.strategy == "horovod" else None
+    offer = rendezvous.offer_of(config)
     text = environment.read("TF_CONFIG")
     if text is not None:
         return join_cluster(text, config, offer)

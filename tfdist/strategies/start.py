@@ -32,8 +32,7 @@ def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
         ConfigError: if TensorFlow has started already.
     """
     cluster, task = member.cluster, member.task
-    if global_seed() is None:
-        keras.utils.set_random_seed(member.seed)
+    _seed(member)
     devices = prepare_devices(config.devices)
     gpus = sum(device.startswith("GPU") for device in devices)
     implementation = communication_for(gpus, config.communication)
@@ -67,8 +66,8 @@ def start_horovod(member: Member | None, config: StrategyConfig) -> Horovod:
     hvd = library.load()
     cluster, task, offered = (member.cluster, member.task, member.offer) if member else (None,) * 3
     rendezvous.prepare(config, cluster, task, offered or {})
-    if member is not None and global_seed() is None:
-        keras.utils.set_random_seed(member.seed)
+    if member is not None:
+        _seed(member)
     with _connecting(member, config):
         hvd.init()
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
@@ -89,8 +88,7 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
     Raises:
         ConfigError: if a worker sees several GPUs.
     """
-    if global_seed() is None:
-        keras.utils.set_random_seed(member.seed)
+    _seed(member)
     cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(member.cluster.as_dict()),
         task_type=member.task.type,
@@ -107,13 +105,17 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
         )
 
 
+def _seed(member: Member) -> None:
+    """Gives a program that has set no seed the one that its chief drew for all tasks."""
+    if global_seed() is None:
+        keras.utils.set_random_seed(member.seed)
+
+
 def _connecting(
     member: Member | None, config: StrategyConfig
 ) -> contextlib.AbstractContextManager[None]:
     """Ends the process, with a message, if TensorFlow or Horovod does not connect in time."""
-    seconds, library_name = config.start_timeout, "TensorFlow"
-    if config.strategy == "horovod":
-        library_name = "Horovod"
+    seconds = config.start_timeout
     if member is None:
         message = (
             f"This process gave up after {seconds:.0f} s: Horovod did not connect to the other "
@@ -123,6 +125,7 @@ def _connecting(
         return hard_deadline(seconds, message, StartError.exit_status)
     task = member.task
     peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
+    library_name = "Horovod" if config.strategy == "horovod" else "TensorFlow"
     message = (
         f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library_name} did not "
         f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."

@@ -24,6 +24,7 @@ from tfdist.cluster.join import identity
 from tfdist.cluster.launch import remote
 from tfdist.cluster.launch.plan import JobPlan, Program, TaskPlan, task_plan, training
 from tfdist.cluster.ports import is_local_host
+from tfdist.cluster.ranks import on_hosts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 
@@ -199,10 +200,8 @@ def _over_ssh(
 def _shares(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int]]:
     """Which of how many parts of its host's GPUs each task that trains gets."""
     trains = training(program, cluster)
-    hosts = [cluster.address(task).host for task in trains]
-    return {
-        task: (hosts[:i].count(hosts[i]), hosts.count(hosts[i])) for i, task in enumerate(trains)
-    }
+    hosts = {task: address.host for task, address in cluster.tasks()}
+    return dict(zip(trains, on_hosts([hosts[task] for task in trains]), strict=True))
 
 
 def _differences(host: str, found: Mapping[str, Any]) -> list[str]:
