@@ -27,6 +27,9 @@ _ELASTIC: dict[str, Any] = {"rich_help_panel": "Elastic jobs (horovod, multi_wor
 #: Where the help shows the options of jobs on several machines.
 _SSH: dict[str, Any] = {"rich_help_panel": "Several machines"}
 
+#: Where the help shows the options of engines.
+_ENGINES: dict[str, Any] = {"rich_help_panel": "Engines that start the job (--on)"}
+
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
 
 Args = Annotated[
@@ -306,6 +309,65 @@ Environment = Annotated[
         show_default="found out",
         **_SSH,
     ),
+]
+
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="ENGINE",
+        help="What starts the tasks: local, ssh, slurm, mpi, kubernetes or ray.",
+        show_default="ssh with --hosts, else local",
+        **_ENGINES,
+    ),
+]
+
+EngineArgs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Arguments of srun, sbatch, mpirun or kubectl, as '--partition=long --time=60'.",
+        **_ENGINES,
+    ),
+]
+
+GpusPerTask = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="GPUs that the engine gives each task that trains.",
+        show_default="none asked for",
+        **_ENGINES,
+    ),
+]
+
+Image = Annotated[
+    str | None,
+    typer.Option(help="Container image of Kubernetes and Compose.", **_ENGINES),
+]
+
+Namespace = Annotated[
+    str | None,
+    typer.Option(help="Kubernetes' namespace.", show_default="the context's", **_ENGINES),
+]
+
+JobName = Annotated[
+    str | None,
+    typer.Option(help="What the engine calls the job.", show_default="SCRIPT's", **_ENGINES),
+]
+
+Manifest = Annotated[
+    str,
+    typer.Option(
+        help="With kubernetes: plain (indexed Job, StatefulSet, headless service), tfjob "
+        "(Kubeflow), or compose (Docker Compose; printed only).",
+        **_ENGINES,
+    ),
+]
+
+Detach = Annotated[
+    bool,
+    typer.Option("--detach", help="With slurm and kubernetes: return when submitted.", **_ENGINES),
 ]
 
 EveryTask = Annotated[

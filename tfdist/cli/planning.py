@@ -28,7 +28,7 @@ from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
 from tfdist.config import CLUSTERED, Resolved, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 
-__all__ = ["Job", "Request", "planned"]
+__all__ = ["Job", "Request", "planned", "resolved_for"]
 
 
 @contextlib.contextmanager
@@ -120,6 +120,19 @@ def _on_hosts(
             gpus=gpus,
         )
         yield Job(plan, resolved, seed, gpus)
+
+
+def resolved_for(request: Request) -> Resolved:
+    """The configuration of a job for other machines: GPUs and TF_CONFIG of this one do not count.
+
+    Raises:
+        ConfigError: for a mistake in the command line or the strategy file.
+    """
+    machines = hosts.of(request.hosts, request.hostfile)
+    if machines is not None:
+        request = _with_slots(request, machines)
+    flags, file = _flags(request)
+    return resolve(flags, file, {}, gpus=0)
 
 
 def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from tfdist.cli import elastic, logs, options, planning, show
+from tfdist.cli.engines import table as engines
 from tfdist.cli.jobs import Request
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan
@@ -32,6 +33,14 @@ def run(
     ssh_args: options.SshArgs = None,
     remote_python: options.RemotePython = None,
     environment: options.Environment = None,
+    on: options.On = None,
+    engine_args: options.EngineArgs = None,
+    gpus_per_task: options.GpusPerTask = None,
+    image: options.Image = None,
+    namespace: options.Namespace = None,
+    job_name: options.JobName = None,
+    manifest: options.Manifest = "plain",
+    detach: options.Detach = False,
     min_np: options.MinNp = None,
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,
@@ -59,6 +68,12 @@ def run(
     """
     _check_script(script)
     request = _request(context.params)
+    engine = engines.chosen(on, request)
+    of_engine = engines.options_of(engine, context.params)
+    if engine is not None:
+        raise typer.Exit(
+            engines.start(engine, request, of_engine, context, grace=grace, dry_run=dry_run)
+        )
     bounds = elastic.Bounds(min_np, max_np, host_discovery_script, elastic_timeout)
     if bounds.given and not dry_run:
         raise typer.Exit(_told(elastic.supervise(request, bounds, grace)))
