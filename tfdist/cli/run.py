@@ -21,6 +21,7 @@ from tfdist.errors import ConfigError
 __all__ = ["run"]
 
 
+@options.with_engines
 @options.with_strategy
 def run(
     context: typer.Context,
@@ -33,14 +34,6 @@ def run(
     ssh_args: options.SshArgs = None,
     remote_python: options.RemotePython = None,
     environment: options.Environment = None,
-    on: options.On = None,
-    engine_args: options.EngineArgs = None,
-    gpus_per_task: options.GpusPerTask = None,
-    image: options.Image = None,
-    namespace: options.Namespace = None,
-    job_name: options.JobName = None,
-    manifest: options.Manifest = "plain",
-    detach: options.Detach = False,
     min_np: options.MinNp = None,
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,
@@ -51,7 +44,7 @@ def run(
     env_only: options.EnvOnly = False,
     every_task: options.EveryTask = False,
     task_flags: options.TaskFlags = False,
-    **of_strategy: object,
+    **others: object,
 ) -> None:
     """Run SCRIPT, unmodified, under a strategy.
 
@@ -68,7 +61,7 @@ def run(
     """
     _check_script(script)
     request = _request(context.params)
-    engine = engines.chosen(on, request)
+    engine = engines.chosen(context.params["on"], request)
     of_engine = engines.options_of(engine, context.params)
     if engine is not None:
         raise typer.Exit(
@@ -77,14 +70,18 @@ def run(
     bounds = elastic.Bounds(min_np, max_np, host_discovery_script, elastic_timeout)
     if bounds.given and not dry_run:
         raise typer.Exit(_told(elastic.supervise(request, bounds, grace)))
+    raise typer.Exit(_run_here(request, grace, dry_run))
+
+
+def _run_here(request: Request, grace: float, dry_run: bool) -> int:
+    """Starts the tasks and stays until they have ended; returns the exit status."""
     with planning.planned(request) as job:
         if dry_run:
             print(show.commands(job.plan))
-            return
-        job = dataclasses.replace(job, plan=logs.prepare(job.plan, chosen=log_dir is not None))
-        show.table(job.plan, job.resolved, job.seed, job.gpus)
-        status = _supervise(job.plan, grace)
-    raise typer.Exit(status)
+            return 0
+        plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
+        show.table(plan, job.resolved, job.seed, job.gpus)
+        return _supervise(plan, grace)
 
 
 def _request(given: dict[str, Any]) -> Request:

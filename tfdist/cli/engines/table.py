@@ -78,13 +78,14 @@ def options_of(engine: str | None, given: Mapping[str, Any]) -> EngineOptions:
     fields = dataclasses.fields(EngineOptions)
     has = ENGINES[engine].options if engine is not None else ()
     for each in fields:
-        if given[each.name] != each.default and each.name not in has:
+        if given[each.name] not in (None, each.default) and each.name not in has:
             flag = f"--{each.name.replace('_', '-')}"
             owners = [name for name, other in ENGINES.items() if each.name in other.options]
             raise ConfigError(
                 f"{flag} goes with --on {' or '.join(owners)}. Add that, or leave {flag} out."
             )
-    return EngineOptions(**{each.name: given[each.name] for each in fields})
+    told = {each.name: given[each.name] for each in fields if given[each.name] is not None}
+    return EngineOptions(**told)
 
 
 def start(
