@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -12,14 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from tfdist.cluster import join as module
+from tfdist.cluster import joining as joining_module
 from tfdist.cluster import meeting as meeting_module
 from tfdist.cluster import wire
 from tfdist.cluster.join import JoinReport, join
 from tfdist.cluster.ports import HeldPorts
+from tfdist.cluster.preflight import Report, table
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 
@@ -111,9 +115,10 @@ def test_a_missing_task_is_named_to_all(ports: Callable[[int], list[int]]) -> No
         messages = [failure(future) for future in futures]
     assert time.monotonic() - begin < 5
     for message in messages:
-        assert f"worker 2 at 127.0.0.1:{listed[2]}: connection refused" in message
+        assert re.search(rf"worker 2 +127.0.0.1:{listed[2]} +no +no +connection refused", message)
+        assert re.search(rf"worker 1 +127.0.0.1:{listed[1]} +yes +yes$", message, re.MULTILINE)
+        assert message.index("worker 2") < message.index("worker 1")
         assert "within 1.5 s" in message
-    assert "worker 1 at" not in messages[0]
 
 
 def test_a_missing_chief_is_named(ports: Callable[[int], list[int]]) -> None:
@@ -127,7 +132,7 @@ def test_a_missing_chief_is_named(ports: Callable[[int], list[int]]) -> None:
 
 def test_a_name_that_does_not_resolve(ports: Callable[[int], list[int]]) -> None:
     addresses = (Address("127.0.0.1", ports(1)[0]), Address("no-such-host.invalid", 2222))
-    with pytest.raises(StartError, match=r"invalid:2222: the name does not resolve"):
+    with pytest.raises(StartError, match=r"invalid:2222 +no +no +the name does not resolve"):
         join(ClusterSpec({"worker": addresses}), Task("worker", 0), timeout=1, identity=SAME)
 
 
@@ -177,9 +182,38 @@ def test_different_versions_are_named(ports: Callable[[int], list[int]]) -> None
         chief = start(pool, cluster, 0)
         other = start(pool, cluster, 1, identity={**SAME, "TensorFlow": "2.20.0"})
         for message in (failure(chief), failure(other)):
-            assert "TensorFlow: 2.21.0 on worker 0" in message
-            assert "2.20.0 on worker 1" in message
+            assert "the chief, runs TensorFlow 2.21.0." in message
+            assert re.search(r"worker 1 +\S+ +yes +(yes|no) +TensorFlow 2.20.0", message)
             assert "digest" not in message
+
+
+def test_clocks_apart_are_told(
+    ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = SimpleNamespace(time=lambda: time.time() + 90)
+    monkeypatch.setattr(joining_module, "time", ahead)
+    said: list[str] = []
+    cluster = cluster_of(ports(2))
+    with ThreadPoolExecutor() as pool:
+        chief = start(pool, cluster, 0, report=said.append)
+        start(pool, cluster, 1).result(timeout=20)
+        chief.result(timeout=20)
+    assert [text for text in said if "its clock is +90 s from the chief's" in text]
+
+
+def test_the_table_names_culprits_first_and_stays_short() -> None:
+    tasks = [Task("worker", i) for i in range(1, 10_000)]
+    address = Address("host", 2222)
+    reports = [
+        Report(task=each, address=address, joined=each.index != 9000, answers=True, problem="gone")
+        if each.index == 9000
+        else Report(task=each, address=address, joined=True, answers=True)
+        for each in tasks
+    ]
+    lines = table(reports).splitlines()
+    assert lines[1].split() == ["worker", "9000", "host:2222", "no", "yes", "gone"]
+    assert len(lines) < 15
+    assert "and 9990 more tasks that are ready" in lines[-1]
 
 
 def test_the_same_task_twice(ports: Callable[[int], list[int]]) -> None:
@@ -203,7 +237,7 @@ def test_a_task_that_the_cluster_does_not_have(ports: Callable[[int], list[int]]
         assert "joined as 'worker 3', but the chief's cluster has: worker 0, worker 1" in failure(
             stray
         )
-        assert "worker 1 at" in failure(chief)
+        assert re.search(rf"worker 1 +127.0.0.1:{listed[1]} +no", failure(chief))
 
 
 def test_own_port_in_use(
@@ -290,8 +324,8 @@ def test_a_task_that_leaves_is_noticed(ports: Callable[[int], list[int]]) -> Non
             brief.recv(1000)
             time.sleep(0.2)
         message = failure(chief)
-    assert "worker 1 at" in message
-    assert "worker 2 at" in message
+    assert re.search(r"worker 1 +\S+ +no +no +connection refused", message)
+    assert re.search(r"worker 2 .* connection refused", message)
 
 
 def test_works_within_an_event_loop(ports: Callable[[int], list[int]]) -> None:
@@ -367,6 +401,7 @@ def test_a_task_that_replaces_another_need_not_meet(ports: Callable[[int], list[
 PROGRAM = """
 import sys
 from tfdist.cluster.join import join
+from tfdist.cluster.preflight import Report, table
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 ports = [int(port) for port in sys.argv[2].split(",")]
@@ -400,4 +435,4 @@ def test_processes_end_together_when_one_is_missing(ports: Callable[[int], list[
     results = run_processes(ports(3), [0, 2], 2)
     assert time.monotonic() - begin < 8
     assert [status for status, _ in results] == [3, 3]
-    assert all("worker 1 at" in out for _, out in results)
+    assert all(re.search(r"worker 1 +\S+ +no +no +connection refused", out) for _, out in results)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from tfdist.cluster.meeting import Meeting, Met, identify, open_door, report_regularly
+from tfdist.cluster.preflight import CLOCKS_APART, Report, table
 from tfdist.cluster.spec import Task
 from tfdist.cluster.wire import ContactError, Door, Line, Message
 from tfdist.errors import StartError
@@ -35,6 +37,8 @@ class Gathering:
         self._joined: dict[Task, Line] = {}
         self._seen: dict[Task, str] = dict.fromkeys(self._others, "not tried yet")
         self._confirmed: set[Task] = set()
+        self._differs: dict[Task, dict[str, str]] = {}
+        self._apart: dict[Task, float] = {}
         self._answers: dict[str, dict[Task, Message]] = {"checked": {}, "closed": {}}
         self._notes: list[str] = []
         self._failure: str | None = None
@@ -136,6 +140,7 @@ class Gathering:
             return
         self._joined[task] = line
         self._compare(task, hello.get("identity", {}))
+        self._compare_clocks(task, hello.get("time"))
         self._changed.set()
         try:
             while True:
@@ -164,17 +169,25 @@ class Gathering:
 
     def _compare(self, task: Task, theirs: Mapping[str, object]) -> None:
         ours = self._meeting.identity
-        different = [
-            f"  {name}: {ours.get(name)} on {self._meeting.place(self._meeting.task)}, "
-            f"{theirs.get(name)} on {self._meeting.place(task)}"
-            for name in sorted({*ours, *theirs})
-            if ours.get(name) != theirs.get(name)
-        ]
-        if different:
-            self._failure = (
-                "The tasks do not run the same:\n"
-                + "\n".join(different)
-                + "\nInstall the same versions and give the same options in every task."
+        names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+        if not names:
+            return
+        self._differs[task] = {name: str(theirs.get(name)) for name in names}
+        here = ", ".join(f"{name} {ours.get(name)}" for name in names)
+        self._failure = (
+            f"The tasks do not run the same. {self._meeting.place(self._meeting.task)}, the chief, "
+            f"runs {here}.\n{table(self._reports())}\n"
+            "Install the same versions and give the same options in every task."
+        )
+
+    def _compare_clocks(self, task: Task, theirs: object) -> None:
+        if not isinstance(theirs, int | float):
+            return
+        self._apart[task] = apart = theirs - time.time()
+        if abs(apart) > CLOCKS_APART:
+            self._meeting.report(
+                f"{self._meeting.place(task)}: its clock is {apart:+.0f} s from the chief's, so "
+                "times in logs and dates of files do not go together. Set it, as by NTP."
             )
 
     async def _look_for(self, task: Task) -> None:
@@ -219,12 +232,29 @@ class Gathering:
         names = "; ".join(f"{self._meeting.place(task)}: {self._seen[task]}" for task in tasks)
         return f"A task left during the start, see its own log. {names}"
 
+    def _reports(self) -> list[Report]:
+        """What is known of all others."""
+        missing = set(self._missing())
+        return [
+            Report(
+                task=task,
+                address=self._meeting.cluster.address(task),
+                joined=task in self._joined,
+                answers=task in self._confirmed,
+                differs=self._differs.get(task, {}),
+                apart=self._apart.get(task),
+                problem=self._sight(task) if task in missing else "",
+            )
+            for task in self._others
+        ]
+
     def _too_late(self) -> str:
-        missing = self._awaited()
+        count = len(self._missing())
         lines = [
             f"The cluster did not come together within {self._meeting.timeout:g} s "
-            f"(--start-timeout). Missing {len(missing)} of {len(self._others) + 1} tasks:",
-            *(f"  {text}" for text in missing),
+            f"(--start-timeout). {self._meeting.task}, the chief, misses {count} of "
+            f"{len(self._others) + 1} tasks:",
+            table(self._reports()),
             *dict.fromkeys(self._notes),
             "Start the missing tasks or correct their addresses in TF_CONFIG; a longer "
             "--start-timeout waits longer.",

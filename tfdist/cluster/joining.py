@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from tfdist.cluster.meeting import (
     CONNECT_SECONDS,
@@ -120,7 +121,8 @@ class Joining:
 
     async def _introduce(self, line: Line) -> None:
         meeting = self._meeting
-        await line.send(kind="join", task=str(meeting.task), identity=dict(meeting.identity))
+        own = {"task": str(meeting.task), "identity": dict(meeting.identity), "time": time.time()}
+        await line.send(kind="join", **own)
         name = (await line.hear()).get("task")
         if name != str(meeting.chief):
             raise ContactError(f"answered as {name} instead of {meeting.chief}")
