@@ -14,6 +14,7 @@ from tfdist import environment, horovod_options, server_options
 from tfdist.cluster.checks.reading import read
 from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.places import Surroundings
+from tfdist.cluster.listing import own_tf_config
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_number
 
@@ -258,7 +259,7 @@ def _choose(
     values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int
 ) -> tuple[str, str]:
     """The strategy that `auto` picks, and why."""
-    text = environment.read("TF_CONFIG", environ)
+    text = own_tf_config(environ)
     if text and read(text).of_type("ps"):
         return "parameter_server", "auto: TF_CONFIG lists parameter servers"
     if text:

@@ -11,6 +11,8 @@ __all__ = ["VARIABLES", "merged", "patched", "read", "set_for_good", "snapshot"]
 #: Every variable that tfdist reads or sets for the processes it starts, and what it means.
 VARIABLES: dict[str, str] = {
     "TF_CONFIG": "The cluster and this task's place in it, as JSON (TensorFlow's own variable).",
+    "TFDIST_CLUSTER": "A file that lists a cluster too large for TF_CONFIG; with TFDIST_TASK.",
+    "TFDIST_TASK": "This task of TFDIST_CLUSTER, such as worker:0.",
     "TFDIST_CONFIG": "The job's strategy configuration, as JSON; set by `tfdist run`.",
     "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
     "TFDIST_ELASTIC": "The directory in which the tasks of an elastic job leave their state.",

@@ -89,8 +89,9 @@ while size == 2 and not (place / "stop").exists() and time.monotonic() < until:
     time.sleep(0.02)
 sys.exit(75 if size == 2 else 0)
 """
-    begun = time.monotonic()
-    outcome, said = run(here, body, slots=lambda: 2 if time.monotonic() < begun + 1 else 3)
+    started = [here / f"world-0-2-{rank}" for rank in range(2)]
+    slots = lambda: 3 if all(path.exists() for path in started) else 2  # noqa: E731
+    outcome, said = run(here, body, slots=slots)
     assert outcome.status == 0
     assert "3 processes can run now, instead of 2" in said[0]
     assert sizes(here) == [2, 3]

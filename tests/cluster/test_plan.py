@@ -114,7 +114,7 @@ def test_one_task_of_a_cluster_that_is_started_elsewhere() -> None:
     )
     assert [task.task for task in plan.tasks] == [Task("worker", 1)]
     assert plan.shown == Task("worker", 1)
-    assert "TF_CONFIG" not in plan.tasks[0].environ
+    assert plan.tasks[0].environ["TF_CONFIG"] == "x"
     with pytest.raises(ConfigError, match="'worker 2', but its cluster has: worker 0, worker 1"):
         plan_member(PROGRAM, cluster=cluster, task=Task("worker", 2), log_dir=LOGS, environ={})
 

@@ -42,6 +42,7 @@ def first(name):
     except FileExistsError:
         return False
 def die():
+    open("dead", "w")
     os.kill(os.getpid(), signal.SIGKILL)
 def serve():
     print("serves", flush=True)
@@ -115,7 +116,9 @@ else:
 def test_training_goes_on_without_a_worker() -> None:
     script = """
 if kind == "worker" and index == 1: die()
-serve() if kind != "chief" else time.sleep(1)
+if kind != "chief": serve()
+await_file("dead")
+time.sleep(1)
 """
     outcome, told = run(script)
     assert outcome.status == 0
@@ -152,7 +155,10 @@ serve()
 def test_the_job_fails_when_all_workers_are_gone() -> None:
     script = """
 if kind == "worker":
-    time.sleep(index * 0.5)
+    if index == 1:
+        await_file("left")
+        time.sleep(0.5)
+    open("left", "w")
     print("no more memory")
     sys.exit(4 + index)
 serve() if kind == "ps" else time.sleep(60)
@@ -171,6 +177,7 @@ def test_a_lost_ps_is_named_not_the_chief_that_followed() -> None:
     script = """
 if kind == "ps": die()
 if kind == "chief":
+    await_file("dead")
     time.sleep(0.5)
     sys.exit("tensorflow.python.framework.errors_impl.UnavailableError: Socket closed")
 serve()
@@ -186,6 +193,7 @@ def test_the_whole_job_is_started_again(roles: Mapping[str, Role]) -> None:
     script = """
 print("start")
 open(f"{kind}{index}-{os.getpid()}", "w")
+while len({n.split("-")[0] for n in os.listdir(".") if n[-1].isdigit()}) < 4: time.sleep(0.01)
 if kind == "ps" and first("died"): die()
 if kind == "ps" and roles: serve()
 while len([n for n in os.listdir(".") if n.startswith(f"{kind}{index}-")]) < 2: time.sleep(0.01)
@@ -218,7 +226,9 @@ def test_a_worker_that_dies_during_the_start_ends_the_job(begun: bool) -> None:
     """The others wait for it then, so nothing can go on."""
     script = """
 if kind == "worker" and index == 0: die()
-serve() if kind != "chief" else time.sleep(1.5)
+if kind != "chief": serve()
+await_file("dead")
+time.sleep(1.5)
 """
     with contextlib.ExitStack() as stack:
         chief = stack.enter_context(socket.create_server(("127.0.0.1", 0)))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster.environments import hostfile as host_files
+from tfdist.cluster.environments.ranking import DEFAULT_PORT
 from tfdist.cluster.launch.ssh import Ssh, cluster_on
-from tfdist.cluster.ports import HeldPorts, is_local_host
-from tfdist.cluster.spec import ClusterSpec
+from tfdist.cluster.ports import HeldPorts, local_among
+from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
 
@@ -62,12 +65,13 @@ def ssh_of(arguments: str | None, python: str | None) -> Ssh:
 
 @contextlib.contextmanager
 def cluster_of(
-    config: StrategyConfig, machines: Mapping[str, int], ssh: Ssh
-) -> Iterator[ClusterSpec]:
-    """The job's tasks on the machines; the ports of this one are held within the block.
+    config: StrategyConfig, machines: Mapping[str, int], ssh: Ssh, *, dry_run: bool = False
+) -> Iterator[tuple[ClusterSpec, Collection[str]]]:
+    """The job's tasks, and the hosts that are this one; its ports are held within the block.
 
     Processes that train fill one machine after the other. With parameter servers, the chief is on
-    the first machine, and the servers take turns on all.
+    the first machine, and the servers take turns on all. A dry run asks no host: its ports count
+    from `DEFAULT_PORT`, while those of a job are found at its start.
 
     Raises:
         ConfigError: if there are too few slots, or the strategy runs in one process.
@@ -88,10 +92,26 @@ def cluster_of(
         }
     everywhere = [host for hosts in places.values() for host in hosts]
     _check_loopback(everywhere)
-    here = [host for host in everywhere if is_local_host(host)]
+    if dry_run:
+        yield _assumed(places), {"localhost", socket.gethostname()}
+        return
+    here = local_among(everywhere)
+    count = sum(host in here for host in everywhere)
     with contextlib.ExitStack() as stack:
-        held = stack.enter_context(HeldPorts(len(here))) if here else None
-        yield cluster_on(places, ssh, held.ports if held else (), config.start_timeout)
+        held = stack.enter_context(HeldPorts(count)) if count else None
+        ports = held.ports if held else ()
+        yield cluster_on(places, ssh, here, ports, config.start_timeout), here
+
+
+def _assumed(places: Mapping[str, Sequence[str]]) -> ClusterSpec:
+    """A cluster whose ports count from `DEFAULT_PORT` on each host."""
+    used: Counter[str] = Counter()
+    addresses: dict[str, list[Address]] = {kind: [] for kind in places}
+    for kind, hosts in places.items():
+        for host in hosts:
+            addresses[kind].append(Address(host, DEFAULT_PORT + used[host]))
+            used[host] += 1
+    return ClusterSpec({kind: tuple(listed) for kind, listed in addresses.items()})
 
 
 def _check_loopback(hosts: Sequence[str]) -> None:

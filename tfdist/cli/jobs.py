@@ -35,6 +35,7 @@ class Request:
         ssh_args: arguments of ssh, as on a command line.
         remote_python: the interpreter on the other machines.
         environment: the environment to believe, such as `"slurm"`; None looks for all.
+        dry_run: whether the plan is only shown, so that no other machine is asked.
     """
 
     script: str
@@ -51,6 +52,7 @@ class Request:
     ssh_args: str | None = None
     remote_python: str | None = None
     environment: str | None = None
+    dry_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from tfdist import environment
 from tfdist.cluster.environments import detection, mpi
 from tfdist.cluster.environments.places import Place, Roles, Surroundings
+from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.config import CLUSTERED, Resolved, StrategyConfig
 from tfdist.errors import ConfigError
@@ -44,7 +45,7 @@ def cluster_here(
     Raises:
         ConfigError: if two environments contradict each other, or one has a mistake.
     """
-    told = environment.read("TF_CONFIG", environ) or environment.read("TFDIST_LAUNCHED", environ)
+    told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
     if told is not None or config.strategy not in CLUSTERED:
         yield environ
         return
@@ -57,9 +58,7 @@ def cluster_here(
             yield environ
             return
         cluster, task = found
-        told_now = {"TF_CONFIG": cluster.tf_config(task)}
-        environment.set_for_good(told_now)
-        yield {**environ, **told_now}
+        yield {**environ, "TF_CONFIG": cluster.tf_config(task)}
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def prepare(plan: JobPlan, *, chosen: bool) -> JobPlan:
         return _with_temporary_logs(plan, error)
     if not chosen:
         _point_latest(plan.log_dir)
+    _write(plan)
     return plan
 
 
@@ -63,8 +64,27 @@ def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
     except OSError:
         return plan  # Each task's log says that it cannot be written; the training goes on.
     show.note(f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}.")
-    tasks = tuple(dataclasses.replace(each, log=place / each.log.name) for each in plan.tasks)
-    return dataclasses.replace(plan, tasks=tasks, log_dir=place)
+    names = {str(path): str(place / path.name) for path in plan.files}
+    tasks = tuple(
+        dataclasses.replace(
+            each,
+            log=place / each.log.name,
+            environ={k: names.get(v, v) if v else v for k, v in each.environ.items()},
+        )
+        for each in plan.tasks
+    )
+    files = {Path(names[str(path)]): text for path, text in plan.files.items()}
+    moved = dataclasses.replace(plan, tasks=tasks, log_dir=place, files=files)
+    _write(moved)
+    return moved
+
+
+def _write(plan: JobPlan) -> None:
+    """Writes the files that the tasks read. Members of one cluster may do so at the same time."""
+    for path, text in plan.files.items():
+        draft = path.with_name(f".{path.name}-{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(path)
 
 
 def _point_latest(directory: Path) -> None:

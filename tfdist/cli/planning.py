@@ -22,6 +22,7 @@ from tfdist.cluster.launch.plan import (
     plan_member,
 )
 from tfdist.cluster.launch.ssh import plan_hosts
+from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
@@ -57,14 +58,14 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
     machines = hosts.of(request.hosts, request.hostfile)
     if machines is not None:
         request = _with_slots(request, machines)
-    resolved = _resolve(request, environment.read("TF_CONFIG", environ), environ, len(gpus))
+    resolved = _resolve(request, own_tf_config(environ), environ, len(gpus))
     launchers.check_horovod(resolved.config)
     if machines is not None:
         with _on_hosts(request, resolved, machines, environ, gpus) as job:
             yield job
         return
     with launchers.cluster_here(resolved.config, environ, request.environment) as environ:
-        text = environment.read("TF_CONFIG", environ)
+        text = own_tf_config(environ)
         if text is not None and resolved.config.strategy in CLUSTERED:
             making = _as_member(request, resolved, text, environ, gpus)
         elif launchers.is_rank(resolved.config, environ):
@@ -110,10 +111,11 @@ def _on_hosts(
     config = resolved.config
     seed = secrets.randbelow(2**32) if config.seed is None else config.seed
     ssh = hosts.ssh_of(request.ssh_args, request.remote_python)
-    with hosts.cluster_of(config, machines, ssh) as cluster:
+    with hosts.cluster_of(config, machines, ssh, dry_run=request.dry_run) as (cluster, here):
         plan = plan_hosts(
             _program(request, config, seed),
             cluster=cluster,
+            here=here,
             ssh=ssh,
             log_dir=request.log_dir or logs.default_place(),
             environ=environ,

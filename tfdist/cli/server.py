@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from tfdist import environment
 from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
+from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import ClusterSpec
 from tfdist.cluster.threads import inter_op_threads
 from tfdist.config import StrategyConfig
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve() -> int:
-    text, config = environment.read("TFDIST_CONFIG"), environment.read("TF_CONFIG")
+    text, config = environment.read("TFDIST_CONFIG"), own_tf_config()
     if text is None or config is None:
         missing = "TFDIST_CONFIG" if text is None else "TF_CONFIG"
         raise ConfigError(

@@ -18,6 +18,7 @@ from tfdist.cli.quiet import quiet_import
 from tfdist.cluster import lifeline
 from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.cluster.launch import blame
+from tfdist.cluster.listing import own_tf_config
 from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.horovod import rendezvous
@@ -52,7 +53,7 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    cluster = environment.read("TF_CONFIG") if config.strategy in CLUSTERED else None
+    cluster = own_tf_config() if config.strategy in CLUSTERED else None
     member = join_cluster(cluster, config, rendezvous.offer_of(config)) if cluster else None
     with quiet_import():
         import tensorflow as tf

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tfdist.cluster.spec import ClusterSpec, Task
 
-__all__ = ["FORMATS", "LONGEST_VARIABLE", "texts", "written"]
+__all__ = ["FORMATS", "LONGEST_VARIABLE", "head_of", "texts", "with_task", "written"]
 
 #: How a TF_CONFIG can be written.
 FORMATS = ("json", "export", "kubernetes")
@@ -23,10 +23,20 @@ LONGEST_VARIABLE = 128 * 1024 - len("TF_CONFIG=") - 1
 
 def texts(cluster: ClusterSpec) -> Iterator[tuple[Task, str]]:
     """Each task with its TF_CONFIG: what `ClusterSpec.tf_config` gives for it."""
-    head = json.dumps({"cluster": cluster.as_dict()}, sort_keys=True).removesuffix("}")
+    head = head_of(cluster)
     for task, _ in cluster.tasks():
-        own = json.dumps({"index": task.index, "type": task.type})
-        yield task, f'{head}, "task": {own}}}'
+        yield task, with_task(head, task)
+
+
+def head_of(cluster: ClusterSpec) -> str:
+    """The beginning of the TF_CONFIG of all tasks, which lists them."""
+    return json.dumps({"cluster": cluster.as_dict()}, sort_keys=True).removesuffix("}")
+
+
+def with_task(head: str, task: Task) -> str:
+    """The TF_CONFIG of one task, with a beginning that `head_of` has written."""
+    own = json.dumps({"index": task.index, "type": task.type})
+    return f'{head}, "task": {own}}}'
 
 
 def written(task: Task, text: str, form: str) -> str:

@@ -11,18 +11,23 @@ gRPC unless TF_GRPC_REUSE_PORT is set (TensorFlow 2.21). A held port sets both.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import socket
+from collections.abc import Iterable
 from types import TracebackType
 
 from tfdist.cluster.addresses import Address
 from tfdist.errors import ConfigError
 
-__all__ = ["ALL_INTERFACES", "HeldPorts", "is_local_host", "port_is_free"]
+__all__ = ["ALL_INTERFACES", "HeldPorts", "is_local_host", "local_among", "port_is_free"]
 
 #: The host that stands for all interfaces of this machine, as in Python's `socket`.
 ALL_INTERFACES = ""
+
+
+_LOOKUPS = 64
 
 
 class HeldPorts:
@@ -124,6 +129,18 @@ def is_local_host(host: str) -> bool:
         _bind(host, 0).close()
         return True
     return False
+
+
+def local_among(hosts: Iterable[str]) -> set[str]:
+    """The hosts that are this machine. Names are looked up side by side.
+
+    Args:
+        hosts: names or addresses.
+    """
+    names = list(dict.fromkeys(hosts))
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(_LOOKUPS, len(names)))) as pool:
+        here = pool.map(is_local_host, names)
+        return {name for name, local in zip(names, here, strict=True) if local}
 
 
 def _bind(host: str, port: int, shared: bool = False) -> socket.socket:

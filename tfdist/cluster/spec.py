@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -86,10 +87,15 @@ class ClusterSpec:
         Raises:
             KeyError: if the cluster has no such task.
         """
-        for candidate, address in self.tasks():
-            if candidate == task:
-                return address
-        raise KeyError(f"The cluster has no task {task}.")
+        addresses, indices = self.addresses.get(task.type, ()), self.indices.get(task.type)
+        position = task.index
+        if indices is not None:
+            position = bisect.bisect_left(indices, task.index)
+            if task.index not in indices[position : position + 1]:
+                position = -1
+        if not 0 <= position < len(addresses):
+            raise KeyError(f"The cluster has no task {task}.")
+        return addresses[position]
 
     @property
     def computing(self) -> tuple[Task, ...]:

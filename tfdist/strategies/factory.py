@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import environment
 from tfdist.cluster.environments import mpi
+from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
 from tfdist.errors import ConfigError
@@ -65,7 +66,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
         made: Any = start_multi_worker(member or _join(config), config)
     elif config.strategy == "horovod":
         library.load()  # Before anybody is waited for.
-        alone = rendezvous.started_by_horovodrun() and environment.read("TF_CONFIG") is None
+        alone = rendezvous.started_by_horovodrun() and own_tf_config() is None
         made = start_horovod(member or (None if alone else _join(config)), config)
     elif config.strategy == "parameter_server":
         made = start_parameter_server(member or _join(config), config)
@@ -84,7 +85,7 @@ def active() -> Any:
 
 def _join(config: StrategyConfig) -> Member:
     offer = rendezvous.offer_of(config)
-    text = environment.read("TF_CONFIG")
+    text = own_tf_config()
     if text is not None:
         return join_cluster(text, config, offer)
     started = mpi.detect(environment.snapshot())
@@ -101,7 +102,7 @@ def _join(config: StrategyConfig) -> Member:
 
 def _counts(name: str | None) -> dict[str, Any]:
     """The numbers of workers and servers that TF_CONFIG gives a parameter server's chief."""
-    text = environment.read("TF_CONFIG")
+    text = own_tf_config()
     if name != "parameter_server" or text is None:
         return {}
     cluster, _ = parse_tf_config(text)

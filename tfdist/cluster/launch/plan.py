@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster import gpus as gpu_lists
+from tfdist.cluster.listing import Placing
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
@@ -24,6 +25,7 @@ __all__ = [
     "Role",
     "TaskPlan",
     "local_cluster",
+    "placing_for",
     "plan_local",
     "plan_member",
     "task_plan",
@@ -144,8 +146,8 @@ class TaskPlan:
         log: the file that gets its output.
         role: what its end means for the job.
         host: the machine on which it runs, if it is another: the command is then ssh's.
-        order: what the command reads from its standard input, which stays open after that. None
-            leaves standard input alone.
+        order: makes what the command reads from its standard input, which stays open after that.
+            None leaves standard input alone.
     """
 
     task: Task
@@ -155,7 +157,7 @@ class TaskPlan:
     log: Path
     role: Role = Role.MAIN
     host: str | None = None
-    order: bytes | None = None
+    order: Callable[[], bytes] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,6 +176,7 @@ class JobPlan:
             before ends the job: the others wait for it. None where that makes no difference.
         settle: seconds that the others have to end by themselves after the first has failed. None
             means as many as it takes to tell the cause from its consequences.
+        files: texts that must be there before the tasks start, by their paths in `log_dir`.
     """
 
     tasks: tuple[TaskPlan, ...]
@@ -183,6 +186,7 @@ class JobPlan:
     max_restarts: int = 0
     begins_at: Address | None = None
     settle: float | None = None
+    files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
 
 
 def local_cluster(ports: Sequence[int], *, chief: bool = False, ps: int = 0) -> ClusterSpec:
@@ -227,8 +231,9 @@ def plan_local(
         only = task_plan(program, None, alone, log_dir, environ, None)
         return JobPlan(tasks=(only,), cluster=None, shown=alone, log_dir=log_dir)
     shares = _shares(program, cluster, gpus, devices)
+    placing = placing_for(program, cluster, log_dir)
     tasks = tuple(
-        task_plan(program, cluster, task, log_dir, environ, shares.get(task))
+        task_plan(program, cluster, task, log_dir, environ, shares.get(task), placing)
         for task, _ in cluster.tasks()
     )
     spare = Role.SPARE in program.roles.values() and not program.env_only
@@ -238,6 +243,7 @@ def plan_local(
         shown=cluster.chief,
         log_dir=log_dir,
         begins_at=cluster.address(cluster.chief) if spare else None,
+        files=placing.files,
     )
 
 
@@ -271,7 +277,12 @@ def plan_member(
             f"TF_CONFIG says that this is task {str(task)!r}, but its cluster has: {have}. "
             "Correct the type and index of its task."
         ) from None
+    placing = placing_for(program, cluster, log_dir)
     changes = program.environ(environ)
+    if placing.files:
+        changes.update(placing.changes(task))
+    elif "TF_CONFIG" in environ:  # Perhaps not yet in the environment of this process.
+        changes["TF_CONFIG"] = environ["TF_CONFIG"]
     if gpus and task not in training(program, cluster):
         changes["CUDA_VISIBLE_DEVICES"] = ""
     plan = TaskPlan(
@@ -281,7 +292,23 @@ def plan_member(
         environ=changes,
         log=log_dir / _log_name(task),
     )
-    return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir)
+    return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir, files=placing.files)
+
+
+def placing_for(program: Program, cluster: ClusterSpec, log_dir: Path) -> Placing:
+    """How the tasks of a program are told their place.
+
+    Raises:
+        ConfigError: if the cluster needs a file, and the script reads TF_CONFIG itself.
+    """
+    placing = Placing(cluster, log_dir)
+    if placing.files and program.env_only:
+        raise ConfigError(
+            f"The TF_CONFIG of this cluster of {len(list(cluster.tasks()))} tasks is longer than a "
+            "variable may be on Linux (128 KiB), and the script reads it itself (--env-only, "
+            "--every-task). Run it under a strategy of tfdist, or on fewer tasks."
+        )
+    return placing
 
 
 def task_plan(
@@ -291,11 +318,12 @@ def task_plan(
     log_dir: Path,
     environ: Mapping[str, str],
     gpus: tuple[str, ...] | None,
+    placing: Placing | None = None,
 ) -> TaskPlan:
     """Plans one task; see `plan_local`. `gpus` are those that it sees; None means all."""
     changes = program.environ(environ)
     if cluster is not None:
-        changes["TF_CONFIG"] = cluster.tf_config(task)
+        changes.update((placing or Placing(cluster, log_dir)).changes(task))
     elif "TF_CONFIG" in environ:
         changes["TF_CONFIG"] = None
     if gpus is not None:

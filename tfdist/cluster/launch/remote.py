@@ -16,8 +16,10 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfdist import environment
@@ -34,15 +36,27 @@ _GRACE = 5.0
 _POLL = 0.2
 
 
-def order(command: tuple[str, ...], environ: Mapping[str, str | None], share: Any) -> bytes:
+def order(
+    command: tuple[str, ...],
+    environ: Mapping[str, str | None],
+    share: Any,
+    files: Mapping[Path, str],
+) -> bytes:
     """The line that says what to run.
 
     Args:
         command: the program and its arguments.
         environ: changes to the environment there; None removes a variable.
         share: which of how many equal parts of the host's GPUs the task gets, or None for all.
+        files: texts that variables of `environ` name by their paths here.
     """
-    said = {"command": command, "environ": dict(environ), "share": share, "cwd": os.getcwd()}
+    said = {
+        "command": command,
+        "environ": dict(environ),
+        "share": share,
+        "cwd": os.getcwd(),
+        "files": {str(path): text for path, text in files.items()},
+    }
     return json.dumps(said).encode() + b"\n"
 
 
@@ -74,20 +88,35 @@ def main(arguments: list[str]) -> int:
         return 0
     with open(0, "rb", buffering=0, closefd=False) as lines:  # No beat is read with the order.
         said = json.loads(lines.readline())
-    changes = {**said["environ"], **_gpus(said["share"])}
-    try:
-        os.chdir(said["cwd"])
-        process = subprocess.Popen(
-            said["command"],
-            stdin=subprocess.DEVNULL,
-            env=environment.merged(changes),
-            start_new_session=True,
-        )
-    except OSError as error:
-        print(f"tfdist: cannot start {said['command'][0]!r} in {said['cwd']!r}: {error.strerror}.")
-        return 127
-    status = _wait(process)
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        changes = {**_with_files(said["environ"], said["files"], folder), **_gpus(said["share"])}
+        try:
+            os.chdir(said["cwd"])
+            process = subprocess.Popen(
+                said["command"],
+                stdin=subprocess.DEVNULL,
+                env=environment.merged(changes),
+                start_new_session=True,
+            )
+        except OSError as error:
+            where = f"{said['command'][0]!r} in {said['cwd']!r}"
+            print(f"tfdist: cannot start {where}: {error.strerror}.")
+            return 127
+        status = _wait(process)
     return status if status >= 0 else 128 - status
+
+
+def _with_files(
+    environ: Mapping[str, str | None], files: Mapping[str, str], folder: str
+) -> dict[str, str | None]:
+    """The environment with the launcher's files as they are called here, where they are written."""
+    names = {}
+    for path, text in files.items():
+        names[path] = str(Path(folder) / Path(path).name)
+        Path(names[path]).write_text(text)
+    return {
+        name: value if value is None else names.get(value, value) for name, value in environ.items()
+    }
 
 
 def _gpus(share: Any) -> dict[str, str]:

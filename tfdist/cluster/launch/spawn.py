@@ -218,7 +218,7 @@ def _start(
     )
     if plan.order is not None and process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):  # It has ended already, and says why itself.
-            process.stdin.write(plan.order)
+            process.stdin.write(plan.order())
             os.set_blocking(process.stdin.fileno(), False)
     return process
 

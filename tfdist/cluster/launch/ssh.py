@@ -9,26 +9,33 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.join import identity
 from tfdist.cluster.launch import remote
-from tfdist.cluster.launch.plan import JobPlan, Program, TaskPlan, task_plan, training
-from tfdist.cluster.ports import is_local_host
+from tfdist.cluster.launch.plan import (
+    JobPlan,
+    Program,
+    TaskPlan,
+    placing_for,
+    task_plan,
+    training,
+)
 from tfdist.cluster.ranks import on_hosts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 
-__all__ = ["Ssh", "cluster_on", "plan_hosts"]
+__all__ = ["Ssh", "carried", "cluster_on", "differences", "plan_hosts"]
 
 _REMOTE = "tfdist.cluster.launch.remote"
 _DEFAULTS = {
@@ -103,13 +110,18 @@ class Ssh:
 
 
 def cluster_on(
-    places: Mapping[str, Sequence[str]], ssh: Ssh, local: Sequence[int], seconds: float
+    places: Mapping[str, Sequence[str]],
+    ssh: Ssh,
+    here: Collection[str],
+    local: Sequence[int],
+    seconds: float,
 ) -> ClusterSpec:
     """A cluster on several hosts, each of which has been seen to answer.
 
     Args:
         places: for each type of task the hosts of its tasks, in order.
         ssh: how the hosts are reached.
+        here: the hosts that are this machine.
         local: free ports of this machine, held by the caller, for its own tasks.
         seconds: how long a host may take to answer.
 
@@ -117,7 +129,7 @@ def cluster_on(
         StartError: with every host that cannot be used, and why.
     """
     counts = Counter(host for hosts in places.values() for host in hosts)
-    others = [host for host in counts if not is_local_host(host)]
+    others = [host for host in counts if host not in here]
     ports = {host: list(local) for host in counts if host not in others}
     problems: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(max(1, min(64, len(others)))) as pool:
@@ -128,7 +140,7 @@ def cluster_on(
             problems.append(str(error))
             continue
         found = answer.result()
-        problems += _differences(host, found)
+        problems += differences(host, found)
         ports[host] = list(found["ports"])
     if problems:
         raise StartError("The job cannot start on all hosts:\n  " + "\n  ".join(problems))
@@ -144,6 +156,7 @@ def plan_hosts(
     program: Program,
     *,
     cluster: ClusterSpec,
+    here: Collection[str],
     ssh: Ssh,
     log_dir: Path,
     environ: Mapping[str, str],
@@ -153,7 +166,8 @@ def plan_hosts(
 
     Args:
         program: what to run.
-        cluster: the tasks; those at an address of this machine are started without ssh.
+        cluster: the tasks.
+        here: the hosts that are this machine: their tasks are started without ssh.
         ssh: how the others are reached.
         log_dir: where the log files go, on this machine.
         environ: the environment that is carried over.
@@ -163,16 +177,23 @@ def plan_hosts(
         ConfigError: if this machine has GPUs, but too few.
     """
     shares = _shares(program, cluster)
+    placing = placing_for(program, cluster, log_dir)
     tasks = []
     for task, address in cluster.tasks():
         share = shares.get(task)
-        if is_local_host(address.host):
+        if address.host in here:
             own = gpu_lists.split(gpus, share[1])[share[0]] if gpus and share else None
-            tasks.append(task_plan(program, cluster, task, log_dir, environ, own))
+            tasks.append(task_plan(program, cluster, task, log_dir, environ, own, placing))
         else:
-            plan = task_plan(program, cluster, task, log_dir, {}, None)
-            tasks.append(_over_ssh(plan, address.host, ssh, environ, share))
-    return JobPlan(tasks=tuple(tasks), cluster=cluster, shown=cluster.chief, log_dir=log_dir)
+            plan = task_plan(program, cluster, task, log_dir, {}, None, placing)
+            tasks.append(_over_ssh(plan, address.host, ssh, environ, share, placing.files))
+    return JobPlan(
+        tasks=tuple(tasks),
+        cluster=cluster,
+        shown=cluster.chief,
+        log_dir=log_dir,
+        files=placing.files,
+    )
 
 
 def _over_ssh(
@@ -181,19 +202,16 @@ def _over_ssh(
     ssh: Ssh,
     environ: Mapping[str, str],
     share: tuple[int, int] | None,
+    files: Mapping[Path, str],
 ) -> TaskPlan:
-    carried = {
-        name: value
-        for name, value in environ.items()
-        if name not in _OWN and not name.startswith(_OWN_PREFIXES)
-    }
     command = (ssh.python, *plan.command[1:])
+    there = {**carried(environ), **plan.environ}
     return dataclasses.replace(
         plan,
         command=ssh.command(host, (ssh.python, "-m", _REMOTE)),
         environ={},
         host=host,
-        order=remote.order(command, {**carried, **plan.environ}, share),
+        order=functools.partial(remote.order, command, there, share, files),
     )
 
 
@@ -204,8 +222,22 @@ def _shares(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int
     return dict(zip(trains, on_hosts([hosts[task] for task in trains]), strict=True))
 
 
-def _differences(host: str, found: Mapping[str, Any]) -> list[str]:
-    """What would make a host's task another than this machine's."""
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to another machine: those that belong to none."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OWN and not name.startswith(_OWN_PREFIXES)
+    }
+
+
+def differences(host: str, found: Mapping[str, Any]) -> list[str]:
+    """What would make a host's task another than this machine's.
+
+    Args:
+        host: what to call the host.
+        found: what `remote.look` found there a moment ago.
+    """
     here = identity("")
     problems = [
         f"{host}: {name} {found['identity'].get(name)} there, {version} here. Install the same."
