@@ -11,7 +11,8 @@ import pytest
 from tfdist.cluster.elastic import ElasticPlace, Position
 from tfdist.cluster.launch import discovery, elastic
 from tfdist.cluster.launch.attempt import Screen
-from tfdist.cluster.launch.plan import Program, local_cluster, plan_local
+from tfdist.cluster.launch.plan import local_cluster, plan_local
+from tfdist.cluster.launch.program import Program
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
 

@@ -13,7 +13,8 @@ from tfdist import environment
 from tfdist.cli import logs
 from tfdist.cluster.formats import LONGEST_VARIABLE
 from tfdist.cluster.launch import remote
-from tfdist.cluster.launch.plan import Program, plan_local, plan_member
+from tfdist.cluster.launch.plan import plan_local, plan_member
+from tfdist.cluster.launch.program import Program
 from tfdist.cluster.launch.ssh import Ssh, plan_hosts
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import Address, ClusterSpec, Task

@@ -12,16 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.cluster import gpus
-from tfdist.cluster.launch.plan import (
-    BETWEEN_GRAPH,
-    SERVED,
-    JobPlan,
-    Program,
-    Role,
-    local_cluster,
-    plan_local,
-    plan_member,
-)
+from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local, plan_member
+from tfdist.cluster.launch.program import BETWEEN_GRAPH, SERVED, Program, Role
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
@@ -224,3 +216,30 @@ def test_flags_that_cannot_name_a_cluster(cluster: ClusterSpec, words: str) -> N
     program = Program(script="a.py", config="", seed=None, env_only=True, task_flags=True)
     with pytest.raises(ConfigError, match=rf"--task-flags conflicts .*{words}"):
         planned(None, program=program, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("seen", "each", "chosen", "own"),
+    [
+        (("0", "1", "2", "3"), None, False, "2,3"),  # Two tasks on the machine share what it has.
+        (("0", "1", "2", "3"), 2, True, "2,3"),  # Slurm says two each, and all are visible.
+        (("4", "5"), 2, True, None),  # Slurm has chosen for this task already.
+        (("0", "1", "2", "3"), None, True, None),  # Somebody has chosen; who knows for whom.
+        (("0",), None, False, None),
+        ((), None, False, None),
+    ],
+)
+def test_gpus_of_a_task_beside_another(
+    seen: tuple[str, ...], each: int | None, chosen: bool, own: str | None
+) -> None:
+    cluster = ClusterSpec({"worker": (Address("a", 1), Address("b", 1), Address("b", 2))})
+    plan = plan_member(
+        PROGRAM,
+        cluster=cluster,
+        task=Task("worker", 2),
+        log_dir=LOGS,
+        environ={"CUDA_VISIBLE_DEVICES": ",".join(seen)} if chosen else {},
+        gpus=seen,
+        gpus_each=each,
+    )
+    assert plan.tasks[0].environ.get("CUDA_VISIBLE_DEVICES") == own

@@ -17,15 +17,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster.launch import blame, supervise
-from tfdist.cluster.launch.plan import (
-    BETWEEN_GRAPH,
-    SERVED,
-    JobPlan,
-    Program,
-    Role,
-    local_cluster,
-    plan_local,
-)
+from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
+from tfdist.cluster.launch.program import BETWEEN_GRAPH, SERVED, Program, Role
 from tfdist.cluster.spec import Address, Task
 
 HEAD = """
@@ -104,12 +97,13 @@ def test_servers_that_end_with_their_chief_are_no_failure(kind: str) -> None:
     script = """
 if kind == "chief":
     open("over", "w")
+    os._exit(0)
 else:
     await_file("over")
     sys.exit(1)
 """
     assert (
-        run(script.replace('"over")\n    sys', '"over"); time.sleep(0.3)\n    sys'))[0].status == 0
+        run(script.replace('"over")\n    sys', '"over"); time.sleep(1)\n    sys'))[0].status == 0
     )
 
 
@@ -196,7 +190,8 @@ open(f"{kind}{index}-{os.getpid()}", "w")
 while len({n.split("-")[0] for n in os.listdir(".") if n[-1].isdigit()}) < 4: time.sleep(0.01)
 if kind == "ps" and first("died"): die()
 if kind == "ps" and roles: serve()
-while len([n for n in os.listdir(".") if n.startswith(f"{kind}{index}-")]) < 2: time.sleep(0.01)
+def count(name): return len([n for n in os.listdir(".") if n.startswith(f"{name}-")])
+while min(map(count, ("chief0", "worker0", "worker1"))) < 2: time.sleep(0.01)
 """
     outcome, told = run(f"roles = {bool(roles)}\n" + script, roles=roles, max_restarts=2)
     assert outcome.status == 0
@@ -273,7 +268,8 @@ LAUNCHER = """
 import dataclasses, os, sys
 from pathlib import Path
 from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import SERVED, Program, local_cluster, plan_local
+from tfdist.cluster.launch.plan import local_cluster, plan_local
+from tfdist.cluster.launch.program import SERVED, Program
 program = Program(script="task.py", config="", seed=1, env_only=True, roles=SERVED)
 cluster = local_cluster([1, 2, 3], chief=True, ps=1)
 plan = plan_local(program, cluster=cluster, log_dir=Path("."), environ={})

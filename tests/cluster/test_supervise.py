@@ -18,7 +18,8 @@ import pytest
 
 from tfdist.cluster.launch import blame, supervise
 from tfdist.cluster.launch.output import Pump, TaskOutput
-from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
+from tfdist.cluster.launch.program import Program
 from tfdist.cluster.launch.spawn import Terminal
 from tfdist.cluster.spec import Task
 

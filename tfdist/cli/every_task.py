@@ -9,13 +9,8 @@ from tfdist import environment
 from tfdist.cli import logs
 from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
-from tfdist.cluster.launch.plan import (
-    BETWEEN_GRAPH,
-    Program,
-    local_cluster,
-    plan_local,
-    plan_member,
-)
+from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
+from tfdist.cluster.launch.program import BETWEEN_GRAPH, Program
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError
 

@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError
 from tfdist.horovod import library
 from tfdist.horovod.rendezvous import started_by_horovodrun
 
-__all__ = ["check_horovod", "cluster_here", "is_rank", "with_size"]
+__all__ = ["Here", "check_horovod", "cluster_here", "is_rank", "with_size"]
 
 
 def check_horovod(config: StrategyConfig) -> None:
@@ -31,10 +31,23 @@ def check_horovod(config: StrategyConfig) -> None:
         raise ConfigError(problem)
 
 
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """What is known of this process before anything is planned.
+
+    Attributes:
+        environ: its environment, with TF_CONFIG where its cluster is known.
+        gpus_each: the GPUs that each task has by the scheduler; None where that does not say.
+    """
+
+    environ: Mapping[str, str]
+    gpus_each: int | None = None
+
+
 @contextlib.contextmanager
 def cluster_here(
     config: StrategyConfig, environ: Mapping[str, str], chosen: str | None = None
-) -> Iterator[Mapping[str, str]]:
+) -> Iterator[Here]:
     """The environment, with TF_CONFIG where a scheduler or `mpirun` has started this process.
 
     Args:
@@ -47,7 +60,7 @@ def cluster_here(
     """
     told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
     if told is not None or config.strategy not in CLUSTERED:
-        yield environ
+        yield Here(environ)
         return
     served = config.strategy == "parameter_server"
     roles = Roles(chief=True, ps=config.ps) if served else Roles()
@@ -55,10 +68,10 @@ def cluster_here(
     place = detection.detect(given, chosen)
     with _tasks_of(place, environ, roles) as found:
         if found is None:
-            yield environ
+            yield Here(environ)
             return
         cluster, task = found
-        yield {**environ, "TF_CONFIG": cluster.tf_config(task)}
+        yield Here({**environ, "TF_CONFIG": cluster.tf_config(task)}, place.devices)
 
 
 @contextlib.contextmanager

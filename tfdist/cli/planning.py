@@ -14,13 +14,8 @@ from tfdist import environment
 from tfdist.cli import every_task, hosts, launchers, logs
 from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
-from tfdist.cluster.launch.plan import (
-    SERVED,
-    Program,
-    local_cluster,
-    plan_local,
-    plan_member,
-)
+from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
+from tfdist.cluster.launch.program import SERVED, Program
 from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.ports import HeldPorts
@@ -64,10 +59,11 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
         with _on_hosts(request, resolved, machines, environ, gpus) as job:
             yield job
         return
-    with launchers.cluster_here(resolved.config, environ, request.environment) as environ:
+    with launchers.cluster_here(resolved.config, environ, request.environment) as here:
+        environ = here.environ
         text = own_tf_config(environ)
         if text is not None and resolved.config.strategy in CLUSTERED:
-            making = _as_member(request, resolved, text, environ, gpus)
+            making = _as_member(request, resolved, text, here, gpus)
         elif launchers.is_rank(resolved.config, environ):
             making = _as_rank(request, resolved, environ, gpus)
         else:
@@ -81,7 +77,7 @@ def _as_member(
     request: Request,
     resolved: Resolved,
     text: str,
-    environ: Mapping[str, str],
+    here: launchers.Here,
     gpus: tuple[str, ...],
 ) -> Iterator[Job]:
     """One task of a cluster whose other tasks are started by others."""
@@ -93,8 +89,9 @@ def _as_member(
         cluster=cluster,
         task=task,
         log_dir=request.log_dir or logs.default_place(),
-        environ=environ,
+        environ=here.environ,
         gpus=gpus,
+        gpus_each=here.gpus_each,
     )
     yield Job(plan, resolved, seed, gpus)
 

@@ -16,7 +16,8 @@ from tfdist import environment
 from tfdist.cli import launchers
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
+from tfdist.cluster.launch.program import Program
 from tfdist.cluster.ports import HeldPorts
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TaskFailedError

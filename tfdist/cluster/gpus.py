@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tfdist import environment
 from tfdist.errors import ConfigError
 
-__all__ = ["split", "visible"]
+__all__ = ["of_member", "split", "visible"]
 
 _SECONDS_FOR_NVIDIA_SMI = 10.0
 
@@ -54,6 +54,30 @@ def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list
     if each == 0 or each * tasks > len(gpus):
         raise ConfigError(_too_few(gpus, tasks, devices))
     return [gpus[task * each : (task + 1) * each] for task in range(tasks)]
+
+
+def of_member(
+    gpus: tuple[str, ...], place: tuple[int, int], each: int | None, *, chosen: bool
+) -> tuple[str, ...] | None:
+    """The GPUs of a task that a scheduler or launcher has started beside others on its machine.
+
+    Args:
+        gpus: the GPUs that the task sees.
+        place: the task's number among those that train on this machine, and how many they are.
+        each: how many the scheduler says that each has; None where it does not say.
+        chosen: whether CUDA_VISIBLE_DEVICES is set, so that somebody may have chosen them for this
+            task alone.
+
+    Returns:
+        Its part; None leaves it what it sees: its own already, or too few to give each one.
+    """
+    part, parts = place
+    if parts == 1 or (each is None and chosen):
+        return None
+    each = each or len(gpus) // parts
+    if not each or len(gpus) <= each or len(gpus) < each * parts:
+        return None
+    return gpus[part * each : (part + 1) * each]
 
 
 def _too_few(gpus: tuple[str, ...], tasks: int, devices: int | None) -> str:

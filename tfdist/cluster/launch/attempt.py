@@ -12,7 +12,8 @@ from types import FrameType
 
 from tfdist.cluster.launch import blame
 from tfdist.cluster.launch.output import Pump
-from tfdist.cluster.launch.plan import JobPlan, Role, TaskPlan
+from tfdist.cluster.launch.plan import JobPlan, TaskPlan
+from tfdist.cluster.launch.program import Role
 from tfdist.cluster.launch.spawn import Guard, RunningTask, Terminal, spawn
 from tfdist.cluster.spec import Task
 from tfdist.cluster.wire import speaks_grpc

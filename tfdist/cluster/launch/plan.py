@@ -6,23 +6,17 @@ Planning is apart from spawning, so that other launchers (ssh, Slurm) can reuse 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster import gpus as gpu_lists
+from tfdist.cluster.launch.program import Program, Role
 from tfdist.cluster.listing import Placing
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
 __all__ = [
-    "BETWEEN_GRAPH",
-    "SERVED",
-    "SERVER_MODULE",
     "JobPlan",
-    "Program",
-    "Role",
     "TaskPlan",
     "local_cluster",
     "placing_for",
@@ -34,104 +28,6 @@ __all__ = [
 
 #: Where tasks of this machine listen. An address, so that no name lookup can fail.
 LOCAL_HOST = "127.0.0.1"
-
-#: The module that joins the cluster, enters the strategy's scope and runs the script.
-TASK_MODULE = "tfdist.cli.task"
-
-#: The module that joins the cluster and serves the chief; it runs no script.
-SERVER_MODULE = "tfdist.cli.server"
-
-#: Set in a task unless the user set them: quiet and complete logs, GPUs that can be shared.
-_DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-}
-
-
-class Role(enum.Enum):
-    """What the end of a task means for its job."""
-
-    #: The job is done when all tasks of this role have ended well. A failure ends the job.
-    MAIN = "main"
-    #: Runs until the job is done and is then stopped. A failure ends the job.
-    NEEDED = "needed"
-    #: Runs until the job is done and is then stopped. If it fails, the others do its work.
-    SPARE = "spare"
-
-
-#: Roles where the chief alone runs the script and the others serve it: `parameter_server`.
-SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
-
-#: Roles where each worker runs the script and parameter servers wait without an end.
-BETWEEN_GRAPH = {"ps": Role.NEEDED, "evaluator": Role.NEEDED}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """What every task runs.
-
-    Attributes:
-        script: the user's Python script.
-        args: its arguments.
-        config: the strategy configuration as JSON; goes to the tasks as TFDIST_CONFIG.
-        seed: the one seed of the job; goes to the tasks as TFDIST_SEED. None where the tasks get
-            the chief's when they join.
-        env_only: whether the script builds its own strategy from TF_CONFIG: it then is run by
-            itself, and besides TF_CONFIG only its output is made unbuffered.
-        roles: the roles of task types other than `Role.MAIN`. Unless `env_only`, these tasks run a
-            server instead of the script.
-        task_flags: whether the script gets its place as the flags of TensorFlow 1's tutorials.
-        python: the interpreter.
-    """
-
-    script: str
-    config: str
-    seed: int | None
-    args: tuple[str, ...] = ()
-    env_only: bool = False
-    roles: Mapping[str, Role] = dataclasses.field(default_factory=dict)
-    task_flags: bool = False
-    python: str = sys.executable
-
-    def role(self, task: Task) -> Role:
-        """What the end of a task means where all tasks are started here."""
-        return self.roles.get(task.type, Role.MAIN)
-
-    def command(self, task: Task, cluster: ClusterSpec | None = None) -> tuple[str, ...]:
-        """The command of a task.
-
-        Args:
-            task: the task.
-            cluster: all tasks.
-
-        Raises:
-            ConfigError: if the flags cannot name that task or cluster.
-        """
-        if self.env_only:
-            flags = _task_flags(task, cluster) if self.task_flags and cluster is not None else ()
-            return (self.python, self.script, *self.args, *flags)
-        if self.role(task) is not Role.MAIN:
-            return (self.python, "-m", SERVER_MODULE)
-        return (self.python, "-m", TASK_MODULE, self.script, *self.args)
-
-    def environ(self, base: Mapping[str, str]) -> dict[str, str | None]:
-        """The changes to the environment that all tasks share.
-
-        Args:
-            base: the environment that the changes are made to; what the user set there is kept.
-        """
-        changes: dict[str, str | None] = {
-            name: value for name, value in _DEFAULTS.items() if name not in base
-        }
-        if self.env_only:
-            return {name: changes[name] for name in changes if name == "PYTHONUNBUFFERED"}
-        if self.roles and "GRPC_FAIL_FAST" not in base:
-            changes["GRPC_FAIL_FAST"] = "use_caller"
-        changes.update(TFDIST_CONFIG=self.config, TFDIST_LAUNCHED="1")
-        if self.seed is not None:
-            changes["TFDIST_SEED"] = str(self.seed)
-        return changes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -255,6 +151,7 @@ def plan_member(
     log_dir: Path,
     environ: Mapping[str, str],
     gpus: tuple[str, ...] = (),
+    gpus_each: int | None = None,
 ) -> JobPlan:
     """Plans one task of a cluster whose other tasks are started elsewhere.
 
@@ -264,7 +161,9 @@ def plan_member(
         task: the task to start here, as TF_CONFIG names it.
         log_dir: where the log file goes.
         environ: the environment that the task's own is made from. Its TF_CONFIG is kept.
-        gpus: the GPUs of this machine; a task that does not train gets none.
+        gpus: the GPUs that this process sees; a task that does not train gets none, and tasks of
+            one machine that see the same ones get a part each.
+        gpus_each: the GPUs that each task has by its scheduler, where that says it.
 
     Raises:
         ConfigError: if the cluster has no such task.
@@ -283,8 +182,9 @@ def plan_member(
         changes.update(placing.changes(task))
     elif "TF_CONFIG" in environ:  # Perhaps not yet in the environment of this process.
         changes["TF_CONFIG"] = environ["TF_CONFIG"]
-    if gpus and task not in training(program, cluster):
-        changes["CUDA_VISIBLE_DEVICES"] = ""
+    own = _own_gpus(program, cluster, task, gpus, gpus_each, "CUDA_VISIBLE_DEVICES" in environ)
+    if own is not None:
+        changes["CUDA_VISIBLE_DEVICES"] = ",".join(own)
     plan = TaskPlan(
         task=task,
         address=address,
@@ -293,6 +193,24 @@ def plan_member(
         log=log_dir / _log_name(task),
     )
     return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir, files=placing.files)
+
+
+def _own_gpus(
+    program: Program,
+    cluster: ClusterSpec,
+    task: Task,
+    gpus: tuple[str, ...],
+    each: int | None,
+    chosen: bool,
+) -> tuple[str, ...] | None:
+    """The GPUs of a task beside others of its host; None leaves it what it sees."""
+    trains = training(program, cluster)
+    if not gpus or task not in trains:
+        return () if gpus else None
+    host = cluster.address(task).host
+    beside = [other for other in trains if cluster.address(other).host == host]
+    place = (beside.index(task), len(beside))
+    return gpu_lists.of_member(gpus, place, each, chosen=chosen)
 
 
 def placing_for(program: Program, cluster: ClusterSpec, log_dir: Path) -> Placing:
@@ -358,25 +276,6 @@ def _shares(
         shares = gpu_lists.split(gpus, len(trains), devices)
         given.update(zip(trains, shares, strict=True))
     return given
-
-
-def _task_flags(task: Task, cluster: ClusterSpec) -> tuple[str, ...]:
-    """A task's place as the flags that the tutorials of TensorFlow 1 read."""
-    strange = [kind for kind in cluster.addresses if kind not in ("worker", "ps")]
-    if strange or cluster.indices:
-        what = f"tasks of type {strange[0]}" if strange else "tasks whose numbers have gaps"
-        raise ConfigError(
-            f"--task-flags conflicts with the cluster of TF_CONFIG, which has {what}: the flags "
-            "--ps_hosts and --worker_hosts list parameter servers and workers, numbered from 0. "
-            "Make the chief worker 0, or leave --task-flags out if the script reads TF_CONFIG."
-        )
-    hosts = {kind: ",".join(map(str, cluster.addresses.get(kind, ()))) for kind in ("ps", "worker")}
-    return (
-        f"--job_name={task.type}",
-        f"--task_index={task.index}",
-        f"--ps_hosts={hosts['ps']}",
-        f"--worker_hosts={hosts['worker']}",
-    )
 
 
 def _log_name(task: Task) -> str:

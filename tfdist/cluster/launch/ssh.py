@@ -23,14 +23,8 @@ from typing import Any
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.join import identity
 from tfdist.cluster.launch import remote
-from tfdist.cluster.launch.plan import (
-    JobPlan,
-    Program,
-    TaskPlan,
-    placing_for,
-    task_plan,
-    training,
-)
+from tfdist.cluster.launch.plan import JobPlan, TaskPlan, placing_for, task_plan, training
+from tfdist.cluster.launch.program import Program
 from tfdist.cluster.ranks import on_hosts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError

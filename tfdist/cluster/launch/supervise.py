@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tfdist.cluster.launch import blame
 from tfdist.cluster.launch.attempt import Attempt, Requests, Restarts, Screen, stop_requests
-from tfdist.cluster.launch.plan import SERVER_MODULE, JobPlan
+from tfdist.cluster.launch.plan import JobPlan
+from tfdist.cluster.launch.program import SERVER_MODULE
 from tfdist.cluster.launch.spawn import Guard, Terminal
 
 __all__ = ["DEFAULT_GRACE", "Outcome", "outcome_of", "run"]
