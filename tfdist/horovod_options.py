@@ -35,7 +35,7 @@ STALL_TIMEOUT = 600.0
 
 #: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
 #: is most of what a small all-reduce costs; see docs/horovod.md.
-DEFAULT_CYCLE_MS = 0.1
+DEFAULT_CYCLE_MS = 0.3
 
 #: Seconds after which Horovod names the ranks that a tensor waits for.
 _STALL_WARNING = 60

@@ -37,6 +37,10 @@ class Target:
 
 PLAIN = "plain"
 
+#: Milliseconds between two looks of Horovod's thread. The processes of the harness wait most of the
+#: time, and at the default would use a tenth of a core each for looking.
+_IDLE_CYCLE_MS = 2.0
+
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
@@ -53,8 +57,18 @@ TARGETS: dict[str, Target] = {
             strategy="tfdist.strategies.multi_worker:MultiWorker",
             processes=3,
         ),
-        Target(name="horovod", strategy="tests.harness.rings:make", processes=2),
-        Target(name="horovod3", strategy="tests.harness.rings:make", processes=3),
+        Target(
+            name="horovod",
+            strategy="tests.harness.rings:make",
+            processes=2,
+            options={"cycle_ms": _IDLE_CYCLE_MS},
+        ),
+        Target(
+            name="horovod3",
+            strategy="tests.harness.rings:make",
+            processes=3,
+            options={"cycle_ms": _IDLE_CYCLE_MS},
+        ),
         Target(
             name="parameter_server",
             strategy="tests.harness.servers:make",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 from collections.abc import Iterator, Mapping
 
 from tfdist import environment
-from tfdist.cluster.environments import detection, mpi
-from tfdist.cluster.environments.places import Place, Roles, Surroundings
+from tfdist.cluster.environments import finding
+from tfdist.cluster.environments.places import Roles
 from tfdist.cluster.listing import own_tf_config
-from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.config import CLUSTERED, Resolved, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library
@@ -64,30 +62,12 @@ def cluster_here(
         return
     served = config.strategy == "parameter_server"
     roles = Roles(chief=True, ps=config.ps) if served else Roles()
-    given = Surroundings(environ=environ, hostname=socket.gethostname(), roles=roles)
-    place = detection.detect(given, chosen)
-    with _tasks_of(place, environ, roles) as found:
+    with finding.found(environ, roles, chosen) as found:
         if found is None:
             yield Here(environ)
             return
-        cluster, task = found
-        yield Here({**environ, "TF_CONFIG": cluster.tf_config(task)}, place.devices)
-
-
-@contextlib.contextmanager
-def _tasks_of(
-    place: Place, environ: Mapping[str, str], roles: Roles
-) -> Iterator[tuple[ClusterSpec, Task] | None]:
-    """All tasks and this one, or None where this process is alone or Horovod knows the others."""
-    if place.size > 1 and place.cluster is not None and place.task is not None:
-        yield place.cluster, place.task
-        return
-    started = mpi.detect(environ)
-    if place.gathers and place.environment == "mpi" and started is not None:
-        with mpi.gathered(started, roles) as found:
-            yield found
-        return
-    yield None
+        text = found.cluster.tf_config(found.task)
+        yield Here({**environ, "TF_CONFIG": text}, found.devices)
 
 
 def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:

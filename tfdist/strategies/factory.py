@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import environment
-from tfdist.cluster.environments import mpi
+from tfdist.cluster.environments import finding
+from tfdist.cluster.environments.places import Roles
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
@@ -88,11 +89,14 @@ def _join(config: StrategyConfig) -> Member:
     text = own_tf_config()
     if text is not None:
         return join_cluster(text, config, offer)
-    started = mpi.detect(environment.snapshot())
-    if started is not None and config.strategy != "parameter_server":
-        config = dataclasses.replace(config, processes=started.size)
-        with mpi.gathered(started) as (cluster, task):
-            return join_cluster(cluster.tf_config(task), config, offer)
+    served = config.strategy == "parameter_server"
+    roles = Roles(chief=True, ps=config.ps) if served else Roles()
+    with finding.found(environment.snapshot(), roles) as found:
+        if found is not None:
+            if not served:
+                count = len(found.cluster.computing)
+                config = dataclasses.replace(config, processes=count)
+            return join_cluster(found.cluster.tf_config(found.task), config, offer)
     raise ConfigError(
         f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
         f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
