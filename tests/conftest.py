@@ -19,7 +19,16 @@ from tfdist import environment
 
 #: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
 TEST_SECONDS = 300
-JOB_SECONDS = 40 * 60
+JOB_SECONDS = 55 * 60
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--every-strategy`: what takes turns on the strategies runs on each of them instead."""
+    parser.addoption(
+        "--every-strategy",
+        action="store_true",
+        help="run cases that take turns on the strategies on all of them (slow)",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ VARIABLES: dict[str, str] = {
     "has died is then an error, not a wait without an end.",
     "CUDA_VISIBLE_DEVICES": "The GPUs that a process may see.",
     "TFDIST_REPLICAS": "The number of pods of a Kubernetes job, set by its manifest.",
+    "TFDIST_PODS": "The pods of each type of task of a Kubernetes job, set by its manifest.",
     "TFDIST_SERVICE": "The headless service of a Kubernetes job's pods, set by its manifest.",
     "HOROVOD_RANK": "This process's number, set by horovodrun.",
     "HOROVOD_SIZE": "The number of processes, set by horovodrun.",

@@ -317,6 +317,31 @@ def reported(strategy: Any, *, path: str) -> dict[str, Any]:
     return {"tags": events.Tags()["tensors"], "iterations": int(saved.optimizer.iterations)}
 
 
+def loop_between(strategy: Any) -> list[list[float]]:
+    """The weights after each of: a training step of Keras, a loop by hand, a step of Keras."""
+    with common.scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x, y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+
+        @tf.function
+        def by_hand() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x) ** 2)
+            variables = model.trainable_variables
+            model.optimizer.apply_gradients(
+                zip(tape.gradient(loss, variables), variables, strict=True)
+            )
+
+        weights = []
+        for step in (model.train_on_batch, lambda *_: by_hand(), model.train_on_batch):
+            step(x, y)
+            weights.append([float(w) for array in model.get_weights() for w in np.ravel(array)])
+        return weights
+
+
 def after_an_error(strategy: Any, *, mode: str) -> dict[str, Any]:
     """A training whose step fails, and one after it."""
     ids = np.arange(EXAMPLES)

@@ -102,9 +102,7 @@ else:
     await_file("over")
     sys.exit(1)
 """
-    assert (
-        run(script.replace('"over")\n    sys', '"over"); time.sleep(1)\n    sys'))[0].status == 0
-    )
+    assert run(script.replace('"over")\n    sys', '"over"); time.sleep(1)\n    sys'))[0].status == 0
 
 
 def test_training_goes_on_without_a_worker() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cases.program_cases import PROGRAMS
 from tests.contract.conftest import assert_same, targets_of
-from tests.harness import PLAIN, Pool
+from tests.harness import PLAIN, STRATEGIES, Pool
 
 CASE = "tests.cases.program_cases:program"
 
@@ -65,17 +65,25 @@ def test_each_program_says_what_is_compared() -> None:
     assert sorted(p.stem for p in PROGRAMS.glob("*.py") if p.stem != "__init__") == _NAMES
 
 
-def _runs() -> list[tuple[str, str]]:
-    """Each program on several processes; and, taking turns, on the other strategies."""
-    turns = [["mirrored"], ["parameter_server"], ["mirrored", "single"], ["parameter_server"]]
-    return [
-        (target, name)
-        for place, name in enumerate(_NAMES)
-        for target in [("multi_worker", "horovod")[place % 2], *turns[place // 2 % 4]]
-    ]
+#: The programs take turns on these; `--every-strategy` runs each on all.
+_TURNS = ("multi_worker", "horovod", "parameter_server", "mirrored")
 
 
-@pytest.mark.parametrize(("target", "name"), _runs())
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each program on one strategy, or on all."""
+    if "target" not in metafunc.fixturenames:
+        return
+    everywhere = metafunc.config.getoption("every_strategy")
+    metafunc.parametrize(
+        ("target", "name"),
+        [
+            (target, name)
+            for place, name in enumerate(_NAMES)
+            for target in (STRATEGIES if everywhere else [_TURNS[place % len(_TURNS)]])
+        ],
+    )
+
+
 def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
     cluster.prefetch([PLAIN, *targets_of(request)], CASE, name=name)
     reference = cluster.plain(CASE, name=name)

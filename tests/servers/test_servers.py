@@ -150,3 +150,9 @@ def test_a_step_that_fails_leaves_nothing_behind(cluster: Pool, mode: str) -> No
 def test_a_loop_without_a_coordinator_is_told_to_use_one(cluster: Pool) -> None:
     with pytest.raises(CallError, match=r"ClusterCoordinator\.create_per_worker_dataset"):
         cluster("parameter_server").call("tests.cases.step_cases:distribute_loop")
+
+
+def test_no_step_is_lost_after_a_loop_by_hand(cluster: Pool) -> None:
+    """The loop makes updates of which the chief does not hear."""
+    [found] = cluster("parameter_server").call(f"{CASES}:loop_between")
+    assert_same(cluster.plain(f"{CASES}:loop_between"), found, 1e-6, "parameter_server")

@@ -24,7 +24,7 @@ from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
 from tfdist.config import CLUSTERED, Resolved, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 
-__all__ = ["Job", "Request", "planned", "resolved_for"]
+__all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def _as_member(
     resolved = _for_cluster(resolved, cluster)
     seed = resolved.config.seed
     plan = plan_member(
-        _program(request, resolved.config, seed),
+        program_of(request, resolved.config, seed),
         cluster=cluster,
         task=task,
         log_dir=request.log_dir or logs.default_place(),
@@ -110,7 +110,7 @@ def _on_hosts(
     ssh = hosts.ssh_of(request.ssh_args, request.remote_python)
     with hosts.cluster_of(config, machines, ssh, dry_run=request.dry_run) as (cluster, here):
         plan = plan_hosts(
-            _program(request, config, seed),
+            program_of(request, config, seed),
             cluster=cluster,
             here=here,
             ssh=ssh,
@@ -150,7 +150,7 @@ def _as_rank(
     resolved = launchers.with_size(resolved, environ)
     seed = resolved.config.seed
     plan = plan_local(
-        _program(request, resolved.config, seed),
+        program_of(request, resolved.config, seed),
         cluster=None,
         log_dir=request.log_dir or logs.default_place(),
         environ=environ,
@@ -167,7 +167,7 @@ def _on_this_machine(
     seed = secrets.randbelow(2**32) if config.seed is None else config.seed
     with _local_cluster(config) as cluster:
         plan = plan_local(
-            _program(request, config, seed),
+            program_of(request, config, seed),
             cluster=cluster,
             log_dir=request.log_dir or logs.default_place(),
             environ=environ,
@@ -190,7 +190,8 @@ def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
         yield None
 
 
-def _program(request: Request, config: StrategyConfig, seed: int | None) -> Program:
+def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
+    """What every task of a job runs."""
     return Program(
         script=request.script,
         args=request.args,

@@ -71,6 +71,14 @@ class Servers:
         wire: type in which floating-point tensors travel, or None for their own.
         min_shard_bytes: least size of a part of a variable.
         max_shards: most parts of a variable; None means one for each server.
+
+    Attributes:
+        updates: what became of every update, and how many there were.
+        rounds: how many of them workers have made together. Only that changes it, so that the chief
+            knows it without asking.
+        contributions: what became of the parts of these.
+        count: parts that the next one has already.
+        share: what they weigh.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class Servers:
         self.contributions = Ledger(self.devices)
         self.counts = Counts(self.devices[0])
         with tf.device(self.devices[0]):
+            self.rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.share = tf.Variable(0.0, trainable=False)
         self._sums: dict[int, tuple[Any, Any]] = {}

@@ -132,6 +132,73 @@ def test_mistakes_of_a_manifest(changes: dict[str, str], words: list[str]) -> No
         assert word in message
 
 
+SETS = "chief=train-chief:1,worker=train-worker:2,ps=train-ps:2"
+IN_SETS = {
+    **IN_A_POD,
+    "HOSTNAME": "train-worker-1",
+    "TFDIST_PODS": SETS,
+    "TFDIST_SERVICE": "train",
+}
+
+
+@pytest.mark.parametrize(
+    ("hostname", "task"),
+    [
+        ("train-chief-0", Task("chief", 0)),
+        ("train-worker-1.train.ml.svc.cluster.local", Task("worker", 1)),
+        ("train-ps-1", Task("ps", 1)),
+    ],
+)
+def test_pods_of_several_sets(hostname: str, task: Task) -> None:
+    place = found({**IN_SETS, "HOSTNAME": hostname}, roles=Roles(chief=True, ps=2))
+    assert (place.environment, place.task) == ("kubernetes", task)
+    assert listed(place) == [
+        "chief 0 train-chief-0.train:2222",
+        "worker 0 train-worker-0.train:2222",
+        "worker 1 train-worker-1.train:2222",
+        "ps 0 train-ps-0.train:2222",
+        "ps 1 train-ps-1.train:2222",
+    ]
+
+
+def test_sets_in_another_order_at_another_port() -> None:
+    pods = " ps=b:1, worker=a:2 "
+    environ = {"TFDIST_PODS": pods, "TFDIST_SERVICE": "s.", "JOB_COMPLETION_INDEX": "1"}
+    place = found(environ, hostname="a-1", port=3000)
+    assert place.task == Task("worker", 1)
+    assert listed(place) == ["worker 0 a-0.s:3000", "worker 1 a-1.s:3000", "ps 0 b-0.s:3000"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"TFDIST_SERVICE": ""}, ["is set, but TFDIST_SERVICE is not", "TFDIST_PODS is their"]),
+        ({"TFDIST_REPLICAS": "2"}, ["TFDIST_REPLICAS=2 conflicts with TFDIST_PODS=chief"]),
+        ({"HOSTNAME": "other-1"}, ["HOSTNAME='other-1' is a pod of 'other'", "does not list"]),
+        ({"HOSTNAME": "train-worker"}, ["'train-worker' does not end in a number", "TFDIST_PODS="]),
+        ({"HOSTNAME": "train-ps-2"}, ["HOSTNAME=train-ps-2 is not below", "ps=train-ps:2"]),
+        ({"JOB_COMPLETION_INDEX": "0"}, ["JOB_COMPLETION_INDEX=0 conflicts"]),
+        ({"TFDIST_PODS": "worker=a"}, ["the part 'worker=a'", "TYPE=NAME:NUMBER"]),
+        ({"TFDIST_PODS": "worker=a:0"}, ["the part 'worker=a:0'"]),
+        ({"TFDIST_PODS": "worker=a:2,"}, ["the part ''"]),
+        ({"TFDIST_PODS": "master=a:1"}, ["the part 'master=a:1'", "chief, worker, ps, evaluator"]),
+        ({"TFDIST_PODS": "worker=a:1,worker=b:1"}, ["names 'worker' twice"]),
+        ({"TFDIST_PODS": "worker=a:1,ps=a:1"}, ["names 'a' twice"]),
+        ({"TFDIST_PODS": "chief=a:2,worker=b:1"}, ["2 tasks of type chief", "'chief=a:1'"]),
+        ({"TFDIST_PODS": "ps=a:2"}, ["no task that computes"]),
+    ],
+)
+def test_mistakes_of_a_manifest_with_sets(changes: dict[str, str], words: list[str]) -> None:
+    message = refused({**IN_SETS, **changes})
+    for word in words:
+        assert word in message
+
+
+def test_roles_that_the_sets_do_not_have() -> None:
+    message = refused(IN_SETS, roles=Roles(chief=True, ps=1))
+    assert "ps=1 conflicts with TFDIST_PODS, whose cluster has 2 of type ps" in message
+
+
 # --- Vertex AI ------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ def command(order: Order) -> tuple[str, ...]:
     log_dir = ("--log-dir", str(request.log_dir)) if request.log_dir is not None else ()
     return (
         *("mpirun", "-np", str(order.tasks), *where),
-        *shlex.split(order.options.engine_args or ""),
+        *order.engine_arguments(),
         *(request.remote_python or sys.executable, "-m", "tfdist.cli.main"),
         *order.command("mpi", *log_dir),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import typer
 
 from tfdist.cli.jobs import Request
 from tfdist.config import CLUSTERED, Resolved
+from tfdist.errors import ConfigError
 
 __all__ = ["EngineOptions", "Order", "counts_of", "words_of"]
 
@@ -72,6 +74,14 @@ class Order:
         """The number of all tasks."""
         return sum(self.counts.values())
 
+    def engine_arguments(self) -> tuple[str, ...]:
+        """The words of `--engine-args`.
+
+        Raises:
+            ConfigError: if a quote is left open.
+        """
+        return _split(self.options.engine_args or "")
+
     def command(self, engine: str, *options: str) -> tuple[str, ...]:
         """The words after `tfdist` of each task: `run --environment ENGINE … SCRIPT ARGS`.
 
@@ -84,6 +94,16 @@ class Order:
             *("run", "--environment", engine, *self.words, *sizes, *options),
             *(self.request.script, *self.request.args),
         )
+
+
+def _split(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"--engine-args {text!r} cannot be split into words: {error}. Write it as on a command "
+            "line, such as '--partition=long --time=60'."
+        ) from None
 
 
 def words_of(context: typer.Context) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from tfdist.cli import planning
-from tfdist.cli.engines import mpi
+from tfdist.cli.engines import kubernetes, mpi, ray, slurm
 from tfdist.cli.engines.order import EngineOptions, Order, counts_of, words_of
 from tfdist.cli.jobs import Request
 from tfdist.errors import ConfigError
@@ -39,7 +39,23 @@ class Engine:
 
 #: Every other engine by name.
 ENGINES: dict[str, Engine] = {
+    "slurm": Engine(
+        slurm.start,
+        ("engine_args", "gpus_per_task", "job_name", "detach"),
+        "`scontrol requeue` does, and Slurm itself when a node fails",
+    ),
     "mpi": Engine(mpi.start, ("engine_args",), "`mpirun` does not; start it again"),
+    "kubernetes": Engine(
+        kubernetes.start,
+        (
+            *("engine_args", "gpus_per_task", "image", "namespace", "job_name", "manifest"),
+            "detach",
+        ),
+        "a Job that has failed stays so; start it again",
+    ),
+    "ray": Engine(
+        ray.start, ("engine_args", "gpus_per_task", "job_name"), "nothing does; start it again"
+    ),
 }
 
 

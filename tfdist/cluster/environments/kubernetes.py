@@ -6,6 +6,9 @@
   the manifest gives TFDIST_REPLICAS and TFDIST_SERVICE.
 - The pods of an indexed Job have their number in JOB_COMPLETION_INDEX and the host names JOB-0,
   JOB-1, …; with a headless service as the pods' `subdomain` they reach each other in the same way.
+- Where the tasks of different types are different sets of pods, TFDIST_PODS lists them instead of
+  TFDIST_REPLICAS: `chief=train-chief:1,worker=train-worker:4,ps=train-ps:2` says that worker 3 is
+  the pod train-worker-3. All sets have the one service.
 
 (Kubernetes, "StatefulSets", "Indexed Job for Parallel Processing with Static Work Assignment" and
 "Job with Pod-to-Pod Communication".)
@@ -19,11 +22,13 @@ from collections.abc import Mapping
 from tfdist.cluster.environments import tf_config
 from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
 from tfdist.cluster.environments.ranking import DEFAULT_PORT, check_rank, number, place_of_rank
+from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
 __all__ = ["place"]
 
-_REPLICAS, _SERVICE, _INDEX = "TFDIST_REPLICAS", "TFDIST_SERVICE", "JOB_COMPLETION_INDEX"
+_REPLICAS, _PODS, _SERVICE = "TFDIST_REPLICAS", "TFDIST_PODS", "TFDIST_SERVICE"
+_INDEX = "JOB_COMPLETION_INDEX"
 _POD = "KUBERNETES_SERVICE_HOST"
 
 
@@ -34,26 +39,26 @@ def place(given: Surroundings) -> Place | Absent:
         ConfigError: if a variable is missing or cannot be read, or the pod's name has no number.
     """
     environ = given.environ
+    if environ.get(_PODS):
+        return _in_sets(given)
     if environ.get(_REPLICAS) or environ.get(_SERVICE):
         return _numbered(given)
     if not environ.get(_POD):
-        return Absent(f"neither {_POD} nor {_REPLICAS} is set")
+        return Absent(f"neither {_POD} nor {_REPLICAS} nor {_PODS} is set")
     if not environ.get("TF_CONFIG"):
         own = f"{seen(environ, [_INDEX])} is" if environ.get(_INDEX) else f"{_POD} is"
-        return Absent(f"{own} set, but neither TF_CONFIG nor {_REPLICAS} and {_SERVICE} are")
+        return Absent(
+            f"{own} set, but neither TF_CONFIG nor {_REPLICAS} (or {_PODS}) and {_SERVICE} are"
+        )
     reason = seen(environ, [_POD, "TF_CONFIG"])
     return tf_config.place_in(given, environ["TF_CONFIG"], "kubernetes", reason)
 
 
 def _numbered(given: Surroundings) -> Place:
+    """The place of a pod whose tasks are the pods of one set."""
     environ = given.environ
     for name, other in ((_REPLICAS, _SERVICE), (_SERVICE, _REPLICAS)):
-        if not environ.get(name):
-            raise ConfigError(
-                f"{seen(environ, [other])} is set, but {name} is not. Add both to the env of the "
-                f"pods: {_REPLICAS} is their number, {_SERVICE} the name of the headless service "
-                "through which they reach each other."
-            )
+        _check_with(environ, other, name)
     size = number(environ, _REPLICAS, "the pods' manifest", least=1)
     name, rank, source = _ordinal(environ, given.hostname)
     check_rank(rank, size, source, f"{_REPLICAS}={size}")
@@ -69,15 +74,101 @@ def _numbered(given: Surroundings) -> Place:
     )
 
 
+def _in_sets(given: Surroundings) -> Place:
+    """The place of a pod whose tasks are the pods of a set for each type."""
+    environ = given.environ
+    _check_with(environ, _PODS, _SERVICE)
+    if environ.get(_REPLICAS):
+        raise ConfigError(
+            f"{seen(environ, [_REPLICAS])} conflicts with {seen(environ, [_PODS])}, which gives "
+            f"the number of pods of each type. Remove {_REPLICAS} from the env of the pods."
+        )
+    sets = _sets(environ[_PODS])
+    counts = {kind: count for kind, (_, count) in sets.items()}
+    given.roles.check(counts, _PODS)
+    service, port = environ[_SERVICE].strip("."), given.port or DEFAULT_PORT
+    cluster = ClusterSpec(
+        {
+            kind: tuple(Address(f"{name}-{i}.{service}", port) for i in range(count))
+            for kind, (name, count) in sets.items()
+        }
+    )
+    return Place(
+        environment="kubernetes",
+        reason=seen(environ, [_PODS, _SERVICE, _INDEX, "HOSTNAME"]),
+        counts=counts,
+        task=_own(environ, given.hostname, sets),
+        cluster=cluster,
+    )
+
+
+def _own(environ: Mapping[str, str], hostname: str, sets: Mapping[str, tuple[str, int]]) -> Task:
+    """The task of this pod, which is one of those of the sets."""
+    name, index, source = _ordinal(environ, hostname)
+    for kind, (prefix, count) in sets.items():
+        if prefix == name:
+            check_rank(index, count, source, f"{_PODS}={kind}={prefix}:{count}")
+            return Task(kind, index)
+    raise ConfigError(
+        f"HOSTNAME={environ.get('HOSTNAME') or hostname!r} is a pod of {name!r}, which "
+        f"{seen(environ, [_PODS])} does not list. Give the names of the Jobs and StatefulSets of "
+        "the manifest."
+    )
+
+
+def _sets(text: str) -> dict[str, tuple[str, int]]:
+    """For each type of task the name of its pods without the number, and how many there are."""
+    sets: dict[str, tuple[str, int]] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\w+)=([-.a-z0-9]+):([0-9]{1,6})\s*", part)
+        if found is None or found[1] not in TASK_TYPES or int(found[3]) < 1:
+            raise ConfigError(
+                f"{_PODS}={text!r} has the part {part!r}, which is not TYPE=NAME:NUMBER, as in "
+                f"'worker=train-worker:4'. TYPE is one of {', '.join(TASK_TYPES)}, NAME that of a "
+                "Job or StatefulSet, and NUMBER how many pods it has."
+            )
+        kind, name, count = found[1], found[2], int(found[3])
+        if kind in sets or name in (other for other, _ in sets.values()):
+            again = kind if kind in sets else name
+            raise ConfigError(
+                f"{_PODS}={text!r} names {again!r} twice. Give each type of task one set of pods "
+                "of its own."
+            )
+        if kind in ("chief", "evaluator") and count > 1:
+            raise ConfigError(
+                f"{_PODS}={text!r} has {count} tasks of type {kind}. TensorFlow allows one: write "
+                f"'{kind}={name}:1'."
+            )
+        sets[kind] = name, count
+    if not sets.keys() & {"chief", "worker"}:
+        raise ConfigError(
+            f"{_PODS}={text!r} has no task that computes. Add the pods of type worker."
+        )
+    return {kind: sets[kind] for kind in TASK_TYPES if kind in sets}
+
+
+def _check_with(environ: Mapping[str, str], given: str, needed: str) -> None:
+    """Refuses one of two variables without the other."""
+    if environ.get(needed):
+        return
+    numbered = f"{_PODS if given == _PODS else _REPLICAS} is their number"
+    raise ConfigError(
+        f"{seen(environ, [given])} is set, but {needed} is not. Add both to the env of the pods: "
+        f"{numbered}, {_SERVICE} the name of the headless service through which they reach each "
+        "other."
+    )
+
+
 def _ordinal(environ: Mapping[str, str], hostname: str) -> tuple[str, int, str]:
-    """The name that all pods share, this one's number, and where that is from."""
+    """The name that all pods of a set share, this one's number, and where that is from."""
     whole = environ.get("HOSTNAME") or hostname
     found = re.fullmatch(r"(.+)-([0-9]{1,9})", whole.split(".")[0])
     if found is None:
+        of = seen(environ, [_PODS] if environ.get(_PODS) else [_REPLICAS])
         raise ConfigError(
-            f"HOSTNAME={whole!r} does not end in a number, so it does not tell which of the "
-            f"{_REPLICAS}={environ[_REPLICAS]} pods this is. Run them as a StatefulSet, or as a "
-            'Job with "completionMode: Indexed".'
+            f"HOSTNAME={whole!r} does not end in a number, so it does not tell which of the pods "
+            f"of {of} this is. Run them as a StatefulSet, or as a Job with "
+            '"completionMode: Indexed".'
         )
     name, rank = found[1], int(found[2])
     if not environ.get(_INDEX):

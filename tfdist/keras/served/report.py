@@ -70,8 +70,7 @@ class Report:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._since = time.monotonic()
-        serving.note_update(one=False)
-        self._version = serving.known_version()
+        self._version = int(serving.servers.updates.version.numpy())
         self._steps: collections.Counter[int] = collections.Counter(serving.steps)
         self._cancelled = serving.cancelled
         serving.servers.counts.news()

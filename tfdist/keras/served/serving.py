@@ -54,7 +54,7 @@ class Serving:
         self._make_dispatcher = dispatcher
         self._dispatcher: Dispatcher | None = None
         self._said: set[str] = set()
-        self._version: int | None = None
+        self._rounds: int | None = None
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -82,19 +82,19 @@ class Serving:
         if self._dispatcher is not None:
             self._dispatcher.drain()
 
-    def known_version(self) -> int:
-        """How many updates the servers have made; asked only where the chief cannot know."""
-        if self._version is None:
-            self._version = int(self.servers.updates.version.numpy())
-        return self._version
+    def known_rounds(self) -> int:
+        """How many updates the workers have made together; asked only where it is not known."""
+        if self._rounds is None:
+            self._rounds = int(self.servers.rounds.numpy())
+        return self._rounds
 
-    def note_update(self, one: bool) -> None:
-        """Keeps count of the updates.
+    def note_round(self, made: bool) -> None:
+        """Keeps count of the updates that workers make together.
 
         Args:
-            one: whether exactly one was made; else the servers are asked when it matters.
+            made: whether one was made; else the servers are asked when it matters.
         """
-        self._version = self._version + 1 if one and self._version is not None else None
+        self._rounds = self._rounds + 1 if made and self._rounds is not None else None
 
     def use(self, rule: UpdateRule) -> None:
         """Changes when a gradient becomes an update, for the trainings that follow.
@@ -178,7 +178,6 @@ class StepFunction:
         if self._sync:
             _run_together(self._serving, traced, loads, self._finish)
             return
-        self._serving.note_update(one=False)
         if traced is not self._waiting_for:
             self.submit_waiting()
         self._waiting_for = traced
@@ -353,7 +352,7 @@ def _run_together(
     """One step of `sync`: the parts of a global batch, until their update has been made."""
     dispatcher, parts = serving.dispatcher, len(loads)
     needed = serving.servers.rule.needed if parts > 1 else 1
-    update = serving.known_version() if parts > 1 else 0
+    update = serving.known_rounds() if parts > 1 else 0
     done: list[int] = []
 
     def finish_part(each: TracedStep, info: JobInfo, numbers: list[Any]) -> None:
@@ -372,9 +371,11 @@ def _run_together(
         # Some parts may have been added up whose update will never be made.
         dispatcher.drain()
         serving.servers.forget_parts()
+        serving.note_round(made=False)
         raise
     if needed < parts:
         numbers = {job.number for job in jobs}
         gone = dispatcher.cancel_waiting(lambda job: job.number in numbers)
         serving.cancelled += gone
-    serving.note_update(parts > 1 and traced.tally is not None)
+    if parts > 1:
+        serving.note_round(made=traced.tally is not None)

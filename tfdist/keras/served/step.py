@@ -77,7 +77,8 @@ class ServedStep:
     Args:
         servers: where the weights are.
         job: the step's own number, a scalar int64 tensor; the same when it is done again.
-        update: how many updates there were when it was scheduled, a scalar int64 tensor.
+        update: how many updates workers had made together when it was scheduled, a scalar int64
+            tensor.
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
         send: sends an update to the servers.

@@ -47,7 +47,7 @@ def contribute(
     with tf.control_dependencies([held]), tf.device(first):
         fates = {d: servers.contributions.fate(d, number) for d in servers.devices}
         fresh = tf.equal(fates[first], 0)
-        timely = tf.equal(servers.updates.version.read_value(), update)
+        timely = tf.equal(servers.rounds.read_value(), update)
         added = tf.cond(
             timely & fresh,
             lambda: _add_up(servers, sums, number, fates, share),
@@ -148,7 +148,8 @@ def _apply(
         noted += servers.updates.note(first, number, APPLIED)
         noted.append(servers.count.assign(0, read_value=False))
         noted.append(servers.share.assign(0.0, read_value=False))
-        noted.append(servers.updates.version.assign(update + 1, read_value=False))
+        noted.append(servers.updates.version.assign_add(1, read_value=False))
+        noted.append(servers.rounds.assign(update + 1, read_value=False))
     return true_after(noted)
 
 
