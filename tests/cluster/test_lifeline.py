@@ -73,7 +73,7 @@ def test_a_chief_that_does_not_end_is_not_waited_for(
         waiting: Future[End] = pool.submit(await_end, server)
         monkeypatch.setattr(lifeline, "_held", [chief.dup()])
         lifeline.say_farewell(0)
-        assert waiting.result(timeout=5).status == 0
+        assert waiting.result(timeout=20).status == 0
 
 
 def test_something_else_on_the_line_is_no_farewell(pool: ThreadPoolExecutor) -> None:
@@ -105,6 +105,6 @@ def test_a_port_that_nobody_answers_means_that_the_chief_is_gone(
     assert not silence.done()
     door.close()
     begin = time.monotonic()
-    end = silence.result(timeout=5)
-    assert 0.3 < time.monotonic() - begin < 2
+    end = silence.result(timeout=20)
+    assert 0.3 < time.monotonic() - begin < 15
     assert end == End(None, "connection refused for 0.5 s")

@@ -123,7 +123,7 @@ time.sleep(60)
 """
     begin = time.monotonic()
     outcome = run(script)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     assert outcome.status == 1
     assert outcome.message.startswith("worker 1 failed with exit status 1.")
     assert "ValueError: the third step" in outcome.message
@@ -159,7 +159,7 @@ sys.exit(3)
 """
     begin = time.monotonic()
     assert run(script, grace=0.5).status == 3
-    assert 1.0 < time.monotonic() - begin < 5
+    assert 1.0 < time.monotonic() - begin < 20
     assert all_gone(*pids("deaf"))()
 
 
@@ -170,7 +170,7 @@ open(f"child{index}", "w").write(str(child.pid))
 """
     begin = time.monotonic()
     assert run(script).status == 0
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     wait_until(all_gone(*pids("child0", "child1")))
 
 
@@ -249,7 +249,7 @@ def test_a_signal_to_the_launcher_ends_all_in_time(
         begin = time.monotonic()
         process.send_signal(number)
         _, said = process.communicate(timeout=10)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 20
         assert process.returncode == 128 + number
         assert b"Stopped by " in said
         assert all_gone(*numbers)()
@@ -271,7 +271,7 @@ except KeyboardInterrupt:
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.wait(timeout=10)
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 15
 
 
 def test_only_the_chief_is_shown_and_streams_stay_apart(here: Path) -> None:

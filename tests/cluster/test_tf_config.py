@@ -667,11 +667,11 @@ def test_this_machine_does_not_own_a_documentation_address() -> None:
 
 def test_lookups_end_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object, **__: object) -> list[object]:
-        time.sleep(1.0)
+        time.sleep(6.0)
         return []
 
     monkeypatch.setattr("socket.getaddrinfo", slow)
     start = time.monotonic()
     found = ThisMachine(lookup_seconds=0.1).resolve(["a", "b"])
-    assert time.monotonic() - start < 0.8
+    assert time.monotonic() - start < 5
     assert all(resolution.late for resolution in found.values())

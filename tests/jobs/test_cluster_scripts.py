@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.harness.hosts import FAR, NEAR, missing, two_hosts
-from tests.jobs.test_jobs import ROOT, SCRIPT, TFDIST, left_over
+from tests.jobs.test_jobs import ROOT, SCRIPT, left_over
 from tfdist import environment
 
 BIN = Path(sys.executable).parent
@@ -65,11 +66,13 @@ def test_every_script_is_listed_and_says_its_command():
         assert f"\n#     cluster/{path.name} " in path.read_text()
 
 
-def test_tasks_of_a_slurm_step_find_each_other(folder):
-    """The variables of `srun`, on this machine: tfdist needs no flag."""
+def test_programs_of_a_slurm_step_find_each_other(folder):
+    """The variables of `srun`, on this machine: `srun python own.py` needs no launcher."""
+    own = "import tfdist\nwith tfdist.strategy('multi_worker').scope():\n"
+    (folder / "own.py").write_text(own + textwrap.indent(SCRIPT, "    "))
     jobs = [
         subprocess.Popen(
-            [*TFDIST, "run", "--log-dir", f"logs{rank}", "train.py"],
+            [sys.executable, "own.py"],
             cwd=folder,
             env=environment.merged(slurm(rank)),
             text=True,
@@ -82,7 +85,6 @@ def test_tasks_of_a_slurm_step_find_each_other(folder):
     assert [job.returncode for job in jobs] == [0, 0], said
     losses = {number for out, _ in said for number in re.findall(r"^RESULT (\S+)", out, re.M)}
     assert len(losses) == 1
-    assert "multi_worker (auto: 2 workers by slurm)" in said[0][1]
 
 
 def slurm(rank: int) -> dict[str, str]:

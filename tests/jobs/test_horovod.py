@@ -104,11 +104,11 @@ def test_every_launcher_trains_the_same(folder):
     """`tfdist run` alone, mpirun and horovodrun, and one process."""
     train = ["--seed", 3, "train.py"]
     tools = f"{BIN}:{environment.snapshot()['PATH']}"
-    mpirun = [BIN / "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", 2]
+    mpi = ["--on", "mpi", "-n", 2, "--engine-args", "--allow-run-as-root --oversubscribe"]
     done = [
         run(folder, *TFDIST, "run", *train),
         run(folder, *HOROVOD, "-n", 2, "--timeline", "timeline.json", *train),
-        run(folder, *mpirun, *HOROVOD, *train),
+        run(folder, *HOROVOD, *mpi, *train, PATH=tools),
         run(folder, BIN / "horovodrun", "-np", 2, *HOROVOD, *train, PATH=tools),
     ]
     for each in done:

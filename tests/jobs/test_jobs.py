@@ -217,7 +217,7 @@ def test_stopping_the_launcher_leaves_nothing_behind(folder, number):
             break
     time.sleep(1)
     job.send_signal(number)
-    assert job.wait(timeout=6) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert job.wait(timeout=30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert wait_until_gone(folder, 5) == []
 
 
