@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ TOLERANCE = 1e-5
 
 Agree = Callable[..., list[Any]]
 
+
+#: Two of these run each case, besides multi_worker; `--every-strategy` runs it on all.
+_TURNS = ("mirrored", "horovod", "parameter_server")
 
 #: Modules that also run on one device, where most of Keras is left as it is.
 ON_ONE_DEVICE = ("test_training", "test_batches")
@@ -32,6 +36,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.function.__name__ in WITHOUT_COORDINATOR:
             names.remove("parameter_server")
         metafunc.parametrize("target", names, scope="function")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each case on several processes; the other strategies take turns, or all run it."""
+    if config.getoption("every_strategy"):
+        return
+    kept, left = [], []
+    for item in items:
+        target = _target_of(item)
+        stays = target is None or target in _strategies_of(item, target)
+        (kept if stays else left).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
+def _target_of(item: pytest.Item) -> str | None:
+    """The strategy that a case of this suite runs on."""
+    if "tests/contract/" not in item.nodeid or "test_three_workers" in item.nodeid:
+        return None
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    target: str | None = parameters.get("target")
+    return target
+
+
+def _strategies_of(item: pytest.Item, target: str) -> tuple[str, ...]:
+    """The strategies whose turn it is at a case: two of three, and seldom `single`."""
+    number = zlib.crc32(item.nodeid.replace(target, "").encode())
+    turns = [name for i, name in enumerate(_TURNS) if i != number % len(_TURNS)]
+    return ("multi_worker", *turns, *(["single"] if number % 4 == 0 else []))
 
 
 @pytest.fixture

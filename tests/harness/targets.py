@@ -39,7 +39,7 @@ PLAIN = "plain"
 
 #: Milliseconds between two looks of Horovod's thread. The processes of the harness wait most of the
 #: time, and at the default would use a tenth of a core each for looking.
-_IDLE_CYCLE_MS = 2.0
+_IDLE_CYCLE_MS = 4.0
 
 TARGETS: dict[str, Target] = {
     target.name: target

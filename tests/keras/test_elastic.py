@@ -10,22 +10,34 @@ from tests.harness import Pool
 CASE = "tests.cases.elastic_cases:left_and_taken_up"
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "deferred"),
-    [
-        ("arrays", (1, 2), False),
-        ("arrays", (2, 4), False),
-        ("arrays", (0, 0), True),
-        ("arrays", (1, 1), True),
-        ("known", (1, 0), False),
-        ("unknown", (0, 4), False),
-        ("unknown", (2, 1), False),
-        ("endless", (1, 3), False),
-        ("endless", (2, 2), False),
-        ("generator", (2, 2), False),
-    ],
-)
-@pytest.mark.parametrize("target", ["single", "horovod"])
+CASES = [
+    ("arrays", (1, 2), False),
+    ("arrays", (2, 4), False),
+    ("arrays", (0, 0), True),
+    ("arrays", (1, 1), True),
+    ("known", (1, 0), False),
+    ("unknown", (0, 4), False),
+    ("unknown", (2, 1), False),
+    ("endless", (1, 3), False),
+    ("endless", (2, 2), False),
+    ("generator", (2, 2), False),
+]
+TARGETS = ("single", "horovod")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each case on one process or on two in turn; `--every-strategy` runs it on both."""
+    every = metafunc.config.getoption("every_strategy")
+    metafunc.parametrize(
+        ("target", "kind", "at", "deferred"),
+        [
+            (target, *case)
+            for place, case in enumerate(CASES)
+            for target in (TARGETS if every else [TARGETS[place % 2]])
+        ],
+    )
+
+
 def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
     results = cluster(target).call(
         CASE, path=str(tmp_path), kind=kind, at=at, deferred=deferred, deadline=100
