@@ -23,12 +23,26 @@ JOB_SECONDS = 55 * 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--every-strategy`: what takes turns on the strategies runs on each of them instead."""
+    """`--everything`: each case on every strategy, and no test is seldom."""
     parser.addoption(
-        "--every-strategy",
+        "--everything",
         action="store_true",
-        help="run cases that take turns on the strategies on all of them (slow)",
+        help="run every case on every strategy, and tests marked seldom (slow)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes the marker known."""
+    config.addinivalue_line("markers", "seldom: runs with --everything only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is seldom, and says how many."""
+    if config.getoption("everything"):
+        return
+    seldom = [item for item in items if item.get_closest_marker("seldom")]
+    items[:] = [item for item in items if item not in seldom]
+    config.hook.pytest_deselected(items=seldom)
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ TOLERANCE = 1e-5
 Agree = Callable[..., list[Any]]
 
 
-#: Two of these run each case, besides multi_worker; `--every-strategy` runs it on all.
-_TURNS = ("mirrored", "horovod", "parameter_server")
+#: One of these runs each case, besides multi_worker; `--everything` runs it on all.
+_TURNS = ("horovod", "parameter_server", "mirrored", "horovod", "parameter_server", "single")
 
 #: Modules that also run on one device, where most of Keras is left as it is.
 ON_ONE_DEVICE = ("test_training", "test_batches")
@@ -40,7 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each case on several processes; the other strategies take turns, or all run it."""
-    if config.getoption("every_strategy"):
+    if config.getoption("everything"):
         return
     kept, left = [], []
     for item in items:
@@ -61,10 +61,9 @@ def _target_of(item: pytest.Item) -> str | None:
 
 
 def _strategies_of(item: pytest.Item, target: str) -> tuple[str, ...]:
-    """The strategies whose turn it is at a case: two of three, and seldom `single`."""
+    """The strategies whose turn it is at a case."""
     number = zlib.crc32(item.nodeid.replace(target, "").encode())
-    turns = [name for i, name in enumerate(_TURNS) if i != number % len(_TURNS)]
-    return ("multi_worker", *turns, *(["single"] if number % 4 == 0 else []))
+    return ("multi_worker", _TURNS[number % len(_TURNS)])
 
 
 @pytest.fixture

@@ -2,6 +2,6 @@
 
 from tests.harness.cluster import CallError, Cluster
 from tests.harness.pool import Pool
-from tests.harness.targets import PLAIN, STRATEGIES, TARGETS, Target
+from tests.harness.targets import KINDS, PLAIN, STRATEGIES, TARGETS, Target
 
-__all__ = ["PLAIN", "STRATEGIES", "TARGETS", "CallError", "Cluster", "Pool", "Target"]
+__all__ = ["KINDS", "PLAIN", "STRATEGIES", "TARGETS", "CallError", "Cluster", "Pool", "Target"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -114,9 +115,18 @@ class Cluster:
             self.stop()
         if not self._processes:
             self._start()
+        self._signal_rest(signal.SIGCONT)
         for process in self._processes:
             process.connection.send((function, kwargs))
-        return self._collect(function, deadline)
+        try:
+            return self._collect(function, deadline)
+        finally:
+            self._signal_rest(signal.SIGSTOP)
+
+    def _signal_rest(self, number: signal.Signals) -> None:
+        """Stops processes that would not rest by themselves, or lets them go on."""
+        for process in self._processes if self.target.rests else ():
+            process.popen.send_signal(number)
 
     def _start(self) -> None:
         self._starts += 1

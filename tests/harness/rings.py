@@ -11,5 +11,10 @@ from tfdist.strategies.factory import create
 
 def make(**options: Any) -> Any:
     """The strategy of a process whose TF_CONFIG lists its peers; process sets can be added."""
-    environment.set_for_good({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    environment.set_for_good(
+        {
+            "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # The processes rest between two calls.
+        }
+    )
     return create(StrategyConfig(strategy="horovod", **options))

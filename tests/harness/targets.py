@@ -20,6 +20,8 @@ class Target:
         devices: logical CPU devices in each process.
         servers: tasks of type worker and ps that run servers beside the process.
         options: arguments of the strategy.
+        rests: whether the processes are stopped between two calls, since they would use a CPU also
+            while nothing is asked of them.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Target:
     devices: int = 1
     servers: tuple[tuple[str, int], ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rests: bool = False
 
     @property
     def replicas(self) -> int:
@@ -36,10 +39,6 @@ class Target:
 
 
 PLAIN = "plain"
-
-#: Milliseconds between two looks of Horovod's thread. The processes of the harness wait most of the
-#: time, and at the default would use a tenth of a core each for looking.
-_IDLE_CYCLE_MS = 4.0
 
 TARGETS: dict[str, Target] = {
     target.name: target
@@ -61,13 +60,13 @@ TARGETS: dict[str, Target] = {
             name="horovod",
             strategy="tests.harness.rings:make",
             processes=2,
-            options={"cycle_ms": _IDLE_CYCLE_MS},
+            rests=True,
         ),
         Target(
             name="horovod3",
             strategy="tests.harness.rings:make",
             processes=3,
-            options={"cycle_ms": _IDLE_CYCLE_MS},
+            rests=True,
         ),
         Target(
             name="parameter_server",
@@ -80,6 +79,10 @@ TARGETS: dict[str, Target] = {
 
 #: The targets that the whole contract suite runs on.
 STRATEGIES = ("single", "mirrored", "multi_worker", "horovod", "parameter_server")
+
+
+#: One of each kind: in one process, in several, and with servers.
+KINDS = ("mirrored", "multi_worker", "parameter_server")
 
 
 def free_ports(count: int) -> list[int]:

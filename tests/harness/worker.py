@@ -5,10 +5,12 @@ It dies with its parent: a thread watches standard input, which ends when the pa
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
 import random
+import signal
 import sys
 import threading
 import traceback
@@ -16,6 +18,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.harness.targets import TARGETS, Target
+
+#: Of <sys/prctl.h>: the signal that a process gets when the thread that has started it ends.
+_PR_SET_PDEATHSIG = 1
 
 
 def _watch_parent() -> None:
@@ -66,6 +71,7 @@ def _answer(strategy: Any, request: tuple[str, dict[str, Any]]) -> tuple[bool, A
 
 def main(descriptor: int, name: str) -> None:
     """Serves calls until the parent closes the connection."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Also where it is stopped.
     threading.Thread(target=_watch_parent, daemon=True).start()
     connection = Connection(descriptor)
     strategy = make_strategy(TARGETS[name])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.contract.conftest import assert_same
-from tests.harness import STRATEGIES, CallError, Pool
+from tests.harness import KINDS, CallError, Pool
 
 CASES = "tests.cases.callback_cases"
 
@@ -47,7 +47,7 @@ def test_callbacks_act_as_on_one_device(cluster: Pool, name: str, kind: str) -> 
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("name", ["plain", *STRATEGIES])
+@pytest.mark.parametrize("name", ["plain", *KINDS])
 def test_checkpoints(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     workers = cluster(name).call(f"{CASES}:checkpoints", path=str(tmp_path))
     chief, others = workers[0], workers[1:]
@@ -59,7 +59,7 @@ def test_checkpoints(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
         assert_same({**chief, "moved": 0}, worker, 0.0, "worker")
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_csv_logger(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster.plain(f"{CASES}:log_csv", path=str(tmp_path / "plain"))
     for text in cluster(name).call(f"{CASES}:log_csv", path=str(tmp_path / name)):
@@ -71,7 +71,7 @@ def test_csv_logger(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_tensorboard_writes_once(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     _check_board(cluster, name, tmp_path, EVERYTHING)
 

@@ -26,8 +26,8 @@ TARGETS = ("single", "horovod")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each case on one process or on two in turn; `--every-strategy` runs it on both."""
-    every = metafunc.config.getoption("every_strategy")
+    """Each case on one process or on two in turn; `--everything` runs it on both."""
+    every = metafunc.config.getoption("everything")
     metafunc.parametrize(
         ("target", "kind", "at", "deferred"),
         [

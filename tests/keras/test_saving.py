@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import assert_same
-from tests.harness import STRATEGIES, CallError, Pool
+from tests.harness import KINDS, CallError, Pool
 
 CASES = "tests.cases.saving_cases"
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "multi_worker3"])
+@pytest.mark.parametrize("name", [*KINDS, "multi_worker3"])
 def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     path = str(tmp_path)
     workers = cluster(name).call(f"{CASES}:write_all", path=path)
@@ -39,14 +39,14 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     assert_same(chief["predicted"], served, 1e-6, "the exported model")
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_training_goes_on_from_a_file(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster(name).call(f"{CASES}:uninterrupted")[0]
     for result in cluster(name).call(f"{CASES}:continued", path=str(tmp_path)):
         assert_same(expected, result, 1e-6, name)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_metric_of_the_model_itself(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     workers = cluster(name).call(f"{CASES}:own_metric", path=str(tmp_path))
     for worker in workers:
@@ -56,7 +56,7 @@ def test_a_metric_of_the_model_itself(cluster: Pool, tmp_path: pathlib.Path, nam
         assert "SaveError" in worker["failure"]["kinds"]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_full_disk_loses_nothing(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     _check_full_disk(cluster(name).call(f"{CASES}:full_disk", path=str(tmp_path)), tmp_path)
 

@@ -58,6 +58,9 @@ FINITE = {
     "wgan_gp": "noise drawn in the step",
 }
 
+#: Of these, those that `make test` leaves to `--everything`.
+SELDOM = ("contrastive", "image_augmentation", "vae", "vq_vae", "wgan_gp")
+
 _NAMES = sorted([*EQUAL, *FINITE])
 
 
@@ -65,7 +68,7 @@ def test_each_program_says_what_is_compared() -> None:
     assert sorted(p.stem for p in PROGRAMS.glob("*.py") if p.stem != "__init__") == _NAMES
 
 
-#: The programs take turns on these; `--every-strategy` runs each on all.
+#: The programs take turns on these; `--everything` runs each on all.
 _TURNS = ("multi_worker", "horovod", "parameter_server", "mirrored")
 
 
@@ -73,11 +76,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each program on one strategy, or on all."""
     if "target" not in metafunc.fixturenames:
         return
-    everywhere = metafunc.config.getoption("every_strategy")
+    everywhere = metafunc.config.getoption("everything")
     metafunc.parametrize(
         ("target", "name"),
         [
-            (target, name)
+            pytest.param(target, name, marks=[pytest.mark.seldom] * (name in SELDOM))
             for place, name in enumerate(_NAMES)
             for target in (STRATEGIES if everywhere else [_TURNS[place % len(_TURNS)]])
         ],
