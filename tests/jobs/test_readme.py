@@ -54,7 +54,8 @@ def test_a_command_of_the_tour_runs(folder, command):
     assert done.returncode == 0, done.stdout + done.stderr
     if "run" in command.split() and "digits.py" in command:
         (accuracy,) = re.findall(r"validation accuracy (\d+\.\d+)%", done.stdout)
-        assert float(accuracy) >= 97
+        # Gradients that are late by chance cost some accuracy in so short a training.
+        assert float(accuracy) >= (90 if "stale" in command else 97)
 
 
 def test_the_tf_config_of_the_tour_is_well_formed():
