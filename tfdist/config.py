@@ -13,7 +13,7 @@ from typing import Any
 from tfdist import environment, horovod_options, server_options
 from tfdist.cluster.checks.reading import read
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.places import Surroundings
+from tfdist.cluster.environments.places import Roles, Surroundings
 from tfdist.cluster.listing import own_tf_config
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_number
@@ -108,6 +108,11 @@ class StrategyConfig:
     autotune: bool = False
     timeline: str | None = None
     stall_timeout: float = horovod_options.STALL_TIMEOUT
+
+    @property
+    def roles(self) -> Roles:
+        """What the ranks of a scheduler become: with servers, the first chief and the last ps."""
+        return Roles(chief=True, ps=self.ps) if self.strategy == "parameter_server" else Roles()
 
     def __post_init__(self) -> None:
         _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])

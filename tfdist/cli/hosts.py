@@ -6,15 +6,14 @@ import contextlib
 import dataclasses
 import shlex
 import socket
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster.environments import hostfile as host_files
-from tfdist.cluster.environments.ranking import DEFAULT_PORT
+from tfdist.cluster.environments.ranking import DEFAULT_PORT, addresses
 from tfdist.cluster.launch.ssh import Ssh, cluster_on
 from tfdist.cluster.ports import HeldPorts, local_among
-from tfdist.cluster.spec import Address, ClusterSpec
+from tfdist.cluster.spec import ClusterSpec
 from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
 
@@ -93,7 +92,9 @@ def cluster_of(
     everywhere = [host for hosts in places.values() for host in hosts]
     _check_loopback(everywhere)
     if dry_run:
-        yield _assumed(places), {"localhost", socket.gethostname()}
+        listed = iter(addresses(everywhere, DEFAULT_PORT, "--hosts"))
+        assumed = {kind: tuple(next(listed) for _ in hosts) for kind, hosts in places.items()}
+        yield ClusterSpec(assumed), {"localhost", socket.gethostname()}
         return
     here = local_among(everywhere)
     count = sum(host in here for host in everywhere)
@@ -101,17 +102,6 @@ def cluster_of(
         held = stack.enter_context(HeldPorts(count)) if count else None
         ports = held.ports if held else ()
         yield cluster_on(places, ssh, here, ports, config.start_timeout), here
-
-
-def _assumed(places: Mapping[str, Sequence[str]]) -> ClusterSpec:
-    """A cluster whose ports count from `DEFAULT_PORT` on each host."""
-    used: Counter[str] = Counter()
-    addresses: dict[str, list[Address]] = {kind: [] for kind in places}
-    for kind, hosts in places.items():
-        for host in hosts:
-            addresses[kind].append(Address(host, DEFAULT_PORT + used[host]))
-            used[host] += 1
-    return ClusterSpec({kind: tuple(listed) for kind, listed in addresses.items()})
 
 
 def _check_loopback(hosts: Sequence[str]) -> None:

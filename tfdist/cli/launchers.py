@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from tfdist import environment
 from tfdist.cluster.environments import finding
-from tfdist.cluster.environments.places import Roles
 from tfdist.cluster.listing import own_tf_config
 from tfdist.config import CLUSTERED, Resolved, StrategyConfig
 from tfdist.errors import ConfigError
@@ -60,9 +59,7 @@ def cluster_here(
     if told is not None or config.strategy not in CLUSTERED:
         yield Here(environ)
         return
-    served = config.strategy == "parameter_server"
-    roles = Roles(chief=True, ps=config.ps) if served else Roles()
-    with finding.found(environ, roles, chosen) as found:
+    with finding.found(environ, config.roles, chosen) as found:
         if found is None:
             yield Here(environ)
             return

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdist import environment
 from tfdist.cluster.environments import finding
-from tfdist.cluster.environments.places import Roles
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config import StrategyConfig, resolve
@@ -89,11 +88,9 @@ def _join(config: StrategyConfig) -> Member:
     text = own_tf_config()
     if text is not None:
         return join_cluster(text, config, offer)
-    served = config.strategy == "parameter_server"
-    roles = Roles(chief=True, ps=config.ps) if served else Roles()
-    with finding.found(environment.snapshot(), roles) as found:
+    with finding.found(environment.snapshot(), config.roles) as found:
         if found is not None:
-            if not served:
+            if config.strategy != "parameter_server":
                 count = len(found.cluster.computing)
                 config = dataclasses.replace(config, processes=count)
             return join_cluster(found.cluster.tf_config(found.task), config, offer)

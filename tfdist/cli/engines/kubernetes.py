@@ -37,7 +37,8 @@ def start(order: Order) -> int:
         ConfigError: for a mistake in the options, or if `kubectl` is missing.
         StartError: if the cluster does not take the job, or is not heard of any more.
     """
-    job, wanted = container_job(order), documents(order)
+    job = container_job(order)
+    wanted = documents(order, job)
     if order.dry_run or order.options.manifest == "compose":
         print(manifests.text(wanted), end="")
         if not order.dry_run:
@@ -51,13 +52,13 @@ def start(order: Order) -> int:
     return _run(order, job, manifests.in_json(wanted))
 
 
-def documents(order: Order) -> Sequence[dict[str, Any]]:
+def documents(order: Order, job: ContainerJob) -> Sequence[dict[str, Any]]:
     """The manifest of a job.
 
-    Raises:
-        ConfigError: for a mistake in the options.
+    Args:
+        order: says which kind of manifest.
+        job: what is to run, by `container_job`.
     """
-    job = container_job(order)
     match order.options.manifest:
         case "plain":
             return kubernetes.documents(job)
@@ -90,8 +91,6 @@ def _command(order: Order) -> tuple[str, ...]:
     """The command of every container."""
     request, config = order.request, order.resolved
     added: list[str] = []
-    if request.strategy in (None, "auto"):
-        added += ["--strategy", config.config.strategy]
     if order.tasks > 1 and "start_timeout" not in config.reasons:
         added += ["--start-timeout", _START_TIMEOUT]
     if request.log_dir is not None:

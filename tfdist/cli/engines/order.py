@@ -85,13 +85,17 @@ class Order:
     def command(self, engine: str, *options: str) -> tuple[str, ...]:
         """The words after `tfdist` of each task: `run --environment ENGINE … SCRIPT ARGS`.
 
+        A strategy that was chosen here, by "auto", is said: a task would choose by what it sees.
+
         Args:
             engine: the environment that the tasks believe.
             options: further options of `tfdist run`.
         """
         sizes = ["--ps", str(self.counts["ps"])] if "ps" in self.counts else []
+        auto = self.request.strategy in (None, "auto")
+        strategy = ["--strategy", self.resolved.config.strategy] if auto else []
         return (
-            *("run", "--environment", engine, *self.words, *sizes, *options),
+            *("run", "--environment", engine, *self.words, *strategy, *sizes, *options),
             *(self.request.script, *self.request.args),
         )
 

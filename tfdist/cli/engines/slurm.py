@@ -15,9 +15,9 @@ from tfdist.cli import logs, planning, show
 from tfdist.cli.engines.order import Order, counts_of
 from tfdist.cluster.engines import slurm, slurm_job, slurm_step
 from tfdist.cluster.environments import slurm as detected
-from tfdist.cluster.environments.places import Absent, Surroundings
+from tfdist.cluster.environments.places import Absent, Surroundings, counted
 from tfdist.cluster.environments.ranking import number
-from tfdist.cluster.launch import blame
+from tfdist.cluster.launch import blame, supervise
 from tfdist.cluster.launch.attempt import Requests, stop_requests
 from tfdist.cluster.launch.plan import JobPlan
 from tfdist.cluster.spec import Task
@@ -67,14 +67,12 @@ def step_of(order: Order) -> slurm.Step:
     """
     request, options = order.request, order.options
     log_dir = (request.log_dir or logs.default_place()).absolute()
-    chosen = ["--strategy", order.resolved.config.strategy]
-    added = chosen if request.strategy in (None, "auto") else []
     return slurm.Step(
         name=options.job_name or Path(request.script).stem,
         tasks=order.tasks,
         command=(
             *(request.remote_python or sys.executable, "-m", "tfdist.cli.main"),
-            *order.command("slurm", *added, "--log-dir", str(log_dir)),
+            *order.command("slurm", "--log-dir", str(log_dir)),
         ),
         log_dir=log_dir,
         gpus_per_task=options.gpus_per_task,
@@ -152,7 +150,9 @@ def _srun(step: slurm.Step, environ: Mapping[str, str]) -> str:
 
 def _in_allocation(order: Order, step: slurm.Step, environ: Mapping[str, str]) -> int:
     words = slurm.srun(step, environ.get("SLURM_CPUS_PER_TASK"))
-    show.note(f"srun starts {_counted(order)} in job {environ['SLURM_JOB_ID']}. {_logs(step)}")
+    show.note(
+        f"srun starts {counted(order.counts)} in job {environ['SLURM_JOB_ID']}. {_logs(step)}"
+    )
     with stop_requests() as requests:
         status, lines = slurm_step.run(words, step.name, environ["SLURM_JOB_ID"], requests)
     return _told(order, step, status, lines, requests)
@@ -163,7 +163,7 @@ def _as_batch_job(order: Order, step: slurm.Step) -> int:
     script.write_text(slurm.batch_script(step))
     with stop_requests() as requests:
         job = slurm_job.submit(script)
-        show.note(f"job {job} has {_counted(order)}. {_logs(step)}")
+        show.note(f"job {job} has {counted(order.counts)}. {_logs(step)}")
         if order.options.detach and not requests.received:
             out, _ = slurm.output_files(step.log_dir, job)
             show.note(f"its state: squeue --jobs={job}")
@@ -182,11 +182,6 @@ def _as_batch_job(order: Order, step: slurm.Step) -> int:
     return status or 1
 
 
-def _counted(order: Order) -> str:
-    parts = [f"{n} {kind}{'s' * (n != 1 and kind != 'ps')}" for kind, n in order.counts.items()]
-    return ", ".join(parts)
-
-
 def _logs(step: slurm.Step) -> str:
     return f"Logs: {step.log_dir}"
 
@@ -194,9 +189,9 @@ def _logs(step: slurm.Step) -> str:
 def _told(order: Order, step: slurm.Step, status: int, lines: list[str], requests: Requests) -> int:
     """Tells the user how the tasks ended; returns the exit status."""
     if requests.received:
-        by = requests.received[0]
-        show.note(f"Stopped by {'Ctrl-C' if by.name == 'SIGINT' else by.name}.")
-        return 128 + by
+        outcome = supervise.outcome_of(None, (), (), requests)
+        show.note(outcome.message)
+        return outcome.status
     endings = [_ending(order, step, failure) for failure in slurm.failures(lines)]
     root = blame.root_cause(endings)
     if status == 0 or root is None:

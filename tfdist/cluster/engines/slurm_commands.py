@@ -6,9 +6,9 @@ the process that starts them.
 
 from __future__ import annotations
 
-import os
 import subprocess
 
+from tfdist.cluster.launch.output import write_all
 from tfdist.errors import StartError
 
 __all__ = ["Echo", "call"]
@@ -73,13 +73,7 @@ class Echo:
         if self._target is None or not data:
             return
         try:
-            _write_all(self._target, data)
+            write_all(self._target, data)
             self.midline = not data.endswith(b"\n")
         except OSError:
             self._target = None  # The reader of this command's output has gone away.
-
-
-def _write_all(target: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(target, view) :]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tfdist.cluster.engines.slurm_commands import Echo, call
 from tfdist.cluster.launch.attempt import Requests
+from tfdist.cluster.launch.blame import exit_status
 from tfdist.errors import StartError
 
 __all__ = ["run"]
@@ -55,8 +56,7 @@ def run(words: Sequence[str], name: str, job: str, requests: Requests) -> tuple[
         finally:
             process.kill()  # Does nothing to one that has ended.
             process.wait()
-    status = process.returncode
-    return (status if status >= 0 else 128 - status), echo.lines
+    return exit_status(process.returncode), echo.lines
 
 
 def _passed_on(stream: int, echo: Echo) -> bool:

@@ -10,7 +10,7 @@ from tfdist.cluster.addresses import Address
 from tfdist.cluster.spec import TASK_TYPES, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["Absent", "Place", "Roles", "Surroundings", "seen"]
+__all__ = ["Absent", "Place", "Roles", "Surroundings", "counted", "seen"]
 
 _LONGEST = 48
 
@@ -162,10 +162,7 @@ class Place:
     @property
     def counted(self) -> str:
         """The numbers of tasks in words: "1 chief, 3 workers, 2 ps"."""
-        plural = {kind: kind if kind == "ps" else f"{kind}s" for kind in self.counts}
-        return ", ".join(
-            f"{n} {kind if n == 1 else plural[kind]}" for kind, n in self.counts.items()
-        )
+        return counted(self.counts)
 
     def __str__(self) -> str:
         return f"{self.task or 'no task'} of {self.counted} by {self.environment} ({self.reason})"
@@ -180,6 +177,12 @@ class Absent:
     """
 
     reason: str
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Numbers of tasks by their type, in words: "1 chief, 3 workers, 2 ps"."""
+    parts = (f"{n} {kind}{'s' * (n != 1 and kind != 'ps')}" for kind, n in counts.items())
+    return ", ".join(parts)
 
 
 def seen(environ: Mapping[str, str], names: Iterable[str]) -> str:

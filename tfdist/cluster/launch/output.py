@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["Pump", "TaskOutput"]
+__all__ = ["Pump", "TaskOutput", "write_all"]
 
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _LONGEST_PART = 1 << 16
@@ -99,7 +99,7 @@ class TaskOutput:
         if self._file is None:
             return
         try:
-            _write_all(self._file.fileno(), b"\n".join(lines) + b"\n")
+            write_all(self._file.fileno(), b"\n".join(lines) + b"\n")
         except OSError as error:
             self._give_up(error)
 
@@ -204,7 +204,7 @@ class Pump:
             return
         if source.echo is not None:
             try:
-                _write_all(source.echo, data)
+                write_all(source.echo, data)
                 self.midline = not data.endswith(b"\n")
             except OSError:
                 source.echo = None  # The reader of the launcher's output has gone away.
@@ -217,7 +217,12 @@ class Pump:
         os.close(source.fd)
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
+    """Writes all of the data to a file descriptor, in as many parts as it takes.
+
+    Raises:
+        OSError: as `os.write` does, such as when the reader of a pipe is gone.
+    """
     view = memoryview(data)
     while view:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.program import Program, Role
 from tfdist.cluster.listing import Placing
+from tfdist.cluster.ranks import on_hosts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
@@ -19,6 +20,7 @@ __all__ = [
     "JobPlan",
     "TaskPlan",
     "local_cluster",
+    "places_on_hosts",
     "placing_for",
     "plan_local",
     "plan_member",
@@ -204,13 +206,17 @@ def _own_gpus(
     chosen: bool,
 ) -> tuple[str, ...] | None:
     """The GPUs of a task beside others of its host; None leaves it what it sees."""
+    if not gpus:
+        return None
+    place = places_on_hosts(program, cluster).get(task)
+    return () if place is None else gpu_lists.of_member(gpus, place, each, chosen=chosen)
+
+
+def places_on_hosts(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int]]:
+    """For each task that trains its number among those of its host, and how many these are."""
     trains = training(program, cluster)
-    if not gpus or task not in trains:
-        return () if gpus else None
-    host = cluster.address(task).host
-    beside = [other for other in trains if cluster.address(other).host == host]
-    place = (beside.index(task), len(beside))
-    return gpu_lists.of_member(gpus, place, each, chosen=chosen)
+    hosts = [cluster.address(task).host for task in trains]
+    return dict(zip(trains, on_hosts(hosts), strict=True))
 
 
 def placing_for(program: Program, cluster: ClusterSpec, log_dir: Path) -> Placing:

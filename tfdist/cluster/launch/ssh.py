@@ -23,10 +23,10 @@ from typing import Any
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.join import identity
 from tfdist.cluster.launch import remote
-from tfdist.cluster.launch.plan import JobPlan, TaskPlan, placing_for, task_plan, training
+from tfdist.cluster.launch.plan import JobPlan, TaskPlan, places_on_hosts, placing_for, task_plan
 from tfdist.cluster.launch.program import Program
-from tfdist.cluster.ranks import on_hosts
-from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.cluster.preflight import CLOCKS_APART
+from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.errors import StartError
 
 __all__ = ["Ssh", "carried", "cluster_on", "differences", "plan_hosts"]
@@ -38,9 +38,6 @@ _DEFAULTS = {
     "ServerAliveInterval": "3",
     "ServerAliveCountMax": "3",
 }
-
-#: Seconds that the clocks of two machines may differ.
-_CLOCKS_APART = 30.0
 
 #: Variables that belong to a machine or a login, and do not go to another.
 _OWN = {
@@ -170,7 +167,7 @@ def plan_hosts(
     Raises:
         ConfigError: if this machine has GPUs, but too few.
     """
-    shares = _shares(program, cluster)
+    shares = places_on_hosts(program, cluster)
     placing = placing_for(program, cluster, log_dir)
     tasks = []
     for task, address in cluster.tasks():
@@ -209,13 +206,6 @@ def _over_ssh(
     )
 
 
-def _shares(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int]]:
-    """Which of how many parts of its host's GPUs each task that trains gets."""
-    trains = training(program, cluster)
-    hosts = {task: address.host for task, address in cluster.tasks()}
-    return dict(zip(trains, on_hosts([hosts[task] for task in trains]), strict=True))
-
-
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that go to another machine: those that belong to none."""
     return {
@@ -239,6 +229,6 @@ def differences(host: str, found: Mapping[str, Any]) -> list[str]:
         if found["identity"].get(name) != version
     ]
     apart = found["time"] - time.time()
-    if abs(apart) > _CLOCKS_APART:
+    if abs(apart) > CLOCKS_APART:
         problems.append(f"{host}: its clock is {apart:+.0f} s from this one's. Set it, as by NTP.")
     return problems
