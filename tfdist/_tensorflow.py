@@ -22,6 +22,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager import context, tape
+from tensorflow.python.ops import collective_ops
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -35,15 +36,18 @@ __all__ = [
     "ServerStrategy",
     "ShardedVariable",
     "SyncOnReadVariable",
+    "all_to_all",
     "cross_device_ops",
     "cross_device_utils",
     "eager_seed_state",
     "eagerly_outside_of_scope",
     "feed_from",
+    "gather_alike",
     "global_seed",
     "has_started",
     "in_xla",
     "is_distributed",
+    "local_replica",
     "local_results",
     "on_worker",
     "outside_of_function",
@@ -286,6 +290,11 @@ def local_results(strategy: Any, value: Any) -> tuple[Any, ...]:
     return tuple(strategy.experimental_local_results(value))
 
 
+def local_replica() -> int:
+    """The number of the calling replica among those of this process."""
+    return int(tf.distribute.get_replica_context()._replica_id)
+
+
 def regroup(values: list[Any]) -> Any:
     """Turns one structure for each local replica into one structure of per-replica values."""
     return distribute_utils.regroup(values)
@@ -320,3 +329,66 @@ def eager_seed_state() -> Any:
     """State of the counter from which TensorFlow draws the seeds of ops that were given none."""
     rng = context.context()._rng
     return None if rng is None else rng.getstate()
+
+
+#: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those
+#: of one process no int32.
+_CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
+
+
+def _launcher(strategy: Any, tensor: Any) -> Any:
+    """What launches the collectives of the calling replica; None where it runs eagerly."""
+    if tf.executing_eagerly():
+        return None
+    extended = strategy.extended
+    find = getattr(extended, "_get_cross_device_ops", None)
+    operations = find(tensor) if find else extended._cross_device_ops
+    return operations._launchers[tf.distribute.get_replica_context()._replica_id]
+
+
+def gather_alike(strategy: Any, tensor: Any) -> Any:
+    """Concatenates the replicas' tensors of one shape, without telling their lengths first.
+
+    Must be called in a replica context.
+    """
+    if tensor.dtype in _CARRIED_AS:
+        carried = gather_alike(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
+        return tf.bitcast(carried, tensor.dtype)
+    launcher = _launcher(strategy, tensor)
+    if launcher is None:
+        return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
+    gathered = launcher._all_gather(tensor, launcher._options)
+    rows = tensor.shape[0] * launcher._group_size
+    return tf.ensure_shape(gathered, [rows, *tensor.shape[1:]])
+
+
+def all_to_all(strategy: Any, tensor: Any) -> Any:
+    """Sends row `i` of a tensor to replica `i`. Must be called in a replica context.
+
+    Args:
+        strategy: a strategy on TensorFlow's collectives.
+        tensor: of shape `(replicas, n)`.
+
+    Returns:
+        The rows that were sent here, in the order of the replicas.
+    """
+    if tensor.dtype in _CARRIED_AS:
+        carried = all_to_all(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
+        return tf.bitcast(carried, tensor.dtype)
+    launcher = _launcher(strategy, tensor)
+    if launcher is None:
+        gathered = tf.distribute.get_replica_context().all_gather(tensor[None], axis=0)
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return gathered[:, index]
+    key, token = launcher._next_instance_key(), launcher._get_ordering_token()
+    with tf.device(launcher._device):
+        received = collective_ops.all_to_all_v2(
+            tensor,
+            launcher._group_size,
+            launcher._group_key,
+            key,
+            communication_hint=launcher._options.implementation.value,
+            timeout=launcher._options.timeout_seconds,
+            ordering_token=token,
+        )
+    return tf.ensure_shape(received, tensor.shape)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist import environment, horovod_options, server_options
+from tfdist import environment, horovod_options, server_options, update_options
 from tfdist.cluster.checks.reading import read
 from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.places import Roles, Surroundings
@@ -35,9 +35,9 @@ CLUSTERED = ("multi_worker", "horovod", "parameter_server")
 #: The update modes of each strategy.
 MODES: dict[str, tuple[str, ...]] = {
     "single": ("sync",),
-    "mirrored": ("sync",),
-    "multi_worker": ("sync",),
-    "horovod": ("sync",),
+    "mirrored": ("sync", "stale", "local"),
+    "multi_worker": ("sync", "stale", "local"),
+    "horovod": ("sync", "stale", "local"),
     "parameter_server": ("sync", "async", "stale"),
 }
 
@@ -60,18 +60,35 @@ class StrategyConfig:
         seed: given to Python, NumPy and TensorFlow in every task, 0 to 2**32 - 1. None leaves them
             alone.
         start_timeout: seconds that a task waits for all others to join.
-        ps: number of parameter servers; this and those to `max_shards` are `parameter_server`'s
-            only.
+        ps: number of parameter servers; this and those to `max_shards`, but for the two of
+            staleness, are `parameter_server`'s only.
         staleness: with mode `"stale"`, how many updates may come between the read of the weights
-            that a gradient was computed from and its own application.
-        on_stale: how the bound is kept, one of `ON_STALE`.
+            that a gradient was computed from and its own application; on collectives exactly so
+            many do, 1 by default.
+        on_stale: how the bound is kept, one of `ON_STALE`; on collectives `"wait"` or `"damp"`.
         backup_workers: with mode `"sync"`, how many of the last gradients of an update are dropped.
         wire_dtype: type in which weights and gradients cross the network, one of `WIRE_DTYPES`.
         min_shard_bytes: variables are split over the servers into parts of this size at least.
         max_shards: most parts of a variable; None means one for each server.
-        compression: in what gradients are sent, one of `COMPRESSIONS`; this and all below are
-            `horovod`'s only.
-        reduction: how the replicas' gradients become one, one of `REDUCTIONS`.
+        accumulate: batches whose gradients are added up for one update.
+        compression: in what gradients are sent, one of `COMPRESSIONS`.
+        ratio: with compression `"topk"` or `"randomk"`, the part of the gradients that is sent.
+        rank: with compression `"powersgd"`, the width of the thin matrices.
+        bucket_mb: MiB of gradients that are exchanged together, the last layers' first, while the
+            others are computed; None means all at once.
+        clip: where the optimizer's clipping acts, one of `CLIPPINGS`.
+        period: with mode `"local"`, steps that each replica takes alone between two averages.
+        sync_steps: with mode `"local"`, steps at the beginning that are synchronous (post-local
+            SGD).
+        outer_momentum: with mode `"local"`, Nesterov momentum of the averaged change (DiLoCo).
+        outer_lr: with mode `"local"`, what the averaged change is multiplied by.
+        average_state: with mode `"local"`, average the optimizer's state too.
+        lr_rule: how the learning rate follows a larger global batch, one of `LR_RULES`.
+        base_batch: with a rule, the examples of an update for which the rate was chosen.
+        lr_warmup: with a rule, updates in which the factor grows from 1.
+        report: measure where the time of a step goes, and the bytes that it sends.
+        reduction: how the replicas' gradients become one, one of `REDUCTIONS`; this and all below
+            are `horovod`'s only.
         groups: number of groups in which gradients are exchanged, the last layers' first. None
             means one. More than one exchanges some while others are computed.
         fusion_mb: MiB of tensors that Horovod sends as one; None means Horovod's 128.
@@ -99,7 +116,21 @@ class StrategyConfig:
     wire_dtype: str = "float32"
     min_shard_bytes: int = 1 << 20
     max_shards: int | None = None
+    accumulate: int = 1
     compression: str = "none"
+    ratio: float = 0.01
+    rank: int = 4
+    bucket_mb: float | None = None
+    clip: str = "after"
+    period: int = 8
+    sync_steps: int = 0
+    outer_momentum: float = 0.0
+    outer_lr: float = 1.0
+    average_state: bool = False
+    lr_rule: str = "none"
+    base_batch: int | None = None
+    lr_warmup: int = 0
+    report: bool = False
     reduction: str = "mean"
     groups: int | None = None
     fusion_mb: float | None = None
@@ -131,6 +162,7 @@ class StrategyConfig:
         self._check_processes()
         server_options.check(self)
         horovod_options.check(self)
+        update_options.check(self)
 
     def _check_mode(self) -> None:
         modes = MODES.get(self.strategy, ("sync",))

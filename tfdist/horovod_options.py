@@ -8,14 +8,7 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_number, refuse_set
 
-__all__ = ["COMPRESSIONS", "REDUCTIONS", "check", "variables"]
-
-#: In what gradients are sent.
-COMPRESSIONS: dict[str, str] = {
-    "none": "as they are",
-    "fp16": "as float16, halved in size, added up in it by Horovod",
-    "bf16": "as bfloat16, halved in size, added up in float32",
-}
+__all__ = ["REDUCTIONS", "check", "variables"]
 
 #: How the replicas' gradients become one.
 REDUCTIONS: dict[str, str] = {
@@ -26,7 +19,7 @@ REDUCTIONS: dict[str, str] = {
 
 #: Options that only `horovod` has.
 _OWN = (
-    *("compression", "reduction", "groups", "fusion_mb", "cycle_ms", "hierarchical", "autotune"),
+    *("reduction", "groups", "fusion_mb", "cycle_ms", "hierarchical", "autotune"),
     *("timeline", "stall_timeout"),
 )
 
@@ -47,10 +40,10 @@ def check(config: Any) -> None:
     Raises:
         ConfigError: if a value is out of range or conflicts with another.
     """
-    for name, choices in (("compression", COMPRESSIONS), ("reduction", REDUCTIONS)):
-        value = getattr(config, name)
-        if value not in choices:
-            raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
+    if config.reduction not in REDUCTIONS:
+        raise ConfigError(
+            f"Unknown reduction {config.reduction!r}. There are: {', '.join(REDUCTIONS)}."
+        )
     for name in ("fusion_mb", "cycle_ms", "stall_timeout"):
         _check_not_negative(name, getattr(config, name))
     if config.groups is not None:

@@ -21,7 +21,7 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 #: Options that only `parameter_server` has.
 _OWN = (
-    *("ps", "staleness", "on_stale", "backup_workers", "wire_dtype"),
+    *("ps", "backup_workers", "wire_dtype"),
     *("min_shard_bytes", "max_shards"),
 )
 

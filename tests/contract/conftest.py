@@ -21,6 +21,9 @@ Agree = Callable[..., list[Any]]
 #: One of these runs each case, besides multi_worker; `--everything` runs it on all.
 _TURNS = ("horovod", "parameter_server", "mirrored", "horovod", "parameter_server", "single")
 
+#: The strategies whose replicas exchange gradients by collectives.
+COLLECTIVE = ("mirrored", "multi_worker", "horovod")
+
 #: Modules that also run on one device, where most of Keras is left as it is.
 ON_ONE_DEVICE = ("test_training", "test_batches")
 
@@ -31,7 +34,9 @@ WITHOUT_COORDINATOR = ("test_loop_written_for_tf_distribute", "test_gather_and_r
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test on the strategies; those of single devices on the basic ones only."""
     module = metafunc.module.__name__.rpartition(".")[2]
-    if "target" in metafunc.fixturenames and module != "test_three_workers":
+    if module == "test_updates" and "target" in metafunc.fixturenames:
+        metafunc.parametrize("target", COLLECTIVE, scope="function")
+    elif "target" in metafunc.fixturenames and module != "test_three_workers":
         names = [n for n in STRATEGIES if n != "single" or module in ON_ONE_DEVICE]
         if metafunc.function.__name__ in WITHOUT_COORDINATOR:
             names.remove("parameter_server")
@@ -63,6 +68,8 @@ def _target_of(item: pytest.Item) -> str | None:
 def _strategies_of(item: pytest.Item, target: str) -> tuple[str, ...]:
     """The strategies whose turn it is at a case."""
     number = zlib.crc32(item.nodeid.replace(target, "").encode())
+    if "test_updates" in item.nodeid:
+        return (COLLECTIVE[number % len(COLLECTIVE)],)
     return ("multi_worker", _TURNS[number % len(_TURNS)])
 
 

@@ -7,6 +7,7 @@ import pytest
 from tfdist.config import MODES, STRATEGIES, StrategyConfig, load_file, resolve
 from tfdist.errors import ConfigError
 from tfdist.server_options import ON_STALE, WIRE_DTYPES
+from tfdist.updates.rule import rule_from
 
 WITH_SERVERS = '{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]}}'
 WITHOUT_SERVERS = '{"cluster": {"worker": ["a:1", "b:1"]}}'
@@ -31,7 +32,7 @@ def test_json_is_read_back():
         ({"strategy": "mirrored", "processes": 2}, ["processes=2", "'mirrored'", "multi_worker"]),
         (
             {"strategy": "mirrored", "mode": "async"},
-            ["mode='async'", "'mirrored'", "which has sync.", "parameter_server"],
+            ["mode='async'", "'mirrored'", "which has sync, stale, local.", "parameter_server"],
         ),
     ],
 )
@@ -85,8 +86,6 @@ def test_a_mistake_in_the_options_of_parameter_servers(options, words):
         {"wire_dtype": "bfloat16"},
         {"min_shard_bytes": 1 << 10},
         {"max_shards": 1},
-        {"staleness": 4},
-        {"on_stale": "drop"},
         {"backup_workers": 1},
     ],
     ids=lambda options: next(iter(options)),
@@ -196,3 +195,65 @@ def test_public_names_are_frozen():
         "TfdistError",
         "strategy",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "local", "period": 0}, ["period=0", "1 or more"]),
+        ({"period": 4}, ["period=4", "mode='sync'", "Choose mode='local'"]),
+        ({"mode": "stale", "outer_momentum": 0.9}, ["outer_momentum=0.9", "Choose mode='local'"]),
+        ({"mode": "local", "outer_momentum": 1.0}, ["outer_momentum=1.0", "below 1"]),
+        ({"mode": "local", "outer_lr": 0}, ["outer_lr=0", "above 0"]),
+        ({"staleness": 2}, ["staleness=2", "mode='sync'", "Choose mode='stale'"]),
+        ({"mode": "stale", "staleness": -1}, ["staleness=-1", "0 or more"]),
+        ({"mode": "stale", "on_stale": "drop"}, ["on_stale='drop'", "Choose 'wait', or 'damp'"]),
+        ({"accumulate": 0}, ["accumulate=0", "batches"]),
+        ({"compression": "zip"}, ["compression 'zip'", "powersgd"]),
+        ({"compression": "topk", "ratio": 0}, ["ratio=0", "above 0 and at most 1"]),
+        ({"compression": "topk", "ratio": 1.5}, ["ratio=1.5", "at most 1"]),
+        ({"compression": "powersgd", "rank": 0}, ["rank=0", "1 or more"]),
+        ({"compression": "bf16", "ratio": 0.1}, ["ratio=0.1", "topk and randomk"]),
+        ({"rank": 2}, ["rank=2", "compression='none'", "powersgd"]),
+        ({"bucket_mb": 0}, ["bucket_mb=0", "MiB"]),
+        ({"bucket_mb": 4, "compression": "int8"}, ["bucket_mb=4", "compression='int8'"]),
+        ({"clip": "never"}, ["clip 'never'", "after, before"]),
+        ({"lr_rule": "linear"}, ["lr_rule='linear'", "needs base_batch"]),
+        ({"lr_warmup": 5}, ["lr_warmup", "lr_rule='linear' or 'sqrt'"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "horovod"])
+def test_a_mistake_in_the_options_of_updates(strategy, options, words):
+    with pytest.raises(ConfigError) as caught:
+        StrategyConfig(strategy=strategy, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "words"),
+    [
+        ("single", {"compression": "bf16"}, ["compression='bf16'", "'single'"]),
+        ("single", {"mode": "local"}, ["mode='local'", "mirrored, multi_worker, horovod"]),
+        ("single", {"mode": "stale"}, ["mode='stale'", "parameter_server"]),
+        ("parameter_server", {"accumulate": 2}, ["gradient_accumulation_steps"]),
+        ("parameter_server", {"compression": "topk"}, ["exchange no gradients"]),
+        ("horovod", {"bucket_mb": 4, "groups": 2}, ["bucket_mb=4", "groups=2"]),
+        ("horovod", {"mode": "local", "reduction": "adasum"}, ["mode='local'", "adasum"]),
+    ],
+    ids=str,
+)
+def test_options_of_updates_with_another_strategy(strategy, options, words):
+    with pytest.raises(ConfigError) as caught:
+        StrategyConfig(strategy=strategy, **options)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_plain_rule_is_the_default():
+    assert rule_from(StrategyConfig(strategy="multi_worker", processes=2)).is_plain
+    late = StrategyConfig(strategy="mirrored", mode="stale", staleness=0)
+    assert rule_from(late).is_plain
+    assert not rule_from(StrategyConfig(strategy="mirrored", mode="local")).is_plain
+    assert not rule_from(StrategyConfig(strategy="mirrored", accumulate=2)).is_plain

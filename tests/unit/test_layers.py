@@ -15,10 +15,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
-    ("option_checks", "server_options", "horovod_options"),
+    ("option_checks", "server_options", "horovod_options", "update_options"),
     ("config", "_tensorflow", "files"),
     ("agreement", "joining"),
-    ("data", "servers"),
+    ("data", "servers", "updates"),
     ("keras",),
     ("horovod",),
     ("strategies",),

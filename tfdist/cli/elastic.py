@@ -18,6 +18,7 @@ from tfdist.cluster.launch.plan import JobPlan
 from tfdist.cluster.launch.spawn import Terminal
 from tfdist.cluster.launch.supervise import Outcome
 from tfdist.errors import ConfigError
+from tfdist.updates.rule import rule_from
 
 __all__ = ["Bounds", "supervise"]
 
@@ -128,6 +129,14 @@ def _check_strategy(job: Job) -> None:
         raise ConfigError(
             f"--min-np and --max-np conflict with strategy={name!r}. Elastic jobs run on "
             f"{' and '.join(_ELASTIC)}, started by this command alone, without TF_CONFIG."
+        )
+    rule = rule_from(job.resolved.config) if job.resolved else None
+    if rule is not None and rule.remembers:
+        raise ConfigError(
+            f"--min-np and --max-np conflict with the rule {rule.described!r}: what it keeps "
+            "of earlier gradients would be lost with a worker. Train with mode='sync', without "
+            "accumulation and with compression 'none', 'bf16' or 'fp16'; or without --max-np, with "
+            "BackupAndRestore and --max-restarts."
         )
     if len(job.plan.cluster.computing) != len(job.plan.tasks):
         raise ConfigError(

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tfdist.cli.update_options import OF_UPDATES
 from tfdist.config import COMMUNICATIONS, MODES
-from tfdist.horovod_options import COMPRESSIONS, DEFAULT_CYCLE_MS, REDUCTIONS
+from tfdist.horovod_options import DEFAULT_CYCLE_MS, REDUCTIONS
 from tfdist.server_options import ON_STALE, WIRE_DTYPES
 
 #: Where the help shows the options of `parameter_server`.
@@ -63,18 +64,19 @@ Ps = Annotated[
 Staleness = Annotated[
     int | None,
     typer.Option(
-        help="With --mode stale: updates that may come between a gradient's read of the weights "
-        "and its own.",
-        **_SERVERS,
+        help="With --mode stale: updates that come between a gradient's read of the weights and "
+        "its own; on parameter servers at most.",
+        show_default="1, on parameter servers none",
     ),
 ]
 
 OnStale = Annotated[
     str | None,
     typer.Option(
-        help="; ".join(f"{name}: {what}" for name, what in ON_STALE.items()) + ".",
+        help="With --mode stale: "
+        + "; ".join(f"{name}: {what}" for name, what in ON_STALE.items())
+        + ".",
         show_default="wait",
-        **_SERVERS,
     ),
 ]
 
@@ -106,16 +108,6 @@ MinShardBytes = Annotated[
 MaxShards = Annotated[
     int | None,
     typer.Option(help="Most parts of a variable.", show_default="as many as servers", **_SERVERS),
-]
-
-Compression = Annotated[
-    str | None,
-    typer.Option(
-        help="; ".join(f"{name}: gradients travel {what}" for name, what in COMPRESSIONS.items())
-        + ".",
-        show_default="none",
-        **_HOROVOD,
-    ),
 ]
 
 Reduction = Annotated[
@@ -207,7 +199,7 @@ OF_STRATEGY: dict[str, Any] = {
     "wire_dtype": WireDtype,
     "min_shard_bytes": MinShardBytes,
     "max_shards": MaxShards,
-    "compression": Compression,
+    **OF_UPDATES,
     "reduction": Reduction,
     "groups": Groups,
     "fusion_mb": FusionMb,

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError
 from tfdist.horovod import adasum
 from tfdist.horovod.collectives import Ring
 from tfdist.horovod.library import load
-from tfdist.keras.exchange import merged
+from tfdist.updates.sums import merged
 
 __all__ = ["Averager", "Averaging", "initialized", "native", "refuse_strategy", "ring_of"]
 

@@ -25,3 +25,7 @@ class Flag(threading.local):
             yield
         finally:
             self.is_up = before
+
+
+#: Up where gradients are applied that have been exchanged already.
+exchanged = Flag()

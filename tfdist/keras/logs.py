@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.exchange import sum_over_replicas
 from tfdist.keras.step import Step
+from tfdist.updates.sums import sum_over_replicas
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
 Results = dict[int, tuple[Any, Any]]

@@ -18,13 +18,12 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdist.keras import fused
-from tfdist.keras.exchange import sum_over_replicas
-from tfdist.keras.flags import Flag
+from tfdist.keras.flags import exchanged
 from tfdist.keras.hooks import Hook
-from tfdist.keras.step import current_step
-
-#: Up where gradients are applied that have been averaged already.
-exchanged = Flag()
+from tfdist.keras.step import weighed
+from tfdist.keras.updating import step_by_rule
+from tfdist.updates.sums import sum_over_replicas
+from tfdist.updates.updater import updater_of
 
 
 def hooks() -> list[Hook]:
@@ -50,12 +49,9 @@ def exchange(grads: list[Any]) -> list[Any]:
     Returns:
         The reduced gradients, None where there was None.
     """
-    step = current_step()
-    present = [g for g in grads if g is not None]
+    present = weighed([g for g in grads if g is not None])
     if not present:
         return grads
-    if step is not None:
-        present = [step.weigh(g) for g in present]
     sum_gradients = getattr(tf.distribute.get_strategy(), "sum_gradients", sum_over_replicas)
     reduced = iter(sum_gradients(present))
     return [None if g is None else next(reduced) for g in grads]
@@ -68,6 +64,9 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         if tf.distribute.in_cross_replica_context():
             return _apply_everywhere(original, self, list(grads), trainable_variables)
+        updater = updater_of(self, tf.distribute.get_strategy())
+        if updater is not None:
+            return step_by_rule(updater, self, list(grads), trainable_variables)
         grads = exchange(list(grads))
         with exchanged.up():
             return original(self, grads, trainable_variables)

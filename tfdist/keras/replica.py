@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._tensorflow import local_results
+from tfdist._tensorflow import local_replica, local_results
 from tfdist.data import Slice
 from tfdist.keras import weights
 from tfdist.keras.flags import Flag
@@ -44,11 +45,12 @@ def run_keras_step(
         options: `tf.distribute.RunOptions`.
     """
     noticed = NoticedResults(summed_metrics(model))
+    meter = strategy.meter if fn.__name__ == "train_step" else None
 
     def on_replica(batch: Any) -> Any:
         with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
             batch = _examples(batch, step)
-            with _after(batch):
+            with _measured(meter, batch), _after(batch):
                 logs = fn(batch, **(kwargs or {}))
                 weights.average_assigned(step)
                 return average_logs(step, logs, noticed.on_this_replica())
@@ -56,6 +58,13 @@ def run_keras_step(
     with noticed:
         outputs = run(on_replica, args, None, options)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _measured(meter: Any, batch: Any) -> Any:
+    """Measures a step of the first replica of this process."""
+    if meter is None or local_replica() > 0:
+        return contextlib.nullcontext()
+    return meter.step(batch)
 
 
 def after_its_batch(fn: Callable[..., Any]) -> Callable[..., Any]:

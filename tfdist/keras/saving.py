@@ -28,7 +28,7 @@ from keras.src.utils import file_utils, io_utils
 from tfdist import agreement
 from tfdist._tensorflow import SyncOnReadVariable, eagerly_outside_of_scope
 from tfdist.files import SaveError, replacing
-from tfdist.keras import hdf5
+from tfdist.keras import hdf5, updating
 from tfdist.keras.flags import Flag
 from tfdist.keras.hooks import Hook
 
@@ -74,6 +74,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
         Exception: on every worker, whatever `write` raised on one.
     """
     strategy = tf.distribute.get_strategy()
+    updating.flush(source, batches=False)
     if agreement.worker_count(strategy) == 1:
         with eagerly_outside_of_scope(), _writing.up():
             write()

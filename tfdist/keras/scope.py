@@ -10,12 +10,15 @@ from tfdist.keras import (
     elastic,
     executions,
     feeding,
+    learning_rate,
     loops,
     losses,
     normalization,
     optimizers,
+    reporting,
     saving,
     seeds,
+    updating,
     weights,
 )
 from tfdist.keras.hooks import Hook, HookSet
@@ -32,12 +35,15 @@ def all_hooks() -> list[Hook]:
         elastic,
         executions,
         feeding,
+        learning_rate,
         loops,
         losses,
         normalization,
         optimizers,
+        reporting,
         seeds,
         weights,
+        updating,
     )
     return [hook for room in rooms for hook in room.hooks()]
 

@@ -88,6 +88,15 @@ def current_step() -> Step | None:
     return getattr(_local, "step", None)
 
 
+def weighed(grads: list[Any]) -> list[Any]:
+    """Gradients times this replica's share of the examples, so that their sum is the average.
+
+    Outside of a Keras step, where a training loop scales its own loss, they are left alone.
+    """
+    step = current_step()
+    return grads if step is None else [step.weigh(grad) for grad in grads]
+
+
 @contextlib.contextmanager
 def entered(step: Step) -> Iterator[Step]:
     """Makes `step` the current one on this thread."""

@@ -18,10 +18,11 @@ from keras.src.backend.tensorflow.core import Variable
 from keras.src.random.seed_generator import SeedGenerator
 
 from tfdist._tensorflow import is_distributed
-from tfdist.keras.exchange import sum_over_replicas
+from tfdist.keras.flags import exchanged
 from tfdist.keras.hooks import Hook
-from tfdist.keras.optimizers import exchanged
 from tfdist.keras.step import Step, current_step
+from tfdist.keras.updating import leaves_to_updates
+from tfdist.updates.sums import sum_over_replicas
 
 
 def hooks() -> list[Hook]:
@@ -37,7 +38,12 @@ def hooks() -> list[Hook]:
 
 
 def average_assigned(step: Step) -> None:
-    """Averages the layer weights that were assigned in `step` over the replicas."""
+    """Averages the layer weights that were assigned in `step` over the replicas.
+
+    Replicas that train by themselves for some steps average them with their weights.
+    """
+    if leaves_to_updates(step.model):
+        return
     owned = {id(weight) for weight in step.model.weights}
     weights = [v for key, v in step.assigned.items() if key in owned]
     if not weights:

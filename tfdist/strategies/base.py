@@ -17,7 +17,7 @@ from tfdist import agreement, data
 from tfdist._tensorflow import global_seed, is_distributed, unordered_steps
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
-from tfdist.keras.exchange import sum_over_replicas
+from tfdist.keras import updating
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     after_its_batch,
@@ -26,6 +26,10 @@ from tfdist.keras.replica import (
     run_prediction,
     step_model,
 )
+from tfdist.updates.link import Link, ReplicaLink
+from tfdist.updates.meter import Meter
+from tfdist.updates.rule import PLAIN, GradientRule
+from tfdist.updates.sums import sum_over_replicas
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -82,6 +86,10 @@ class StrategyMixin:
     #: The configuration that the strategy was made from, where `tfdist.strategy` made it.
     config: Any = None
 
+    #: What happens to gradients before the optimizer applies them.
+    rule: GradientRule = PLAIN
+
+    _meter: Meter | None = None
     _policy_said = False
 
     extended: Any
@@ -99,7 +107,7 @@ class StrategyMixin:
         """
         inner = super().run  # type: ignore[misc]
         model = step_model(fn)
-        if self.num_replicas_in_sync == 1:
+        if self.num_replicas_in_sync == 1 and self.rule.is_plain:
             return inner(fn if model is None else after_its_batch(fn), args, kwargs, options)
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
@@ -198,6 +206,29 @@ class StrategyMixin:
             The sums, in the order of `values`; how they come about is the strategy's.
         """
         return sum_over_replicas(list(values))
+
+    @property
+    def meter(self) -> Meter | None:
+        """What measures the steps of training; None where the rule does not report."""
+        if self.rule.report and self._meter is None:
+            self._meter = Meter()
+        return self._meter if self.rule.report else None
+
+    def link(self) -> Link:
+        """The replicas as the calling one sees them. Must be called in a replica context."""
+        return ReplicaLink(self)
+
+    def flush(self, model: Any) -> None:
+        """Applies the gradients that are on their way, and averages weights that differ.
+
+        `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
+        `train_on_batch` does it before it looks at weights. All workers must call it.
+
+        Args:
+            model: the Keras model.
+        """
+        with self.scope():
+            updating.flush(model, batches=True)
 
     @property
     def is_chief(self) -> bool:

@@ -19,6 +19,7 @@ from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
 from tfdist.strategies.start import start_horovod, start_multi_worker, start_parameter_server
+from tfdist.updates.rule import rule_from
 
 _active: list[Any] = []
 
@@ -74,6 +75,8 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
         devices = prepare_devices(config.devices)
         made = Single(devices[0]) if config.strategy == "single" else Mirrored(devices)
     made.config = config
+    if config.strategy != "parameter_server":
+        made.rule = rule_from(config)
     _active[:] = [made]
     return made
 

@@ -11,8 +11,10 @@ from tfdist import data
 from tfdist.horovod import library
 from tfdist.horovod.collectives import Ring
 from tfdist.horovod.gradients import GradientSum
+from tfdist.horovod.link import RingLink
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 from tfdist.strategies.ring import RingExtended
+from tfdist.updates.link import Link
 
 
 class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -48,3 +50,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
     def sum_gradients(self, values: Sequence[Any]) -> list[Any]:
         """Sums gradients over the replicas; see `StrategyMixin.sum_gradients`."""
         return self._gradients(self._ring, values)
+
+    def link(self) -> Link:
+        """The replicas as the calling one sees them; see `StrategyMixin.link`."""
+        return RingLink(self._ring)

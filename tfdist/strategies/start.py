@@ -71,10 +71,7 @@ def start_horovod(member: Member | None, config: StrategyConfig) -> Horovod:
     with _connecting(member, config):
         hvd.init()
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
-    groups = config.groups or 1
-    gradients = GradientSum(
-        compression=config.compression, reduction=config.reduction, groups=groups
-    )
+    gradients = GradientSum(reduction=config.reduction, groups=config.groups or 1)
     return Horovod(device, gradients)
 
 

@@ -37,9 +37,11 @@ _AFTER_KILL = 3.0
 _DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 )
-#: Workers of Ray block SIGINT, which a task must get. Undoes that, and becomes the command.
+#: Workers of Ray block SIGINT, and one that was started in the background of a shell ignores it; a
+#: task must get it. Undoes both, and becomes the command.
 _PLAIN = (
     "import os, signal, sys; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 _PYTHON = (sys.executable, "-I", "-S")

@@ -18,7 +18,6 @@ __all__ = [
     "guarded",
     "guards",
     "if_missing",
-    "learning_rate_times",
     "only_if",
     "true_after",
 ]
@@ -42,21 +41,6 @@ def guards(servers: Servers, todo: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         _local.todo = None
-
-
-@contextlib.contextmanager
-def learning_rate_times(factor: Any) -> Iterator[None]:
-    """Multiplies the learning rate of the update in the block; None leaves it."""
-    _local.factor = factor
-    try:
-        yield
-    finally:
-        _local.factor = None
-
-
-def learning_rate_factor() -> Any:
-    """What the learning rate is multiplied by in this update, or None."""
-    return getattr(_local, "factor", None)
 
 
 def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any]) -> Any:

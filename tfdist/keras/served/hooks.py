@@ -28,7 +28,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras import fused
 from tfdist.keras.hooks import Hook
 from tfdist.keras.served import optimizers, report
-from tfdist.keras.served.guards import applying, guarded, learning_rate_factor
+from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.predicting import PredictFunction
 from tfdist.keras.served.serving import Serving, StepFunction
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
@@ -53,7 +53,6 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(tf.GradientTape, "gradient", _of_local_values),
         Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
-        Hook(BaseOptimizer, "_get_current_learning_rate", _damped),
         Hook(Adam, "update_step", fused.adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),
@@ -256,17 +255,6 @@ def _of_parts(
         for whole, each in zip(wholes, grads, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, found)
-
-
-def _damped(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Divides the step of a stale gradient by its staleness (Zhang et al. 2016)."""
-
-    @functools.wraps(original)
-    def get_current_learning_rate(self: Any) -> Any:
-        rate, factor = original(self), learning_rate_factor()
-        return rate if factor is None else tf.cast(rate, tf.float32) * factor
-
-    return get_current_learning_rate
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.optimizers import exchanged
+from tfdist.keras.flags import exchanged
+from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.served.guards import (
     applying,
     effects_of,
     guarded,
     guards,
-    learning_rate_times,
     only_if,
     true_after,
 )

@@ -1,0 +1,158 @@
+"""Update modes on the collectives: what one process simulates, to 1e-5."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cases.common import UNEVEN
+from tests.contract.conftest import Agree, assert_same
+from tests.harness import Pool
+
+TRAIN = "update_cases:train"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"mode": "stale"},
+        {"mode": "stale", "staleness": 3},
+        {"mode": "stale", "staleness": 2, "damp": True},
+        {"mode": "stale", "accumulate": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_gradients_are_applied_late(agree: Agree, rule: dict[str, Any], optimizer: str) -> None:
+    """Fifty updates and more; the last gradients are applied at the end."""
+    epochs = 5 if rule.get("accumulate", 1) == 1 else 6
+    results = agree(TRAIN, rule=rule, optimizer=optimizer, examples=UNEVEN, epochs=epochs)
+    assert {r["iterations"] for r in results} == {50 if epochs == 5 else 30}
+
+
+def test_late_gradients_are_applied_before_an_evaluation(agree: Agree) -> None:
+    rule = {"mode": "stale", "staleness": 2}
+    agree(TRAIN, rule=rule, optimizer="momentum", examples=UNEVEN, validate=True)
+
+
+def test_no_delay_is_sync_to_the_bit(run: Agree) -> None:
+    late = run(TRAIN, rule={"mode": "stale", "staleness": 0}, examples=UNEVEN)
+    sync = run(TRAIN, rule={}, examples=UNEVEN)
+    assert_same(sync, late, 0.0, "staleness 0")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"rule": {"period": 1}},
+        {"rule": {"period": 4}, "optimizer": "adam", "epochs": 5},
+        {"rule": {"period": 3, "sync_steps": 4}, "optimizer": "momentum"},
+        {"rule": {"period": 5, "outer_momentum": 0.9, "outer_lr": 0.7}, "epochs": 4},
+        {"rule": {"period": 4, "average_state": True}, "optimizer": "adam"},
+        {"rule": {"period": 3}, "optimizer": "momentum", "model": "normalized"},
+    ],
+    ids=lambda case: "-".join(map(str, [*case["rule"].items(), case.get("model", "")])),
+)
+def test_local_steps(agree: Agree, case: dict[str, Any]) -> None:
+    rule = {"mode": "local", **case["rule"]}
+    agree(TRAIN, **{"examples": UNEVEN, **case, "rule": rule})
+
+
+def test_an_average_after_each_step_of_sgd_is_sync(run: Agree) -> None:
+    local = run(TRAIN, rule={"mode": "local", "period": 1}, examples=UNEVEN)
+    sync = run(TRAIN, rule={}, examples=UNEVEN)
+    assert_same(sync, local, 1e-5, "period 1")
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_accumulated_batches_are_a_large_batch(agree: Agree, accumulate: int) -> None:
+    """400 examples are 13 batches an epoch: the last update has fewer."""
+    agree("update_cases:large_batch", accumulate=accumulate)
+
+
+def test_accumulation_on_one_device(cluster: Pool) -> None:
+    case = "tests.cases.update_cases:large_batch"
+    reference = cluster.plain(case, accumulate=3)
+    assert_same(reference, cluster.results("single", case, accumulate=3)[0], 1e-5, "single")
+
+
+def test_buckets_change_nothing(agree: Agree) -> None:
+    agree(TRAIN, rule={"bucket_bytes": 600}, examples=UNEVEN, optimizer="adam")
+
+
+@pytest.mark.parametrize("options", [{"global_clipnorm": 0.1}, {"clipvalue": 0.01}], ids=str)
+def test_clipping_after_the_exchange_is_one_device_s(
+    agree: Agree, run: Agree, options: dict[str, Any]
+) -> None:
+    after = agree(TRAIN, rule={}, examples=UNEVEN, options=options)
+    before = run(TRAIN, rule={"clip": "before"}, examples=UNEVEN, options=options)
+    apart = np.abs(after[0]["weights"][0] - before[0]["weights"][0]).max()
+    assert apart > 1e-4, "clipping each replica's own gradients should differ"
+    assert_same(before[0], before[-1], 0.0, "the last worker")
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8", "topk", "randomk", "powersgd"])
+def test_compressed_training_is_alike_everywhere_and_near(
+    run: Agree, kind: str, eager: bool
+) -> None:
+    rule = {"compression": kind, **({"ratio": 0.3} if kind in ("topk", "randomk") else {})}
+    results = run(TRAIN, plain=True, rule=rule, examples=UNEVEN, epochs=3, eager=eager)
+    sync = run(TRAIN, rule={}, examples=UNEVEN, epochs=3)
+    for result in results:
+        assert_same(results[0], result, 0.0, "another worker")
+        within = 2e-3 if kind in ("bf16", "fp16", "int8") else 0.1
+        assert result["loss"][-1] == pytest.approx(sync[0]["loss"][-1], rel=within)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"mode": "stale", "compression": "powersgd", "accumulate": 2},
+        {"mode": "local", "period": 3, "compression": "int8"},
+    ],
+    ids=str,
+)
+def test_parts_of_a_rule_go_together(run: Agree, rule: dict[str, Any]) -> None:
+    results = run(TRAIN, rule=rule, examples=UNEVEN, epochs=4)
+    losses = results[0]["loss"]
+    assert losses[-1] < losses[0] - 0.1
+    for result in results:
+        assert_same(results[0], result, 0.0, "another worker")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"mode": "stale", "staleness": 2},
+        {"mode": "local", "period": 3, "outer_momentum": 0.9},
+        {"compression": "powersgd", "rank": 2},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_holds_what_the_rule_keeps(
+    run: Agree, shared_directory: pathlib.Path, rule: dict[str, Any]
+) -> None:
+    for result in run("update_cases:resumed", rule=rule, directory=str(shared_directory)):
+        # A replica's error feedback becomes its part of the sum, so rounding differs.
+        assert_same(result["whole"], result["loaded"], 1e-4, "the loaded model")
+        assert bool(result["kept"]) == ("compression" in rule or "outer_momentum" in rule)
+
+
+def test_a_checkpoint_of_another_rule_is_refused(
+    run: Agree, shared_directory: pathlib.Path
+) -> None:
+    messages = run(
+        "update_cases:load_other",
+        first={"compression": "topk", "ratio": 0.1},
+        then={"compression": "powersgd"},
+        directory=str(shared_directory),
+    )
+    for message in messages:
+        assert message.startswith("ConfigError")
+        assert "compression=topk" in message
+        assert "compression=powersgd rank=4" in message

@@ -1,0 +1,104 @@
+"""The report of a training: in the logs of each epoch, and as a table at the end of `fit`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.callbacks.callback_list import CallbackList
+
+from tfdist.keras.hooks import Hook
+from tfdist.updates.meter import Split
+
+__all__ = ["hooks"]
+
+_SPLITS = "_tfdist_splits"
+
+
+def hooks() -> list[Hook]:
+    """The seams at which `fit` begins, ends an epoch, and ends."""
+    return [
+        Hook(CallbackList, "on_epoch_begin", _begin),
+        Hook(CallbackList, "on_epoch_end", _add_to_logs),
+        Hook(CallbackList, "on_train_end", _show),
+    ]
+
+
+def _meter() -> Any:
+    return getattr(tf.distribute.get_strategy(), "meter", None)
+
+
+def _begin(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+        original(self, epoch, logs)
+        if _meter() is not None:
+            _meter().begin()
+
+    return on_epoch_begin
+
+
+def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+        split = None if _meter() is None else _meter().split()
+        if split is not None:
+            vars(self).setdefault(_SPLITS, []).append((epoch, split))
+            logs = {**(logs or {}), **split.logs()}
+        original(self, epoch, logs)
+
+    return on_epoch_end
+
+
+def _show(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        splits = vars(self).pop(_SPLITS, [])
+        if splits and getattr(tf.distribute.get_strategy(), "is_chief", True):
+            print(table(splits), file=sys.stderr, flush=True)
+        original(self, logs)
+
+    return on_train_end
+
+
+def table(splits: list[tuple[int, Split]]) -> str:
+    """Lines for a terminal or a log: a row for each epoch.
+
+    Args:
+        splits: the epochs' numbers, from 0, with what their mean step took.
+    """
+    header = ("epoch", "steps", "step", "input", "compute", "waited", "hidden", "sent a step")
+    rows = [
+        (
+            str(epoch + 1),
+            str(split.steps),
+            *(
+                f"{value:.2f}"
+                for value in (split.step, split.input, split.compute, split.waited, split.hidden)
+            ),
+            _size(split.sent),
+        )
+        for epoch, split in splits
+    ]
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (header, *rows)
+    ]
+    return "\n".join(
+        [
+            "tfdist: where the time of a step went, in ms, on this process's first replica "
+            "(waited and hidden: exchange of gradients)",
+            *(f"  {line}" for line in lines),
+        ]
+    )
+
+
+def _size(count: float) -> str:
+    for unit, bound in (("B", 1e3), ("kB", 1e6), ("MB", 1e9)):
+        if count < bound:
+            return f"{count / bound * 1e3:.4g} {unit}"
+    return f"{count / 1e9:.4g} GB"

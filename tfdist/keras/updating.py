@@ -1,0 +1,232 @@
+"""Update modes under Keras: `apply` of optimizers by the strategy's rule, and the flushes of `fit`.
+
+What is pending is applied before anybody looks at the weights: before an evaluation, a prediction
+or a checkpoint, and at the end of `fit`. An update of fewer batches than are accumulated is made at
+the end of an epoch, as a large batch may be smaller there. Weights that differ from replica to
+replica are averaged at the end of an epoch too, so that callbacks see one model.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.callbacks.callback_list import CallbackList
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+from tfdist.errors import ConfigError
+from tfdist.keras.flags import Flag, exchanged
+from tfdist.keras.hooks import Hook
+from tfdist.keras.learning_rate import learning_rate_times
+from tfdist.keras.step import current_step, weighed
+from tfdist.updates.meter import current_marks, stamp
+from tfdist.updates.updater import Updater, updater_of
+
+__all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
+
+#: Up where gradients are applied that have been clipped already.
+_clipped = Flag()
+
+
+def hooks() -> list[Hook]:
+    """The seams at which Keras looks at weights, makes optimizers' state, and clips."""
+    return [
+        Hook(TensorFlowTrainer, "evaluate", _flush_first),
+        Hook(TensorFlowTrainer, "predict", _flush_first),
+        Hook(CallbackList, "on_epoch_end", _flush_at_epoch_end),
+        Hook(CallbackList, "on_train_end", _flush_at_end),
+        Hook(CallbackList, "on_train_batch_end", _say_rate),
+        Hook(BaseOptimizer, "build", _with_updater),
+        Hook(BaseOptimizer, "_clip_gradients", _unless_clipped),
+    ]
+
+
+def step_by_rule(updater: Updater, optimizer: Any, grads: list[Any], weights: Any) -> None:
+    """Hands a batch's gradients to the updater, in a replica context.
+
+    Args:
+        updater: the optimizer's.
+        optimizer: the optimizer; built if it is not.
+        grads: one dense tensor, `IndexedSlices` or None for each weight.
+        weights: Keras's variables; None where the optimizer is built.
+
+    Raises:
+        ConfigError: if the optimizer scales its loss and the rule keeps gradients.
+    """
+    _check(updater, optimizer)
+    weights = _built(optimizer, weights)
+    here = [i for i, grad in enumerate(grads) if grad is not None]
+    if not here:
+        return
+    present = [grads[i] for i in here]
+    if updater.rule.clip == "before":
+        present = optimizer._clip_gradients(present)
+    now = current_step()
+    if now is None:
+        shares: tuple[Any, Any] = (1, tf.distribute.get_strategy().num_replicas_in_sync)
+    else:
+        shares = (now.count, now.total)
+        owned = {id(weight) for weight in now.model.weights}
+        updater.changed.update({k: v.value for k, v in now.assigned.items() if k in owned})
+    updater.rate.note_batch(None if now is None else now.total)
+
+    def apply_all(sums: list[Any]) -> None:
+        supply = dict(zip(here, sums, strict=True))
+        _apply(optimizer, updater, [supply.get(i) for i in range(len(grads))], weights)
+
+    marks = current_marks()
+    if marks is not None:
+        marks.computed = stamp(present)
+    places = tuple(_core(optimizer)._get_variable_index(weights[i]) for i in here)
+    values = [weights[i].value for i in here]
+    cost = updater.step(places, values, weighed(present), shares, apply_all)
+    if marks is not None:
+        marks.exchanges.append(cost)
+
+
+def _apply(optimizer: Any, updater: Updater, grads: list[Any], weights: list[Any]) -> None:
+    """Applies gradients that have been exchanged, by Keras's own `apply`."""
+    factor = updater.rate.factor(optimizer.iterations)
+    clips = updater.rule.clip == "after"
+    with exchanged.up(), learning_rate_times(factor):
+        if clips:
+            optimizer.apply(grads, weights)
+        else:
+            with _clipped.up():
+                optimizer.apply(grads, weights)
+
+
+def _check(updater: Updater, optimizer: Any) -> None:
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales and updater.rule.remembers:
+        raise ConfigError(
+            f"The update rule {updater.rule.described!r} keeps gradients from step to step, which "
+            "conflicts with LossScaleOptimizer, whose scale changes meanwhile. Use the policy "
+            "'mixed_bfloat16' instead of 'mixed_float16': it needs no scale."
+        )
+
+
+def _core(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _built(optimizer: Any, weights: Any) -> list[Any]:
+    if weights is None:
+        return list(_core(optimizer)._trainable_variables)
+    given: list[Any] = list(weights)
+    if not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(given)
+        optimizer.built = True
+    return given
+
+
+def leaves_to_updates(model: Any) -> bool:
+    """Whether replicas change a model's layer weights by themselves between two averages."""
+    return any(updater.periodic for _, updater in _updaters(model))
+
+
+def flush(model: Any, *, batches: bool) -> None:
+    """Applies what is pending in a model's optimizers. Must be called by all workers.
+
+    Args:
+        model: the model; anything without optimizers has nothing pending.
+        batches: also make an update of fewer batches than are accumulated.
+    """
+    if not tf.distribute.in_cross_replica_context():
+        return
+    for optimizer, updater in _updaters(model):
+        updater.flush(functools.partial(_apply_flushed, optimizer, updater), batches=batches)
+
+
+def _apply_flushed(
+    optimizer: Any, updater: Updater, places: tuple[int, ...], grads: list[Any]
+) -> None:
+    _apply(optimizer, updater, grads, [optimizer._trainable_variables[place] for place in places])
+
+
+def _updaters(model: Any) -> list[tuple[Any, Updater]]:
+    found = {id(v): v for v in _attributes(model) if isinstance(v, keras.Optimizer)}
+    strategy = tf.distribute.get_strategy()
+    pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in found.values())
+    return [(optimizer, updater) for optimizer, updater in pairs if updater is not None]
+
+
+def _attributes(model: Any) -> list[Any]:
+    held = list(getattr(model, "__dict__", {}).values())
+    return [*held, getattr(model, "optimizer", None)]
+
+
+def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Applies what is pending; all of it where `fit` evaluates at the end of an epoch."""
+
+    @functools.wraps(original)
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        flush(self, batches=bool(kwargs.get("_use_cached_eval_dataset")))
+        return original(self, *args, **kwargs)
+
+    return look
+
+
+def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+        for optimizer, updater in _updaters(getattr(self, "_model", None)):
+            apply = functools.partial(_apply_flushed, optimizer, updater)
+            updater.flush(apply, batches=True, late=updater.periodic)
+        original(self, epoch, logs)
+
+    return on_epoch_end
+
+
+def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        flush(getattr(self, "_model", None), batches=True)
+        original(self, logs)
+
+    return on_train_end
+
+
+def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
+    """Says once, when the size of a batch is known, what the learning rate is multiplied by."""
+
+    @functools.wraps(original)
+    def on_train_batch_end(self: Any, *args: Any, **kwargs: Any) -> None:
+        for _, updater in _updaters(getattr(self, "_model", None)):
+            text = updater.rate.news()
+            if text:
+                say(text)
+        original(self, *args, **kwargs)
+
+    return on_train_batch_end
+
+
+def _with_updater(original: Callable[..., None]) -> Callable[..., None]:
+    """Gives an optimizer its updater when it is built, so that a checkpoint finds it."""
+
+    @functools.wraps(original)
+    def build(self: Any, variables: Any) -> None:
+        original(self, variables)
+        updater_of(self, tf.distribute.get_strategy())
+
+    return build
+
+
+def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip_gradients(self: Any, grads: Any) -> Any:
+        return grads if _clipped.is_up else original(self, grads)
+
+    return clip_gradients
+
+
+def say(text: str) -> None:
+    """Tells the user, on the chief."""
+    if getattr(tf.distribute.get_strategy(), "is_chief", True):
+        print(f"tfdist: {text}", file=sys.stderr, flush=True)

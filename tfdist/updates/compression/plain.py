@@ -1,0 +1,41 @@
+"""No compression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.updates.compression.base import Memory
+
+if TYPE_CHECKING:
+    from tfdist.updates.link import Link
+
+__all__ = ["Plain", "sum_plainly"]
+
+
+class Plain:
+    """Gradients travel as they are, in one call of `Link.sum`."""
+
+    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+        """See `Compression.memory`."""
+        del specs, replicas
+        return []
+
+    def __call__(
+        self, link: Link, values: Sequence[Any], memory: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """See `Compression`."""
+        return sum_plainly(link, values), list(memory)
+
+
+def sum_plainly(link: Link, values: Sequence[Any]) -> list[Any]:
+    """The sums of tensors, by one call; those of 16 bits travel as float32, which links can add."""
+    if not values:
+        return []
+    halves = (tf.float16, tf.bfloat16)
+    sent = [tf.cast(each, tf.float32) if each.dtype in halves else each for each in values]
+    return [
+        tf.cast(total, value.dtype) for total, value in zip(link.sum(sent), values, strict=True)
+    ]

@@ -1,0 +1,36 @@
+"""Variables that an exchange keeps from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tensorflow import outside_of_function
+
+__all__ = ["make_variable"]
+
+
+def make_variable(
+    strategy: Any, name: str, initial: Any, shape: Any, dtype: Any, *, shared: bool
+) -> Any:
+    """Makes a variable of each replica, from wherever the program is.
+
+    Args:
+        strategy: the strategy.
+        name: its name.
+        initial: makes the first value, the same on all replicas; None for zeros.
+        shape: a static shape.
+        dtype: the type.
+        shared: whether all replicas hold the same, of which one is saved. Otherwise the sum of what
+            they hold is saved, and each takes an equal part of it when it is loaded.
+    """
+    apart: dict[str, Any] = {
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": tf.VariableAggregation.SUM,
+    }
+    with outside_of_function(strategy):
+        value = tf.zeros(shape, dtype) if initial is None else tf.cast(initial(), dtype)
+        return tf.Variable(
+            value, trainable=False, dtype=dtype, name=name, **({} if shared else apart)
+        )
