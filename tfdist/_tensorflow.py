@@ -37,6 +37,7 @@ __all__ = [
     "ShardedVariable",
     "SyncOnReadVariable",
     "all_to_all",
+    "collective_ops",
     "cross_device_ops",
     "cross_device_utils",
     "eager_seed_state",

@@ -129,7 +129,7 @@ def test_parts_of_a_rule_go_together(run: Agree, rule: dict[str, Any]) -> None:
     [
         {},
         {"mode": "stale", "staleness": 2},
-        {"mode": "local", "period": 3, "outer_momentum": 0.9},
+        {"mode": "local", "period": 3, "outer_momentum": 0.9, "average_state": True},
         {"compression": "powersgd", "rank": 2},
     ],
     ids=str,

@@ -62,7 +62,13 @@ SIGNATURES = {
         "weighted_metrics=None, run_eagerly=False, steps_per_execution=1, jit_compile='auto', "
         "auto_scale_loss=True)"
     ),
+    "CallbackList.on_epoch_begin": "(self, epoch, logs=None)",
     "CallbackList.on_epoch_end": "(self, epoch, logs=None)",
+    "CallbackList.on_train_batch_end": "(self, batch, logs=None)",
+    "CallbackList.on_train_end": "(self, logs=None)",
+    "BaseOptimizer.build": "(self, variables)",
+    "BaseOptimizer._clip_gradients": "(self, grads)",
+    "keras.src.saving.saving_lib._raise_loading_failure": "(error_msgs, warn_only=False)",
 }
 
 

@@ -27,6 +27,7 @@ from keras.src.utils import file_utils, io_utils
 
 from tfdist import agreement
 from tfdist._tensorflow import SyncOnReadVariable, eagerly_outside_of_scope
+from tfdist.errors import TfdistError
 from tfdist.files import SaveError, replacing
 from tfdist.keras import hdf5, updating
 from tfdist.keras.flags import Flag
@@ -54,6 +55,7 @@ def hooks() -> list[Hook]:
         Hook(saving_lib, "get_attr_skipset", _undistributed),
         Hook(io_utils, "ask_to_proceed_with_overwrite", _chief_answers),
         Hook(io_utils, "print_msg", _name_the_final_path),
+        Hook(saving_lib, "_raise_loading_failure", _mistakes_first),
         Hook(SyncOnReadVariable, "_get_cross_replica", _read_from_hand),
         *hdf5.hooks(),
     ]
@@ -236,6 +238,19 @@ def _name_the_final_path(original: Callable[..., None]) -> Callable[..., None]:
         original(message, *args, **kwargs)
 
     return print_msg
+
+
+def _mistakes_first(original: Callable[..., None]) -> Callable[..., None]:
+    """Raises what tfdist has to say of a file, where Keras would wrap it into a ValueError."""
+
+    @functools.wraps(original)
+    def raise_loading_failure(error_msgs: Any, warn_only: bool = False) -> None:
+        for _, error in error_msgs.values():
+            if isinstance(error, TfdistError) and not warn_only:
+                raise error
+        original(error_msgs, warn_only)
+
+    return raise_loading_failure
 
 
 def _read_from_hand(original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -10,6 +10,7 @@ from tfdist import data
 from tfdist._tensorflow import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
+from tfdist.strategies.chunks import launch_in_chunks
 
 
 class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -35,6 +36,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)
+        launch_in_chunks(extended)
         agree_on_seed(self)
 
     @property
