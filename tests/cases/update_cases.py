@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import pathlib
 from collections import deque
 from collections.abc import Iterator
@@ -33,9 +34,14 @@ def ruled(strategy: Any, rule: dict[str, Any]) -> Iterator[None]:
 def make(model: str, optimizer: str, options: dict[str, Any]) -> Any:
     """A model with its optimizer, and data for it."""
     keras.utils.set_random_seed(5)
-    made = common.dense_model() if model == "dense" else normalized_model()
+    makers = {
+        "dense": common.dense_model,
+        "normalized": normalized_model,
+        "embedding": embedding_model,
+    }
+    made = makers[model]()
     kinds = {
-        "sgd": lambda: keras.optimizers.SGD(0.1, **options),
+        "sgd": lambda: keras.optimizers.SGD(**{"learning_rate": 0.1, **options}),
         "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options),
         "adam": lambda: keras.optimizers.Adam(0.01, **options),
     }
@@ -56,6 +62,19 @@ def normalized_model() -> keras.Model:
     )
 
 
+def embedding_model() -> keras.Model:
+    """A model whose first gradients are sparse."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Embedding(20, 8), layers.Flatten(), layers.Dense(3)]
+    )
+
+
+def data_for(model: str, examples: int) -> Any:
+    """Features and labels for a model of `make`."""
+    return common.tokens(examples) if model == "embedding" else common.table(examples)
+
+
 def train(
     strategy: Any,
     rule: dict[str, Any],
@@ -68,7 +87,7 @@ def train(
     eager: bool = False,
 ) -> dict[str, Any]:
     """`fit` under a rule, or without a strategy its simulation in one process."""
-    x, y = common.table(examples)
+    x, y = data_for(model, examples)
     if strategy is None:
         made, using = make(model, optimizer, options or {})
         return Simulation(GradientRule(**rule), made, using, validate=validate).fit(x, y, epochs)
@@ -234,7 +253,8 @@ class Simulation:
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
-        return float(loss), tape.gradient(loss, model.trainable_variables)
+        grads = tape.gradient(loss, model.trainable_variables)
+        return float(loss), [tf.convert_to_tensor(grad) for grad in grads]
 
 
 def large_batch(strategy: Any, accumulate: int, optimizer: str = "adam") -> dict[str, Any]:
@@ -271,6 +291,25 @@ def resumed(
             "loaded": loaded.get_weights(),
             "kept": sum(len(e.saved()) for e in kept._exchanges.values()) if kept else 0,
         }
+
+
+def reported(strategy: Any, rule: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Trains with a report; the history's keys and last values, and what TensorBoard was told."""
+    x, y = common.table(96)
+    place = pathlib.Path(directory) / "board"
+    with ruled(strategy, {"report": True, **rule}), scope(strategy):
+        made, using = make("dense", "sgd", {})
+        made.compile(using, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        board = keras.callbacks.TensorBoard(place)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            history = made.fit(x, y, batch_size=BATCH, epochs=2, verbose=0, callbacks=[board])
+    found = b"".join(path.read_bytes() for path in place.rglob("events*"))
+    return {
+        "history": {name: values[-1] for name, values in history.history.items()},
+        "said": said.getvalue(),
+        "board": [name for name in history.history if f"epoch_{name}".encode() in found],
+    }
 
 
 def load_other(strategy: Any, first: dict[str, Any], then: dict[str, Any], directory: str) -> str:

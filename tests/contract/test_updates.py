@@ -83,6 +83,48 @@ def test_buckets_change_nothing(agree: Agree) -> None:
     agree(TRAIN, rule={"bucket_bytes": 600}, examples=UNEVEN, optimizer="adam")
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [{"bucket_bytes": 400}, {"mode": "stale"}, {"mode": "local", "period": 2}, {"accumulate": 2}],
+    ids=str,
+)
+def test_sparse_gradients(agree: Agree, rule: dict[str, Any]) -> None:
+    epochs = 2 if rule.get("accumulate", 1) == 1 else 3
+    agree(TRAIN, rule=rule, model="embedding", examples=UNEVEN, epochs=epochs)
+
+
+def test_sparse_gradients_beside_compressed_ones(run: Agree) -> None:
+    results = run(TRAIN, rule={"compression": "bf16"}, model="embedding", examples=UNEVEN)
+    sync = run(TRAIN, rule={}, model="embedding", examples=UNEVEN)
+    for result in results:
+        assert_same(results[0], result, 0.0, "another worker")
+        assert_same(sync[0], result, 2e-3, "bf16")
+
+
+def test_the_learning_rate_follows_the_batch(run: Agree) -> None:
+    rule = {"lr_rule": "linear", "base_batch": 8}
+    larger = run(TRAIN, rule=rule, examples=UNEVEN, options={"learning_rate": 0.025})
+    sync = run(TRAIN, rule={}, examples=UNEVEN, options={"learning_rate": 0.1})
+    assert_same(sync, larger, 1e-5, "4 times the rate")
+    root = run(TRAIN, rule={**rule, "lr_rule": "sqrt"}, options={"learning_rate": 0.05})
+    assert_same(run(TRAIN, rule={}, options={"learning_rate": 0.1}), root, 1e-5, "the root")
+
+
+@pytest.mark.parametrize("rule", [{}, {"mode": "stale"}, {"bucket_bytes": 600}], ids=str)
+def test_a_report_tells_the_parts_of_a_step(
+    run: Agree, shared_directory: pathlib.Path, rule: dict[str, Any], target: str
+) -> None:
+    first, *others = run("update_cases:reported", rule=rule, directory=str(shared_directory))
+    parts = first["history"]
+    assert parts["step_ms"] > parts["compute_ms"] > 0
+    assert parts["exchange_waited_ms"] + parts["exchange_hidden_ms"] > 0
+    weights = 8 * 16 + 16 + 16 * 3 + 3
+    assert parts["sent_bytes_per_step"] == 4 * weights  # 2 n (p - 1) / p, and p is 2
+    assert {"step_ms", "input_ms", "sent_bytes_per_step"} <= set(first["board"])
+    assert "where the time of a step went" in first["said"]
+    assert not any("where the time" in other["said"] for other in others)
+
+
 @pytest.mark.parametrize("options", [{"global_clipnorm": 0.1}, {"clipvalue": 0.01}], ids=str)
 def test_clipping_after_the_exchange_is_one_device_s(
     agree: Agree, run: Agree, options: dict[str, Any]

@@ -61,7 +61,10 @@ class Reducer:
             seconds at which the exchange begins and ends, which are 0 unless the rule reports.
         """
         sums, sent = self._reduced(values)
-        times = [stamp(values), stamp(sums)] if self._rule.report else [0.0, 0.0]
+        times: list[Any] = [0.0, 0.0]
+        if self._rule.report:
+            first = buckets(values, self._rule.bucket_bytes)[0]
+            times = [stamp([values[i] for i in first]), stamp(sums)]
         return sums, tf.stack([tf.cast(each, tf.float64) for each in (sent, *times)])
 
     def _reduced(self, values: Sequence[Any]) -> tuple[list[Any], Any]:

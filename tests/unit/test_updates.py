@@ -1,0 +1,46 @@
+"""The parts of the gradient exchange that need no second replica."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.updates.exchange import Exchange
+from tfdist.updates.reducer import buckets
+from tfdist.updates.rule import GradientRule
+
+
+class Alone:
+    """A strategy of one replica, as an exchange sees it."""
+
+    num_replicas_in_sync = 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"mode": "stale"}, ["mode='stale'", "complex64", "mode='sync'"]),
+        ({"mode": "local"}, ["mode='local'", "not a floating-point"]),
+        ({"accumulate": 2}, ["accumulate", "without accumulation"]),
+        ({"compression": "topk"}, ["compression='topk'", "complex64", "leave compression out"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [tf.complex64, tf.int32])
+def test_a_gradient_that_cannot_be_kept_is_named(rule, words, dtype):
+    weight = tf.Variable(tf.zeros([3], dtype), name="phase")
+    specs = [tf.TensorSpec([3], dtype)]
+    with pytest.raises(ConfigError) as caught:
+        Exchange(Alone(), GradientRule(**rule), [weight], specs, [0], lambda: [])
+    for word in ["'phase", *words]:
+        assert word.replace("complex64", dtype.name) in str(caught.value)
+
+
+def test_buckets_begin_with_the_last_gradients():
+    values = [tf.zeros([n]) for n in (100, 10, 10, 200, 1)]
+    assert buckets(values, None) == [[0, 1, 2, 3, 4]]
+    assert buckets(values, 80) == [[4, 3], [2, 1], [0]]
+    assert buckets(values, 4) == [[4], [3], [2], [1], [0]]
+    sparse = tf.IndexedSlices(tf.zeros([2, 4]), tf.constant([0, 1]), tf.constant([9, 4]))
+    assert buckets([*values, sparse], 80)[0] == [5, 4, 3]
