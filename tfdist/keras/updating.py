@@ -198,10 +198,12 @@ def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def on_train_batch_end(self: Any, *args: Any, **kwargs: Any) -> None:
-        for _, updater in _updaters(getattr(self, "_model", None)):
-            text = updater.rate.news()
-            if text:
-                say(text)
+        rule = getattr(tf.distribute.get_strategy(), "rule", None)
+        if rule is not None and rule.lr_rule != "none":
+            for _, updater in _updaters(getattr(self, "_model", None)):
+                text = updater.rate.news()
+                if text:
+                    _say(text)
         original(self, *args, **kwargs)
 
     return on_train_batch_end
@@ -226,7 +228,7 @@ def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
     return clip_gradients
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     """Tells the user, on the chief."""
     if getattr(tf.distribute.get_strategy(), "is_chief", True):
         print(f"tfdist: {text}", file=sys.stderr, flush=True)
