@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.horovod.gradients import GradientSum
+from tfdist.updates.compression import make
 
 TYPES = (
     *("float16", "bfloat16", "float32", "float64"),
@@ -109,6 +110,22 @@ def exchange(strategy: Any, *, options: dict[str, Any]) -> list[Any]:
             return [tf.convert_to_tensor(value) for value in summed]
 
         return strategy.run(on_replica)
+
+    return [value.numpy() for value in step()]
+
+
+def compressed(strategy: Any, *, kind: str) -> list[Any]:
+    """Dense gradients of several layers, compressed and exchanged in a step."""
+    rng = np.random.default_rng(strategy.shard.worker)
+    dense = [tf.constant(rng.normal(size=s), tf.float32) for s in ((7, 5), (5,), (300, 3))]
+    compression = make(kind, ratio=1.0, rank=3)
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in dense]
+    kept = compression.memory(specs, strategy.num_replicas_in_sync)
+    memory = [tf.cast(each.initial(), each.dtype) for each in kept]
+
+    @tf.function
+    def step() -> Any:
+        return strategy.run(lambda: compression(strategy.link(), dense, memory)[0])
 
     return [value.numpy() for value in step()]
 
