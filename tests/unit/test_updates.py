@@ -44,3 +44,20 @@ def test_buckets_begin_with_the_last_gradients():
     assert buckets(values, 4) == [[4], [3], [2], [1], [0]]
     sparse = tf.IndexedSlices(tf.zeros([2, 4]), tf.constant([0, 1]), tf.constant([9, 4]))
     assert buckets([*values, sparse], 80)[0] == [5, 4, 3]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({}, "sync"),
+        ({"mode": "stale"}, "stale (gradients are applied 1 update late)"),
+        (
+            {"mode": "local", "period": 4, "sync_steps": 9, "compression": "int8"},
+            "local (each replica's own weights, averaged every 4 updates), after 9 synchronous "
+            "updates, int8 compression",
+        ),
+        ({"accumulate": 2, "clip": "before"}, "sync, 2 batches an update, clipped before"),
+    ],
+)
+def test_a_rule_is_told_in_words(rule, words):
+    assert GradientRule(**rule).in_words.startswith(words)

@@ -14,6 +14,7 @@ from tfdist.cluster.launch.plan import JobPlan, TaskPlan
 from tfdist.cluster.spec import Task
 from tfdist.config import Resolved, StrategyConfig
 from tfdist.server_options import ON_STALE
+from tfdist.updates.rule import rule_from
 
 __all__ = ["commands", "note", "split_batch", "table"]
 
@@ -119,6 +120,8 @@ def _training(plan: JobPlan, served: bool) -> tuple[Task, ...]:
 
 def _mode(config: StrategyConfig) -> str:
     """The update mode with its options, in words."""
+    if config.strategy != "parameter_server":
+        return rule_from(config).in_words
     if config.mode == "stale" and config.on_stale == "damp":
         return f"stale ({ON_STALE['damp']})"
     if config.mode == "stale":
@@ -135,7 +138,7 @@ def _mode(config: StrategyConfig) -> str:
 
 
 def _global_batch(config: StrategyConfig, replicas: int) -> str:
-    if config.mode == "sync":
+    if config.mode == "sync" or config.strategy != "parameter_server":
         return split_batch(max(_BATCH, replicas), replicas)
     return f"batch_size={_BATCH} → {_BATCH} examples of one worker are an update"
 

@@ -73,6 +73,28 @@ class GradientRule:
         return late or self.accumulate > 1 or self.compression not in own
 
     @property
+    def in_words(self) -> str:
+        """What happens to gradients, for the user, in a line."""
+        late = "" if self.staleness == 1 else "s"
+        words = {
+            "sync": "sync",
+            "stale": f"stale (gradients are applied {self.staleness} update{late} late)",
+            "local": f"local (each replica's own weights, averaged every {self.period} updates)",
+        }
+        parts = [words[self.mode]]
+        if self.mode == "local" and self.sync_steps:
+            parts.append(f"after {self.sync_steps} synchronous updates")
+        if self.mode == "local" and self.outer_momentum:
+            parts.append(f"outer momentum {self.outer_momentum:g}")
+        if self.accumulate > 1:
+            parts.append(f"{self.accumulate} batches an update")
+        if self.compression != "none":
+            parts.append(f"{self.compression} compression")
+        if self.clip == "before":
+            parts.append("clipped before the exchange")
+        return ", ".join(parts)
+
+    @property
     def described(self) -> str:
         """The parts that the state of an exchange depends on, as of a checkpoint."""
         parts = [self.mode]
