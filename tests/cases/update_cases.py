@@ -38,6 +38,7 @@ def make(model: str, optimizer: str, options: dict[str, Any]) -> Any:
         "dense": common.dense_model,
         "normalized": normalized_model,
         "embedding": embedding_model,
+        "product": product_model,
     }
     made = makers[model]()
     kinds = {
@@ -70,9 +71,27 @@ def embedding_model() -> keras.Model:
     )
 
 
+class Product(keras.layers.Layer):
+    """A product whose gradient has no static shape: the matrix is broadcast over a batch."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(20, 8))
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(keras.ops.one_hot(x, 20), self.kernel)
+
+
+def product_model() -> keras.Model:
+    """A model with an embedding by a product."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,), dtype="int32"), Product(), layers.Flatten(), layers.Dense(3)]
+    )
+
+
 def data_for(model: str, examples: int) -> Any:
     """Features and labels for a model of `make`."""
-    return common.tokens(examples) if model == "embedding" else common.table(examples)
+    return common.tokens(examples) if model in ("embedding", "product") else common.table(examples)
 
 
 def train(

@@ -101,6 +101,14 @@ def test_sparse_gradients_beside_compressed_ones(run: Agree) -> None:
         assert_same(sync[0], result, 2e-3, "bf16")
 
 
+@pytest.mark.parametrize(
+    "rule", [{"compression": "topk", "ratio": 1.0}, {"mode": "stale"}, {"accumulate": 2}], ids=str
+)
+def test_gradients_without_a_static_shape(agree: Agree, rule: dict[str, Any]) -> None:
+    epochs = 2 if rule.get("accumulate", 1) == 1 else 3
+    agree(TRAIN, rule=rule, model="product", examples=UNEVEN, epochs=epochs)
+
+
 def test_the_learning_rate_follows_the_batch(run: Agree) -> None:
     rule = {"lr_rule": "linear", "base_batch": 8}
     larger = run(TRAIN, rule=rule, examples=UNEVEN, options={"learning_rate": 0.025})

@@ -69,8 +69,12 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             shares: this replica's examples, and those of the batch.
             apply: applies gradients.
         """
-        exchange = self._exchange(places, weights, values)
-        return exchange.step(values, *shares, apply)
+        shaped = [
+            value if isinstance(value, tf.IndexedSlices) else tf.ensure_shape(value, weight.shape)
+            for weight, value in zip(weights, values, strict=True)
+        ]
+        exchange = self._exchange(places, weights, shaped)
+        return exchange.step(shaped, *shares, apply)
 
     def flush(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
@@ -28,19 +29,22 @@ def train(job: Job, clock: Clock) -> None:
     strategy = tfdist.strategy(peer.library, processes=2, **peer.options)
     features, labels = data.examples(job.model, BLOCK * (1 + job.blocks))
     judged = build(job.model)
-    batch = BATCH[job.model]
+    rows = tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH[job.model])
+
+    def end(model: Any) -> None:
+        clock.stop()
+        judged.set_weights(model.get_weights())
+        x, y = data.held_out(job.model)
+        clock.judge(float(_LOSS(y, judged(x, training=False))))
+
     with strategy.scope():
         model = build(job.model)
         model.compile(keras.optimizers.Adam(1e-3), _LOSS)
-        for block in range(1 + job.blocks):
-            part = slice(block * BLOCK * batch, (block + 1) * BLOCK * batch)
-            begun = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: clock.start())
-            x, y = features[part], labels[part]
-            model.fit(x, y, batch_size=batch, shuffle=False, verbose=0, callbacks=[begun])
-            clock.stop()
-            judged.set_weights(model.get_weights())
-            x, y = data.held_out(job.model)
-            clock.judge(float(_LOSS(y, judged(x, training=False))))
+        timing = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda *_: clock.start(), on_epoch_end=lambda *_: end(model)
+        )
+        epochs = 1 + job.blocks
+        model.fit(rows, epochs=epochs, steps_per_epoch=BLOCK, verbose=0, callbacks=[timing])
 
 
 def build(name: str) -> Any:

@@ -102,6 +102,8 @@ def draw(runs: Sequence[Measured], path: Path) -> None:
     from matplotlib import pyplot
 
     groups = _groups([run for run in runs if not run.error])
+    if not groups:
+        return
     figure, axes = pyplot.subplots(len(groups), 2, figsize=(12, 3.6 * len(groups)), squeeze=False)
     for (bars, curves), (model, network) in zip(axes, groups, strict=True):
         here = [run for run in runs if (run.model, run.network) == (model, network)]

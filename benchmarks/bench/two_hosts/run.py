@@ -121,19 +121,31 @@ def _run(jobs: list[Job], prefixes: Any, place: Path, timeout: float) -> str:
                         start_new_session=True,
                     )
                 )
-        deadline = time.monotonic() + timeout
-        statuses = [task.wait(max(0.1, deadline - time.monotonic())) for task in started]
-    except subprocess.TimeoutExpired:
-        return f"not done after {timeout:g} s\n{_tail(outputs[0])}"
+        failed = _failure(started, timeout)
     finally:
         for task in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(task.pid, signal.SIGKILL)
             task.wait()
-    if any(statuses):
-        which = next(rank for rank, status in enumerate(statuses) if status)
-        return f"rank {which} ended with {statuses[which]}\n{_tail(outputs[which])}"
-    return ""
+    if failed is None:
+        return ""
+    rank, how = failed
+    return f"rank {rank} {how}\n{_tail(outputs[rank])}"
+
+
+def _failure(tasks: list[subprocess.Popen[bytes]], timeout: float) -> tuple[int, str] | None:
+    """Waits for all to end, or one to fail: which failed, and how; None if none did."""
+    deadline = time.monotonic() + timeout
+    while True:
+        statuses = [task.poll() for task in tasks]
+        for rank, status in enumerate(statuses):
+            if status:
+                return rank, f"ended with {status}"
+        if None not in statuses:
+            return None
+        if time.monotonic() > deadline:
+            return statuses.index(None), f"was not done after {timeout:g} s"
+        time.sleep(0.2)
 
 
 def _environ(job: Job) -> dict[str, str]:
