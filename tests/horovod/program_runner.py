@@ -1,4 +1,4 @@
-"""Runs a program that was written for Horovod with nothing changed but its import.
+"""Runs a program that was written for Horovod with nothing changed but its import, and a seed.
 
 `python -m tests.horovod.program_runner OUT PROGRAM [ARGS...]`, on each process. What the ranks end
 with goes to `OUT/rankN.json`.
@@ -16,9 +16,14 @@ import numpy as np
 
 HOROVOD = re.compile(r"^import horovod\.[\w.]+ as hvd$", re.MULTILINE)
 
+#: Other numbers on each rank, the same in every run.
+IMPORT = """import tfdist.horovod as hvd
+import os, keras
+keras.utils.set_random_seed(int(os.environ["HOROVOD_RANK"]))"""
+
 
 def main(out: pathlib.Path, program: pathlib.Path, arguments: list[str]) -> None:
-    text, changed = HOROVOD.subn("import tfdist.horovod as hvd", program.read_text())
+    text, changed = HOROVOD.subn(IMPORT, program.read_text())
     assert changed == 1, f"{program} has {changed} imports of Horovod"
     copy = out / f"{program.stem}.{id(text)}.py"
     copy.write_text(text)

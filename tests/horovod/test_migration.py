@@ -296,7 +296,6 @@ def run_program(out: pathlib.Path, name: str, *arguments: str) -> list[dict[str,
     results = results_of(out)
     for result in results:
         assert result["apart"] == 0, "all ranks end with the same weights"
-        assert result["losses"][-1] < result["losses"][0]
     return results
 
 
@@ -312,6 +311,7 @@ def test_program_runs_with_its_import_changed(tmp_path: pathlib.Path, name: str)
     arguments, written = RUNS[name]
     first, second = run_program(tmp_path, name, *arguments)
     assert first["updates"] == second["updates"]
+    assert first["losses"][-1] < first["losses"][0]
     for each in written:
         assert (tmp_path / each).exists(), each
     if name != "resuming":
@@ -320,7 +320,8 @@ def test_program_runs_with_its_import_changed(tmp_path: pathlib.Path, name: str)
     results = run_program(tmp_path, name, "--epochs", "4")
     for result in results:
         assert result["updates"] == 2 * first["updates"]
-        assert result["losses"][0] < first["losses"][-1]
+        # Not as after a first epoch again.
+        assert max(result["losses"]) < 0.7 * first["losses"][0]
         assert result["lr"] == pytest.approx([0.1, 0.01])
 
 
