@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from bench.lines import read_lines, write_lines
 from bench.pair.job import SIZES, WORKLOADS, Pair
 from bench.pair.peers import PEERS, missing
-from bench.pair.report import draw, markdown, write_raw
+from bench.pair.report import draw, markdown
 from bench.pair.run import Measured, measure
 from rich.console import Console
 from rich.markup import escape
@@ -127,7 +127,7 @@ def _say(found: Measured) -> None:
 def _write(done: list[Measured], against: str, output: Path, picture: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(markdown(done, against, _versions()))
-    write_raw(done, output.with_suffix(".jsonl"))
+    write_lines(done, output.with_suffix(".jsonl"))
     console.print(f"Written: {output} and {output.with_suffix('.jsonl').name}")
     try:
         draw(done, picture)
@@ -138,8 +138,7 @@ def _write(done: list[Measured], against: str, output: Path, picture: Path) -> N
 
 
 def _load(path: Path) -> list[Measured]:
-    lines = map(json.loads, path.read_text().splitlines())
-    return [Measured(**{**line, "job": Pair(**line["job"])}) for line in lines]
+    return [Measured(**{**line, "job": Pair(**line["job"])}) for line in read_lines(path)]
 
 
 def _versions() -> str:

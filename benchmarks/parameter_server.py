@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 from bench.catalog import PEERS, missing
 from bench.job import MODELS, Job
+from bench.lines import write_lines
 from bench.network import isolation
-from bench.report import markdown, rows_of, show, write_raw
+from bench.report import markdown, rows_of, show
 from bench.run import Measurement, run
 from rich.console import Console
 from rich.markup import escape
@@ -143,7 +144,7 @@ def _report(done: list[Measurement], models: list[str], against: str, output: Pa
         path = output or _RESULTS / "parameter_server.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(parts))
-        write_raw(done, path.with_suffix(".jsonl"))
+        write_lines(done, path.with_suffix(".jsonl"))
         console.print(f"Written: {path} and {path.with_suffix('.jsonl').name}")
 
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 from bench.catalog import missing
 from bench.job import Job
+from bench.lines import write_lines
 from bench.race import RULES, SLOWED, Run, load, median_of, runs_of
-from bench.report import write_raw
 from bench.run import run
 from rich.console import Console
 from rich.markup import escape
@@ -123,7 +123,7 @@ def _say(done: Run) -> None:
 def _write(runs: list[Run], output: Path, picture: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("\n".join([_preamble(runs), *_table(runs), "", _limits(runs), ""]))
-    write_raw([each.measurement for each in runs], output.with_suffix(".jsonl"))
+    write_lines([each.measurement for each in runs], output.with_suffix(".jsonl"))
     console.print(f"Written: {output} and {output.with_suffix('.jsonl').name}")
     try:
         _draw(runs, picture)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from bench.lines import read_lines, write_lines
 from bench.two_hosts.job import BATCH, BLOCK, PEERS
 from bench.two_hosts.network import RATES, lacking
-from bench.two_hosts.report import draw, load, markdown, save
+from bench.two_hosts.report import draw, markdown
 from bench.two_hosts.run import Measured, measure
 from rich.console import Console
 from rich.markup import escape
@@ -71,7 +72,7 @@ def main(
     """Runs all rounds and writes what is known after each run; see `_HELP`."""
     raw = output.with_suffix(".jsonl")
     if redraw:
-        _write(load(raw), output, picture)
+        _write([Measured(**line) for line in read_lines(raw)], output, picture)
         return
     reason = lacking()
     if reason:
@@ -90,7 +91,7 @@ def main(
         runs.append(found)
         said = escape(found.error) if found.error else f"{found.rate:.2f} updates/s"
         console.print(f"{done}/{len(todo)}  {network:10}  {model:11}  {peer:22}  {said}")
-        save(runs, raw)
+        write_lines(runs, raw)
     _write(runs, output, picture)
 
 
@@ -110,5 +111,4 @@ def _write(runs: list[Measured], output: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    # `bench` is found behind the installed packages: beside it, horovod.py would stand for Horovod.
     app()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.places import Roles, Surroundings
 from tfdist.cluster.listing import own_tf_config
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_number
+from tfdist.option_checks import check_choice, check_number
 
 __all__ = ["CLUSTERED", "MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
 
@@ -146,8 +145,8 @@ class StrategyConfig:
         return Roles(chief=True, ps=self.ps) if self.strategy == "parameter_server" else Roles()
 
     def __post_init__(self) -> None:
-        _check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
-        _check_choice("communication", self.communication, COMMUNICATIONS)
+        check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
+        check_choice("communication", self.communication, COMMUNICATIONS)
         check_number("processes", self.processes, 1)
         if self.devices is not None:
             check_number("devices", self.devices, 1)
@@ -244,7 +243,7 @@ def resolve(
     places: dict[str, tuple[Any, str]] = {}
     for name, value in flags.items():
         if value is not None:
-            _check_choice("option", name, _options())
+            check_choice("option", name, _options())
             places[name] = (value, f"--{name.replace('_', '-')}")
     if file is not None:
         for name, value in load_file(file).items():
@@ -274,7 +273,7 @@ def load_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The strategy file {str(path)!r} is not valid TOML: {error}.") from error
     for name in content:
-        _check_choice(f"{path}: option", name, _options())
+        check_choice(f"{path}: option", name, _options())
     return content
 
 
@@ -316,11 +315,3 @@ def _choose(
     if gpus > 1:
         return "mirrored", f"auto: this machine has {gpus} GPUs"
     return "single", f"auto: no TF_CONFIG and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
-
-
-def _check_choice(what: str, value: str, choices: Any) -> None:
-    if value in choices:
-        return
-    close = difflib.get_close_matches(str(value), list(choices), n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"Unknown {what} {value!r}.{hint} There are: {', '.join(choices)}.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_number, refuse_set
+from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
 
 __all__ = ["REDUCTIONS", "check", "variables"]
 
@@ -40,12 +40,10 @@ def check(config: Any) -> None:
     Raises:
         ConfigError: if a value is out of range or conflicts with another.
     """
-    if config.reduction not in REDUCTIONS:
-        raise ConfigError(
-            f"Unknown reduction {config.reduction!r}. There are: {', '.join(REDUCTIONS)}."
-        )
+    check_choice("reduction", config.reduction, REDUCTIONS)
     for name in ("fusion_mb", "cycle_ms", "stall_timeout"):
-        _check_not_negative(name, getattr(config, name))
+        if getattr(config, name) is not None:
+            check_range(name, getattr(config, name), least=0)
     if config.groups is not None:
         check_number("groups", config.groups, 1)
     if config.strategy not in ("horovod", "auto"):
@@ -112,10 +110,3 @@ def _check_adasum(config: Any) -> None:
             f"compression={config.compression!r} conflicts with reduction='adasum'. Leave one of "
             "them out."
         )
-
-
-def _check_not_negative(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{name}={value!r} is not a number of 0 or more.")

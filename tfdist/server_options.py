@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_number, refuse_set
+from tfdist.option_checks import check_choice, check_number, refuse_set
 
 __all__ = ["ON_STALE", "WIRE_DTYPES", "check"]
 
@@ -53,12 +53,8 @@ def _check_ranges(config: Any) -> None:
     check_number("min_shard_bytes", config.min_shard_bytes, 1)
     if config.max_shards is not None:
         check_number("max_shards", config.max_shards, 1, "1 splits no variable.")
-    for name, value, choices in (
-        ("on_stale", config.on_stale, tuple(ON_STALE)),
-        ("wire_dtype", config.wire_dtype, WIRE_DTYPES),
-    ):
-        if value not in choices:
-            raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
+    check_choice("on_stale", config.on_stale, ON_STALE)
+    check_choice("wire_dtype", config.wire_dtype, WIRE_DTYPES)
 
 
 def _check_staleness(config: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_number, refuse_set
+from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
 
 __all__ = ["CLIPPINGS", "COMPRESSIONS", "LR_RULES", "check"]
 
@@ -36,17 +36,14 @@ LR_RULES: dict[str, str] = {
 #: The strategies whose replicas exchange gradients by collectives.
 _COLLECTIVE = ("mirrored", "multi_worker", "horovod")
 
+#: Options that say something in one mode only.
+_OF_LOCAL = ("period", "sync_steps", "outer_momentum", "outer_lr", "average_state")
+
 #: Options that only these strategies have; `single` has those of `_ALONE` too.
-_OWN = (
-    *("compression", "ratio", "rank", "bucket_mb", "clip"),
-    *("period", "sync_steps", "outer_momentum", "outer_lr", "average_state"),
-)
+_OWN = ("compression", "ratio", "rank", "bucket_mb", "clip", *_OF_LOCAL)
 
 #: Options that make sense on one replica.
 _ALONE = ("accumulate", "lr_rule", "base_batch", "lr_warmup", "report")
-
-#: Options that say something in one mode only.
-_OF_LOCAL = ("period", "sync_steps", "outer_momentum", "outer_lr", "average_state")
 
 
 def check(config: Any) -> None:
@@ -69,13 +66,9 @@ def check(config: Any) -> None:
 
 
 def _check_ranges(config: Any) -> None:
-    for name, value, choices in (
-        ("compression", config.compression, COMPRESSIONS),
-        ("clip", config.clip, CLIPPINGS),
-        ("lr_rule", config.lr_rule, LR_RULES),
-    ):
-        if value not in choices:
-            raise ConfigError(f"Unknown {name} {value!r}. There are: {', '.join(choices)}.")
+    check_choice("compression", config.compression, COMPRESSIONS)
+    check_choice("clip", config.clip, CLIPPINGS)
+    check_choice("lr_rule", config.lr_rule, LR_RULES)
     check_number("accumulate", config.accumulate, 1, "It counts batches of one update.")
     check_number("period", config.period, 1, "It counts steps between two averages.")
     check_number("sync_steps", config.sync_steps, 0)
@@ -83,24 +76,12 @@ def _check_ranges(config: Any) -> None:
     check_number("lr_warmup", config.lr_warmup, 0, "It counts updates.")
     if config.base_batch is not None:
         check_number("base_batch", config.base_batch, 1, "It counts examples.")
-    _check_within("ratio", config.ratio, 0, 1, "It is the part of the gradients that is sent.")
-    _check_within("outer_lr", config.outer_lr, 0, float("inf"), "1 takes the average itself.")
-    if not _is_number(config.outer_momentum) or not 0 <= config.outer_momentum < 1:
-        raise ConfigError(
-            f"outer_momentum={config.outer_momentum!r} is not a number from 0 to below 1."
-        )
+    part = "It is the part of the gradients that is sent."
+    check_range("ratio", config.ratio, above=0, most=1, why=part)
+    check_range("outer_lr", config.outer_lr, above=0, why="1 takes the average itself.")
+    check_range("outer_momentum", config.outer_momentum, least=0, below=1)
     if config.bucket_mb is not None:
-        _check_within("bucket_mb", config.bucket_mb, 0, float("inf"), "It is a size in MiB.")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_within(name: str, value: Any, above: float, most: float, why: str) -> None:
-    if not _is_number(value) or not above < value <= most:
-        bound = "" if most == float("inf") else f" and at most {most:g}"
-        raise ConfigError(f"{name}={value!r} is not a number above {above:g}{bound}. {why}")
+        check_range("bucket_mb", config.bucket_mb, above=0, why="It is a size in MiB.")
 
 
 def _check_modes(config: Any) -> None:

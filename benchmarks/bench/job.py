@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from bench.lines import Line
 
 __all__ = ["MODELS", "Job", "Model"]
 
@@ -39,7 +40,7 @@ MODELS: dict[str, Model] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Line):
     """One run: a peer trains a model on a cluster of its own.
 
     The peer does `steps` steps that are not timed, then `steps` that are.
@@ -78,13 +79,3 @@ class Job:
     def widths(self) -> tuple[int, ...]:
         """The model's numbers of units."""
         return MODELS[self.model].widths
-
-    def to_json(self) -> str:
-        """The job as one line."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """The inverse of `to_json`."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.job import Job
+from bench.lines import read_lines
 from bench.run import Measurement
 
 __all__ = ["RULES", "SLOWED", "Rule", "Run", "load", "median_of", "runs_of"]
@@ -132,8 +133,7 @@ def load(path: Path) -> list[Run]:
     """The runs that were written to a file of raw figures."""
     names = {json.dumps(rule.options, sort_keys=True): name for name, rule in RULES.items()}
     runs = []
-    for line in path.read_text().splitlines():
-        fields = json.loads(line)
+    for fields in read_lines(path):
         measurement = Measurement(**{**fields, "job": Job(**fields["job"])})
         runs.append(Run(names[json.dumps(measurement.job.options, sort_keys=True)], measurement))
     return runs

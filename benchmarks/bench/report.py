@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +12,7 @@ from rich.table import Table
 from bench.job import MODELS
 from bench.run import Measurement
 
-__all__ = ["Row", "markdown", "rows_of", "show", "write_raw"]
+__all__ = ["Row", "markdown", "rows_of", "show"]
 
 _HEADINGS = (
     "peer",
@@ -84,12 +82,6 @@ def markdown(rows: Sequence[Row], model: str, against: str) -> str:
         _line(["---", *["---:"] * (len(_HEADINGS) - 1)]),
     ]
     return "\n".join([*lines, *(_line(row.cells) for row in rows), ""])
-
-
-def write_raw(measurements: Iterable[Measurement], path: Path) -> None:
-    """Writes every measurement as a line of JSON, for pictures and later comparisons."""
-    lines = (json.dumps(dataclasses.asdict(each)) for each in measurements)
-    path.write_text("\n".join(lines) + "\n")
 
 
 def _title(model: str) -> str:

@@ -22,7 +22,7 @@ class Alone:
     [
         ({"mode": "stale"}, ["mode='stale'", "complex64", "mode='sync'"]),
         ({"mode": "local"}, ["mode='local'", "not a floating-point"]),
-        ({"accumulate": 2}, ["accumulate", "without accumulation"]),
+        ({"accumulate": 2}, ["accumulate", "leave accumulate out"]),
         ({"compression": "topk"}, ["compression='topk'", "complex64", "leave compression out"]),
     ],
     ids=str,

@@ -25,6 +25,7 @@ from tfdist.keras.hooks import Hook
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.step import current_step, weighed
 from tfdist.updates.meter import current_marks, stamp
+from tfdist.updates.rule import PLAIN
 from tfdist.updates.updater import Updater, updater_of
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
@@ -128,20 +129,22 @@ def _built(optimizer: Any, weights: Any) -> list[Any]:
 
 def leaves_to_updates(model: Any) -> bool:
     """Whether replicas change a model's layer weights by themselves between two averages."""
-    return any(updater.periodic for _, updater in _updaters(model))
+    return any(updater.rule.periodic for _, updater in _updaters(model))
 
 
-def flush(model: Any, *, batches: bool) -> None:
+def flush(model: Any, *, batches: bool, late: bool = True) -> None:
     """Applies what is pending in a model's optimizers. Must be called by all workers.
 
     Args:
         model: the model; anything without optimizers has nothing pending.
         batches: also make an update of fewer batches than are accumulated.
+        late: apply gradients that wait too; weights that differ are averaged in any case.
     """
     if not tf.distribute.in_cross_replica_context():
         return
     for optimizer, updater in _updaters(model):
-        updater.flush(functools.partial(_apply_flushed, optimizer, updater), batches=batches)
+        apply = functools.partial(_apply_flushed, optimizer, updater)
+        updater.flush(apply, batches=batches, late=late or updater.rule.periodic)
 
 
 def _apply_flushed(
@@ -151,8 +154,10 @@ def _apply_flushed(
 
 
 def _updaters(model: Any) -> list[tuple[Any, Updater]]:
-    found = {id(v): v for v in _attributes(model) if isinstance(v, keras.Optimizer)}
     strategy = tf.distribute.get_strategy()
+    if getattr(strategy, "rule", PLAIN).is_plain:
+        return []
+    found = {id(v): v for v in _attributes(model) if isinstance(v, keras.Optimizer)}
     pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in found.values())
     return [(optimizer, updater) for optimizer, updater in pairs if updater is not None]
 
@@ -176,9 +181,7 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
 def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        for optimizer, updater in _updaters(getattr(self, "_model", None)):
-            apply = functools.partial(_apply_flushed, optimizer, updater)
-            updater.flush(apply, batches=True, late=updater.periodic)
+        flush(getattr(self, "_model", None), batches=True, late=False)
         original(self, epoch, logs)
 
     return on_epoch_end

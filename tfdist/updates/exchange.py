@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ConfigError
 from tfdist.updates.local import Local
 from tfdist.updates.modes import Apply, Late, Mode, Sync, cost_if, only_if
-from tfdist.updates.reducer import Reducer
+from tfdist.updates.reducer import Reducer, check_floating
 from tfdist.updates.rule import GradientRule
 from tfdist.updates.variables import make_variable
 
@@ -46,7 +46,11 @@ class Exchange:
         extras: Callable[[], Sequence[Any]],
     ) -> None:
         names = [weight.name for weight in weights]
-        _check_types(rule, specs, names)
+        if rule.mode != "sync":
+            check_floating(f"mode={rule.mode!r}", "choose mode='sync'", specs, names)
+        if rule.accumulate > 1:
+            what = f"accumulate={rule.accumulate}"
+            check_floating(what, "leave accumulate out", specs, names)
         self._rule = rule
         self._strategy = strategy
         self._specs = list(specs)
@@ -60,27 +64,23 @@ class Exchange:
 
     def _make_mode(self, weights: Sequence[Any], extras: Callable[[], Sequence[Any]]) -> Mode:
         rule, strategy, reducer = self._rule, self._strategy, self._reducer
-        if rule.mode == "local":
+        if rule.periodic:
             return Local(strategy, reducer, rule, weights, extras)
         if rule.delay:
             return Late(strategy, reducer, rule, self._specs)
         return Sync(reducer)
 
     def _make_sums(self) -> dict[str, Any]:
-        def make(name: str, shape: Any, dtype: Any, shared: bool) -> Any:
-            return make_variable(
-                self._strategy, f"tfdist_{name}", None, shape, dtype, shared=shared
-            )
-
+        make = functools.partial(make_variable, self._strategy)
         sums = {
-            f"sum_{i}": make(f"sum_{i}", spec.shape, spec.dtype, False)
+            f"sum_{i}": make(f"sum_{i}", spec.shape, spec.dtype, shared=False)
             for i, spec in enumerate(self._specs)
         }
         return {
             **sums,
-            "own_examples": make("own_examples", [], tf.float32, False),
-            "examples": make("examples", [], tf.float32, True),
-            "batches": make("batches", [], tf.int64, True),
+            "own_examples": make("own_examples", [], tf.float32, shared=False),
+            "examples": make("examples", [], tf.float32, shared=True),
+            "batches": make("batches", [], tf.int64, shared=True),
         }
 
     def step(self, values: Sequence[Any], count: Any, total: Any, apply: Apply) -> Any:
@@ -124,11 +124,6 @@ class Exchange:
             counts.append(self._sums["batches"])
         return any(int(tf.convert_to_tensor(count)) for count in counts)
 
-    @property
-    def periodic(self) -> bool:
-        """Whether the replicas' weights differ between two averages."""
-        return self._rule.mode == "local"
-
     def saved(self) -> dict[str, Any]:
         """What belongs into a checkpoint, by name. Asked outside of the replicas."""
         begun = self._sums and int(tf.convert_to_tensor(self._sums["batches"])) > 0
@@ -162,16 +157,3 @@ class Exchange:
         for name, variable in {**self._kept(), **self._sums}.items():
             if name in arrays and tuple(variable.shape) == np.shape(arrays[name]):
                 variable.assign(tf.cast(arrays[name], variable.dtype))
-
-
-def _check_types(rule: GradientRule, specs: Sequence[tf.TensorSpec], names: Sequence[str]) -> None:
-    if rule.mode == "sync" and rule.accumulate == 1:
-        return
-    for spec, name in zip(specs, names, strict=True):
-        if not spec.dtype.is_floating:
-            what = f"mode={rule.mode!r}" if rule.mode != "sync" else "accumulate"
-            raise ConfigError(
-                f"{what} cannot keep the gradient of {name!r}, whose type is {spec.dtype.name} and "
-                "not a floating-point one. Keep the variable out of training, or choose "
-                "mode='sync' without accumulation."
-            )

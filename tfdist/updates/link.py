@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist._tensorflow import all_to_all, gather_alike
 from tfdist.updates.sums import sum_over_replicas
 
-__all__ = ["CountedLink", "Link", "ReplicaLink"]
+__all__ = ["CountedLink", "Link", "ReplicaLink", "sent_by_ring", "size_of"]
 
 
 class Link(Protocol):
@@ -64,7 +64,7 @@ class ReplicaLink:
 class CountedLink:
     """A link that counts what this replica sends.
 
-    A ring's traffic is counted: an all-reduce of n bytes over p replicas sends 2 n (p - 1) / p.
+    An all-reduce counts as a ring's; see `sent_by_ring`.
 
     Args:
         link: what sends.
@@ -81,7 +81,7 @@ class CountedLink:
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """See `Link.sum`."""
-        self.sent += sum(size_of(tensor) for tensor in tensors) * 2 * self._part
+        self.sent += sum(sent_by_ring(tensor, self.count) for tensor in tensors)
         return self._link.sum(tensors)
 
     def gather(self, tensor: Any) -> Any:
@@ -91,12 +91,18 @@ class CountedLink:
 
     def all_to_all(self, tensor: Any) -> Any:
         """See `Link.all_to_all`."""
-        self.sent += size_of(tensor) * self._part
+        self.sent += size_of(tensor) * (self.count - 1) / self.count
         return self._link.all_to_all(tensor)
 
-    @property
-    def _part(self) -> float:
-        return (self.count - 1) / self.count
+
+def sent_by_ring(tensor: Any, count: int) -> float:
+    """Bytes that a replica of a ring sends for an all-reduce: 2 n (p - 1) / p of n over p.
+
+    Args:
+        tensor: a dense tensor of static shape.
+        count: the replicas.
+    """
+    return size_of(tensor) * 2 * (count - 1) / count
 
 
 def size_of(tensor: Any) -> int:

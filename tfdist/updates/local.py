@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,9 +48,7 @@ class Local:
         self._weights = list(weights)
         self._extras = extras
 
-        def make(name: str, shape: Any, dtype: Any, shared: bool = True) -> Any:
-            return make_variable(strategy, f"tfdist_{name}", None, shape, dtype, shared=shared)
-
+        make = functools.partial(make_variable, strategy, shared=True)
         self._before = [make(f"before_{i}", w.shape, w.dtype) for i, w in enumerate(weights)]
         self._share = make("share", [], tf.float32, shared=False)
         self.pending: Any = make("pending", [], tf.int64)

@@ -104,17 +104,18 @@ class Late:
         self._reducer = reducer
         self._delay = rule.delay
 
-        def make(name: str, spec: tf.TensorSpec, shared: bool) -> Any:
-            return make_variable(
-                strategy, f"tfdist_{name}", None, spec.shape, spec.dtype, shared=shared
-            )
-
-        self._own = [make(f"own_{i}", spec, False) for i, spec in enumerate(specs)]
+        make = functools.partial(make_variable, strategy)
+        self._own = [
+            make(f"own_{i}", spec.shape, spec.dtype, shared=False) for i, spec in enumerate(specs)
+        ]
         self._sums = [
-            [make(f"sum_{late}_{i}", spec, True) for i, spec in enumerate(specs)]
+            [
+                make(f"sum_{late}_{i}", spec.shape, spec.dtype, shared=True)
+                for i, spec in enumerate(specs)
+            ]
             for late in range(self._delay - 1)
         ]
-        self.pending: Any = make("pending", tf.TensorSpec([], tf.int64), True)
+        self.pending: Any = make("pending", [], tf.int64, shared=True)
         self.variables: dict[str, Any] = {}  # A checkpoint is written when nothing is pending.
 
     def update(self, values: list[Any], share: Any, apply: Apply) -> Any:

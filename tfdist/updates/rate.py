@@ -30,9 +30,7 @@ class Rate:
         self._said = rule.lr_rule == "none"
         self._largest: Any = None
         if rule.lr_rule != "none":
-            self._largest = make_variable(
-                strategy, "tfdist_largest_batch", None, [], tf.int64, shared=True
-            )
+            self._largest = make_variable(strategy, "largest_batch", [], tf.int64, shared=True)
 
     def note_batch(self, total: Any) -> None:
         """Notes the examples of a batch, in a replica context.

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.updates import compression
-from tfdist.updates.link import CountedLink, size_of
+from tfdist.updates.link import CountedLink, sent_by_ring, size_of
 from tfdist.updates.meter import stamp
 from tfdist.updates.rule import GradientRule
 from tfdist.updates.variables import make_variable
 
-__all__ = ["Reducer"]
+__all__ = ["Reducer", "check_floating"]
 
 
 class Reducer:
@@ -45,10 +45,14 @@ class Reducer:
         self._strategy = strategy
         self._rule = rule
         self._dense = list(dense)
-        self._compression = compression.make(rule.compression, ratio=rule.ratio, rank=rule.rank)
+        self._compression: compression.Compression | None = None
+        self.variables: dict[str, Any] = {}
         if rule.compression != "none":
-            _check_floating(rule.compression, specs, names)
-        self.variables = self._make_memory([specs[i] for i in dense])
+            what = f"compression={rule.compression!r}"
+            check_floating(what, "leave compression out", specs, names)
+            made = compression.make(rule.compression, ratio=rule.ratio, rank=rule.rank)
+            self._compression = made
+            self.variables = self._make_memory(made, [specs[i] for i in dense])
 
     def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         """The sums of gradients, and what they cost.
@@ -68,10 +72,10 @@ class Reducer:
         return sums, tf.stack([tf.cast(each, tf.float64) for each in (sent, *times)])
 
     def _reduced(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        if self._rule.compression == "none":
+        if self._compression is None:
             return self._in_buckets(values)
         sums: dict[int, Any] = {}
-        sparse = [i for i in range(len(values)) if i not in self._dense]
+        sparse = sorted(set(range(len(values))).difference(self._dense))
         link = CountedLink(self._strategy.link())
         if sparse:
             sums.update(zip(sparse, self._sum([values[i] for i in sparse]), strict=True))
@@ -85,20 +89,22 @@ class Reducer:
         extra = self._bytes_of([values[i] for i in sparse])
         return [sums[i] for i in range(len(values))], link.sent + extra
 
-    def _make_memory(self, specs: list[tf.TensorSpec]) -> dict[str, Any]:
+    def _make_memory(
+        self, made: compression.Compression, specs: list[tf.TensorSpec]
+    ) -> dict[str, Any]:
         if not specs:
             return {}
         replicas = self._strategy.num_replicas_in_sync
         return {
             each.name: make_variable(
                 self._strategy,
-                f"tfdist_{each.name}",
-                each.initial,
+                each.name,
                 each.shape,
                 each.dtype,
                 shared=each.shared,
+                initial=each.initial,
             )
-            for each in self._compression.memory(specs, replicas)
+            for each in made.memory(specs, replicas)
         }
 
     def _in_buckets(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -110,15 +116,15 @@ class Reducer:
 
     def _bytes_of(self, values: Sequence[Any]) -> Any:
         """What a ring sends for an all-reduce of dense tensors and an all-gather of sparse ones."""
-        others = self._strategy.num_replicas_in_sync - 1
+        count = self._strategy.num_replicas_in_sync
         sent: Any = 0.0
         for value in values:
             if isinstance(value, tf.IndexedSlices):
                 rows = tf.size(value.values) * value.dtype.size
                 indices = tf.size(value.indices) * value.indices.dtype.size
-                sent += tf.cast(rows + indices, tf.float32) * others
+                sent += tf.cast(rows + indices, tf.float32) * (count - 1)
             else:
-                sent += size_of(value) * 2 * others / (others + 1)
+                sent += sent_by_ring(value, count)
         return sent
 
     def _sum(self, values: list[Any]) -> list[Any]:
@@ -149,10 +155,23 @@ def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
     return found
 
 
-def _check_floating(kind: str, specs: Sequence[tf.TensorSpec], names: Sequence[str]) -> None:
+def check_floating(
+    what: str, instead: str, specs: Sequence[tf.TensorSpec], names: Sequence[str]
+) -> None:
+    """Refuses gradients that cannot be kept or rounded.
+
+    Args:
+        what: the option that does, with its value.
+        instead: what to do about it.
+        specs: shapes and types of the gradients.
+        names: the weights' names.
+
+    Raises:
+        ConfigError: for the first that is not of floating point.
+    """
     for spec, name in zip(specs, names, strict=True):
         if not spec.dtype.is_floating:
             raise ConfigError(
-                f"compression={kind!r} cannot compress the gradient of {name!r}, whose type is "
-                f"{spec.dtype.name}. Keep the variable out of training, or leave compression out."
+                f"{what} cannot take the gradient of {name!r}, whose type is {spec.dtype.name} and "
+                f"not a floating-point one. Keep the variable out of training, or {instead}."
             )

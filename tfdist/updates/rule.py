@@ -58,9 +58,14 @@ class GradientRule:
         return self.staleness if self.mode == "stale" else 0
 
     @property
+    def periodic(self) -> bool:
+        """Whether the replicas' weights differ between two averages."""
+        return self.mode == "local"
+
+    @property
     def is_plain(self) -> bool:
         """Whether gradients are averaged as they are and applied at once."""
-        if self.mode == "local":
+        if self.periodic:
             return False
         late = {"mode": "sync", "staleness": 1, "damp": False}
         return self.delay == 0 and dataclasses.replace(self, **late) == PLAIN  # type: ignore[arg-type]
@@ -69,7 +74,7 @@ class GradientRule:
     def remembers(self) -> bool:
         """Whether gradients of one step have an effect in later ones."""
         own = ("none", "bf16", "fp16")
-        late = self.mode == "local" or self.delay > 0
+        late = self.periodic or self.delay > 0
         return late or self.accumulate > 1 or self.compression not in own
 
     @property
@@ -82,9 +87,9 @@ class GradientRule:
             "local": f"local (each replica's own weights, averaged every {self.period} updates)",
         }
         parts = [words[self.mode]]
-        if self.mode == "local" and self.sync_steps:
+        if self.periodic and self.sync_steps:
             parts.append(f"after {self.sync_steps} synchronous updates")
-        if self.mode == "local" and self.outer_momentum:
+        if self.periodic and self.outer_momentum:
             parts.append(f"outer momentum {self.outer_momentum:g}")
         if self.accumulate > 1:
             parts.append(f"{self.accumulate} batches an update")

@@ -99,11 +99,6 @@ class Updater(KerasSaveable):  # type: ignore[misc]
                 self._flushes[key] = _compiled(strategy, exchange, apply, key)
             self._flushes[key]()
 
-    @property
-    def periodic(self) -> bool:
-        """Whether the replicas' weights differ between two averages."""
-        return self.rule.mode == "local"
-
     def _exchange(
         self, places: tuple[int, ...], weights: Sequence[Any], values: Sequence[Any]
     ) -> Exchange:

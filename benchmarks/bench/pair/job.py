@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from typing import Any
+
+from bench.lines import Line
 
 __all__ = ["BATCH", "SIZES", "WORKLOADS", "Exchange", "Pair", "Workload"]
 
@@ -63,7 +63,7 @@ SIZES: dict[str, Exchange] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(Line):
     """One start of one peer, in which it measures everything that is asked for.
 
     Attributes:
@@ -81,13 +81,3 @@ class Pair:
     blocks: int = 2
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     timeout: float = 300.0
-
-    def to_json(self) -> str:
-        """The job as one line."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Pair:
-        """The inverse of `to_json`."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**fields)

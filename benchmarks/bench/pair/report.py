@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +12,7 @@ from bench.pair.job import BATCH, SIZES, WORKLOADS
 from bench.pair.peers import PEERS
 from bench.pair.run import Measured
 
-__all__ = ["draw", "markdown", "write_raw"]
+__all__ = ["draw", "markdown"]
 
 _Value = Callable[[Measured], float]
 
@@ -42,11 +40,6 @@ the others.
     parts += [_training(name, done, against) for name in _in_use(WORKLOADS, done, "trainings")]
     parts += [_exchanges(done, against)] if _in_use(SIZES, done, "exchanges") else []
     return "\n".join([*parts, _idle(done)])
-
-
-def write_raw(done: Iterable[Measured], path: Path) -> None:
-    """Writes every measurement as a line of JSON."""
-    path.write_text("".join(json.dumps(dataclasses.asdict(each)) + "\n" for each in done))
 
 
 def _training(workload: str, done: Sequence[Measured], against: str) -> str:

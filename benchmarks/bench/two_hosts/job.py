@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
+
+from bench.lines import Line
 
 __all__ = ["BATCH", "BLOCK", "PEERS", "Job", "Peer"]
 
@@ -59,7 +60,7 @@ PEERS: dict[str, Peer] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Line):
     """One start.
 
     Attributes:
@@ -77,13 +78,3 @@ class Job:
     ports: tuple[int, int]
     blocks: int
     result: str
-
-    def to_json(self) -> str:
-        """The job as one line."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """The inverse of `to_json`."""
-        fields: dict[str, Any] = json.loads(text)
-        return cls(**{**fields, "ports": tuple(fields["ports"])})

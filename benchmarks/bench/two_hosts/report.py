@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,24 +10,13 @@ from typing import Any
 from bench.two_hosts.job import BLOCK, PEERS
 from bench.two_hosts.run import Measured
 
-__all__ = ["draw", "load", "markdown", "save"]
+__all__ = ["draw", "markdown"]
 
-_KINDS = ("multi_worker", "horovod", "torch")
 _COLOURS = {"multi_worker": "#1f77b4", "horovod": "#2ca02c", "torch": "#d62728"}
 _MODELS = {
     "mlp": "MLP of 4 million weights, 64 examples an update",
     "transformer": "transformer of 1.4 million weights on English text, 16 x 64 bytes an update",
 }
-
-
-def save(runs: Sequence[Measured], path: Path) -> None:
-    """Writes one line of JSON for each run."""
-    path.write_text("".join(json.dumps(dataclasses.asdict(run)) + "\n" for run in runs))
-
-
-def load(path: Path) -> list[Measured]:
-    """Reads what `save` wrote."""
-    return [Measured(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def markdown(runs: Sequence[Measured], about: Sequence[str]) -> str:

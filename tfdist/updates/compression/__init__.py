@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tfdist.errors import ConfigError
-from tfdist.option_checks import check_number
+from tfdist.option_checks import check_choice, check_number, check_range
 from tfdist.updates.compression.base import Compression, Memory
 from tfdist.updates.compression.eight_bit import EightBit
 from tfdist.updates.compression.half import Bfloat16, ScaledFloat16
 from tfdist.updates.compression.low_rank import LowRank
-from tfdist.updates.compression.plain import Plain
 from tfdist.updates.compression.random_values import RandomValues
 from tfdist.updates.compression.top_values import TopValues
 
@@ -18,7 +16,6 @@ __all__ = ["KINDS", "Compression", "Memory", "make"]
 
 #: Each kind of compression, made of ratio and rank.
 KINDS: dict[str, Callable[[float, int], Compression]] = {
-    "none": lambda ratio, rank: Plain(),
     "bf16": lambda ratio, rank: Bfloat16(),
     "fp16": lambda ratio, rank: ScaledFloat16(),
     "int8": lambda ratio, rank: EightBit(),
@@ -39,12 +36,8 @@ def make(kind: str, *, ratio: float = 0.01, rank: int = 4) -> Compression:
     Raises:
         ConfigError: if there is no such kind, or ratio or rank is out of bounds.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"Unknown compression {kind!r}. There are: {', '.join(KINDS)}.")
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-        raise ConfigError(
-            f"ratio={ratio!r} is not above 0 and at most 1. It is the part of the values that "
-            "'topk' and 'randomk' send: give a number such as 0.01."
-        )
+    check_choice("compression", kind, KINDS)
+    part = "It is the part of the values that 'topk' and 'randomk' send, such as 0.01."
+    check_range("ratio", ratio, above=0, most=1, why=part)
     check_number("rank", rank, 1, "It counts the columns of 'powersgd': give a number such as 4.")
     return KINDS[kind](ratio, rank)

@@ -11,7 +11,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from tfdist.updates.link import Link
 
-__all__ = ["Compression", "Memory", "all_finite", "error_memory", "unless_broken"]
+__all__ = ["Compression", "Memory", "Memoryless", "all_finite", "error_memory", "unless_broken"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,15 @@ class Compression(Protocol):
             The sums, the same on all replicas to the bit, in shapes and types of `values`; and the
             memories' next values.
         """
+
+
+class Memoryless:
+    """A compression that keeps nothing from step to step."""
+
+    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+        """See `Compression.memory`."""
+        del specs, replicas
+        return []
 
 
 def error_memory(length: int, dtype: Any) -> Memory:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.updates.compression.base import Memory
+from tfdist.updates.compression.base import Memoryless
 from tfdist.updates.compression.layout import Layout, parts_for
 from tfdist.updates.compression.plain import sum_plainly
 
@@ -21,17 +21,12 @@ _LARGEST = 32768.0
 _LARGEST_SCALE = 1e36
 
 
-class Bfloat16:
+class Bfloat16(Memoryless):
     """Gradients travel as bfloat16, which has float32's range and 8 bits of precision.
 
     Each value is rounded before the addition and after it: the error is at most about 2^-8 of a
     sum's magnitudes. Gradients that are float16, which has 3 bits more, travel as float32.
     """
-
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
-        """See `Compression.memory`."""
-        del specs, replicas
-        return []
 
     def __call__(
         self, link: Link, values: Sequence[Any], memory: Sequence[Any]
@@ -47,7 +42,7 @@ class Bfloat16:
         return [sums[i] for i in range(len(values))], list(memory)
 
 
-class ScaledFloat16:
+class ScaledFloat16(Memoryless):
     """Gradients travel as float16, each tensor scaled such that its sum cannot overflow.
 
     With s the sum of the replicas' largest magnitudes in a tensor, its values travel times 32768/s:
@@ -56,11 +51,6 @@ class ScaledFloat16:
     but by what is there instead of by trial. A tensor with a NaN or an infinity on some replica is
     NaN throughout.
     """
-
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
-        """See `Compression.memory`."""
-        del specs, replicas
-        return []
 
     def __call__(
         self, link: Link, values: Sequence[Any], memory: Sequence[Any]

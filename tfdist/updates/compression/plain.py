@@ -1,4 +1,4 @@
-"""No compression."""
+"""Sums of tensors that are not compressed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfdist.updates.compression.base import Memory
-
 if TYPE_CHECKING:
     from tfdist.updates.link import Link
 
-__all__ = ["Plain", "sum_plainly"]
-
-
-class Plain:
-    """Gradients travel as they are, in one call of `Link.sum`."""
-
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
-        """See `Compression.memory`."""
-        del specs, replicas
-        return []
-
-    def __call__(
-        self, link: Link, values: Sequence[Any], memory: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """See `Compression`."""
-        return sum_plainly(link, values), list(memory)
+__all__ = ["sum_plainly"]
 
 
 def sum_plainly(link: Link, values: Sequence[Any]) -> list[Any]:
