@@ -11,6 +11,8 @@ __all__ = [
     "Single",
     "StartError",
     "TfdistError",
+    "place",
+    "plan_placement",
     "strategy",
 ]
 
@@ -25,6 +27,8 @@ __getattr__, __dir__ = lazy_attributes(
         "Single": "tfdist.strategies.single",
         "StartError": "tfdist.errors",
         "TfdistError": "tfdist.errors",
+        "place": "tfdist.placement.place",
+        "plan_placement": "tfdist.placement.plan",
         "strategy": "tfdist.strategies.factory",
     },
 )

@@ -44,6 +44,7 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target(name=PLAIN),
+        Target(name="devices", devices=4),
         Target(name="single", strategy="tfdist.strategies.single:Single"),
         Target(name="mirrored", strategy="tfdist.strategies.mirrored:Mirrored", devices=2),
         Target(

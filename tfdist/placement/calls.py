@@ -1,0 +1,143 @@
+"""Calls of layers on their devices, forward and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from tfdist.placement.devices import on
+
+__all__ = ["number_of", "placed_call"]
+
+_SCOPE = "placed-"
+_NUMBER = re.compile(_SCOPE + r"(\d+)(?:_\d+)?/")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A layer's method, and where it runs.
+
+    Attributes:
+        call: the method.
+        device: the full name of a device.
+        number: marks the operations.
+        losses: the lists that the layer and those in it add losses to.
+    """
+
+    call: Callable[..., Any]
+    device: str
+    number: int
+    losses: Callable[[], list[list[Any]]]
+
+
+def placed_call(
+    call: Callable[..., Any], device: str, number: int, losses: Callable[[], list[list[Any]]]
+) -> Callable[..., Any]:
+    """A layer's `call` that runs on a device, with its gradients.
+
+    TensorFlow puts what a tape computes where the tape is asked, which is the first device of the
+    process and not that of the layer. So the layer has a gradient of its own, with a tape inside.
+
+    Args:
+        call: the layer's method.
+        device: the full name of a device.
+        number: marks the layer's operations by name; see `number_of`.
+        losses: the lists that the layer and those in it add losses to.
+    """
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if in_stateless_scope() or _is_symbolic((args, kwargs)):
+            return call(*args, **kwargs)
+        with on(device), tf.name_scope(f"{_SCOPE}{number}"):
+            return _with_own_gradient(_Call(call, device, number, losses), args, kwargs)
+
+    return run
+
+
+def number_of(name: str) -> int | None:
+    """The number of the layer that an operation of a graph belongs to, by the operation's name."""
+    found = _NUMBER.search(name)
+    return int(found.group(1)) if found else None
+
+
+def _is_symbolic(values: Any) -> bool:
+    return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(values))
+
+
+def _with_own_gradient(made: _Call, args: Any, kwargs: Any) -> Any:
+    leaves = keras.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
+    lists = made.losses()
+    before = [len(each) for each in lists]
+    kept: dict[str, Any] = {}
+
+    def forward(*inputs: Any) -> Any:
+        given = list(leaves)
+        for i, value in zip(places, inputs, strict=True):
+            _copy_mask(leaves[i], value)
+            given[i] = value
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(inputs)
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), given)
+            outputs = made.call(*own_args, **own_kwargs)
+        added = [loss for each, start in zip(lists, before, strict=True) for loss in each[start:]]
+        kept["outputs"], kept["flat"] = outputs, [*keras.tree.flatten(outputs), *added]
+        tensors = [each for each in kept["flat"] if tf.is_tensor(each)]
+        return tensors, _backward(made, tape, inputs, tensors)
+
+    results = tf.custom_gradient(forward)(*(leaves[i] for i in places))
+    flat = iter(_in_place_of(kept["flat"], list(results)))
+    found = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
+    for each, start in zip(lists, before, strict=True):
+        each[start:] = [next(flat) for _ in each[start:]]
+    return found
+
+
+def _backward(
+    made: _Call, tape: tf.GradientTape, inputs: Sequence[Any], tensors: Sequence[Any]
+) -> Callable[..., Any]:
+    """What `tf.custom_gradient` calls for the gradients, on the layer's device too."""
+
+    def backward(*grads: Any, variables: Any = None) -> Any:
+        pairs = [(t, g) for t, g in zip(tensors, grads, strict=True) if _has_gradient(t)]
+        with on(made.device), tf.name_scope(f"{_SCOPE}{made.number}"):
+            found = tape.gradient(
+                [tensor for tensor, _ in pairs],
+                [*inputs, *(variables or [])],
+                output_gradients=[grad for _, grad in pairs],
+            )
+        if variables is None:
+            return found
+        return found[: len(inputs)], found[len(inputs) :]
+
+    return backward
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.dtype.is_floating
+
+
+def _in_place_of(flat: list[Any], results: list[Any]) -> list[Any]:
+    """Values of which the tensors are replaced by those with the layer's own gradient."""
+    following = iter(results)
+    found = []
+    for each in flat:
+        result = next(following) if tf.is_tensor(each) else each
+        _copy_mask(each, result)
+        found.append(result)
+    return found
+
+
+def _copy_mask(source: Any, target: Any) -> None:
+    """Keras keeps a tensor's mask as an attribute, which TensorFlow's copies do not have."""
+    mask = getattr(source, "_keras_mask", None)
+    if mask is not None and source is not target:
+        target._keras_mask = mask
