@@ -47,10 +47,14 @@ def existing(name: str) -> str:
 
 
 def _same_task(wanted: Any, spec: Any) -> bool:
-    if wanted.job is None:
-        local = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
-        return bool((spec.job, spec.task) == (local.job, local.task))
-    return bool((spec.job, spec.task) == (wanted.job, wanted.task or 0))
+    """Whether a device is of the task that a name means: this one, where it says none.
+
+    TensorFlow lists this process's devices without a task before it knows a cluster.
+    """
+    own = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
+    here = (own.job or "localhost", own.task or 0)
+    job, task = here if wanted.job is None else (wanted.job, wanted.task or 0)
+    return bool((spec.job or here[0], spec.task or 0) == (job, task))
 
 
 def _kind_of_task(wanted: Any, devices: list[str]) -> str:

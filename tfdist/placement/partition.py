@@ -17,7 +17,11 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 def split(
-    costs: Sequence[Cost], budgets: Sequence[float], *, slower: Sequence[float] | None = None
+    costs: Sequence[Cost],
+    budgets: Sequence[float],
+    *,
+    slower: Sequence[float] | None = None,
+    filled: bool = False,
 ) -> Cuts | None:
     """The best contiguous parts, one a device, in the order of the devices.
 
@@ -28,6 +32,7 @@ def split(
         costs: the layers' costs, in their order.
         budgets: bytes that each device has.
         slower: for each device by what factor it is slower.
+        filled: whether each device must have a layer.
 
     Returns:
         The beginning and end of each device's part, which may be empty; None where no split fits.
@@ -43,7 +48,7 @@ def split(
         if device == len(budgets):
             return (0.0, 0.0, ()) if begin == count else None
         found: tuple[float, float, Cuts] | None = None
-        for end in range(begin, count + 1):
+        for end in range(begin + filled, count + 1):
             if memory[end] - memory[begin] > budgets[device]:
                 break
             rest = best(end, device + 1)

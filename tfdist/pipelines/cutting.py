@@ -1,0 +1,194 @@
+"""Cutting a Functional model into chunks that run one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import ConfigError
+from tfdist.placement.units import graph_of, nodes_in_order, units_of
+
+__all__ = ["Call", "Chunk", "Cut", "check_cuttable", "cut"]
+
+#: A tensor of the graph: the calls of nested models that it is in, and the symbolic tensor's id.
+Key = tuple[tuple[int, ...], int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer or an operation.
+
+    Attributes:
+        path: the unit's path.
+        node: Keras's node.
+        reads: the tensors that it reads, in the order of the node's.
+        writes: the tensors that it makes.
+    """
+
+    path: str
+    node: Any
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+
+    @property
+    def layer(self) -> Any:
+        """The layer; None for an operation without weights."""
+        operation = self.node.operation
+        return operation if isinstance(operation, keras.Layer) else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chunk:
+    """A contiguous part of a model.
+
+    Attributes:
+        calls: in the order in which they run.
+        reads: tensors that come from earlier chunks or are inputs of the model.
+        writes: tensors that later chunks read, or outputs of the model for the last one.
+    """
+
+    calls: tuple[Call, ...]
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers, each once."""
+        return list({id(c.layer): c.layer for c in self.calls if c.layer is not None}.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
+    """A model in chunks.
+
+    Attributes:
+        graph: the Functional graph.
+        chunks: the parts.
+        inputs: the model's inputs, flat.
+        outputs: the model's outputs, flat.
+    """
+
+    graph: Any
+    chunks: tuple[Chunk, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+
+
+def cut(model: Any, chunk_of: Mapping[str, int], count: int) -> Cut:
+    """Cuts a model.
+
+    Args:
+        model: a Functional or Sequential model that is built; nested ones are taken apart.
+        chunk_of: the chunk of each unit, by path.
+        count: the number of chunks.
+
+    Raises:
+        ConfigError: if the model is no graph of layers, if a chunk has none, if a chunk would read
+            what a later one makes, or if a layer with weights is in two.
+    """
+    graph = check_cuttable(model)
+    aliases: dict[Key, Key] = {}
+    calls = list(_calls(graph, (), "", aliases))
+    numbers = [chunk_of[call.path] for call in calls]
+    _check(calls, numbers, count)
+    inputs = tuple(((), id(tensor)) for tensor in graph._inputs)
+    outputs = tuple(_resolved(((), id(tensor)), aliases) for tensor in graph._outputs)
+    made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
+    readers: dict[Key, set[int]] = {key: {count - 1} for key in outputs}
+    for call, number in zip(calls, numbers, strict=True):
+        for key in call.reads:
+            readers.setdefault(key, set()).add(number)
+    chunks = []
+    for number in range(count):
+        own = tuple(c for c, n in zip(calls, numbers, strict=True) if n == number)
+        needed = list(dict.fromkeys(key for call in own for key in call.reads))
+        needed += [key for key in outputs if number == count - 1 and key not in needed]
+        reads = tuple(key for key in needed if made.get(key, -1) < number)
+        writes = tuple(k for c in own for k in c.writes if max(readers.get(k, {0})) > number)
+        chunks.append(Chunk(own, reads, outputs if number == count - 1 else writes))
+    return Cut(graph, tuple(chunks), inputs, outputs)
+
+
+def check_cuttable(model: Any) -> Any:
+    """The Functional graph of a model.
+
+    Raises:
+        ConfigError: if it has none, or is not built.
+    """
+    units_of(model)
+    graph = graph_of(model)
+    if graph is None:
+        raise ConfigError(
+            f"strategy='pipeline' cannot cut the model {model.name!r}, a {type(model).__name__} "
+            "whose `call` is Python code. Build it with keras.Sequential or the functional API; "
+            "its layers may be of any kind."
+        )
+    return graph
+
+
+def _calls(
+    graph: Any, within: tuple[int, ...], prefix: str, aliases: dict[Key, Key]
+) -> Iterator[Call]:
+    for number, node in enumerate(nodes_in_order(graph)):
+        reads = tuple(_resolved((within, id(t)), aliases) for t in node.input_tensors)
+        inner = graph_of(node.operation)
+        path = prefix + node.operation.name
+        if inner is None:
+            yield Call(path, node, reads, tuple((within, id(t)) for t in node.outputs))
+            continue
+        deeper = (*within, number)
+        for tensor, key in zip(inner._inputs, reads, strict=True):
+            aliases[(deeper, id(tensor))] = key
+        yield from _calls(inner, deeper, f"{path}/", aliases)
+        for tensor, own in zip(node.outputs, inner._outputs, strict=True):
+            aliases[(within, id(tensor))] = _resolved((deeper, id(own)), aliases)
+
+
+def _resolved(key: Key, aliases: Mapping[Key, Key]) -> Key:
+    while key in aliases:
+        key = aliases[key]
+    return key
+
+
+def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
+    empty = sorted(set(range(count)) - set(numbers))
+    if empty:
+        paths = len({call.path for call in calls})
+        raise ConfigError(
+            f"{count} stages are more than the model can be cut into: it has {paths} layers, and "
+            f"none would be left for stage {empty[0]}. Give fewer stages."
+        )
+    made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
+    homes: dict[int, tuple[int, str]] = {}
+    for call, number in zip(calls, numbers, strict=True):
+        late = [made[key] for key in call.reads if made.get(key, 0) > number]
+        if late:
+            raise ConfigError(
+                f"The layer {call.path!r} of stage {number} reads what stage {max(late)} makes. "
+                "Stages follow the order of the model: move it to a later one."
+            )
+        if call.layer is not None and call.layer.weights:
+            home = homes.setdefault(id(call.layer), (number, call.path))
+            _check_home(home, number)
+            _check_state(call)
+
+
+def _check_home(home: tuple[int, str], number: int) -> None:
+    if home[0] != number:
+        raise ConfigError(
+            f"The layer {home[1]!r} is called in stages {home[0]} and {number}, and its weights "
+            "can be in one only. Put both calls into one stage, or use two layers."
+        )
+
+
+def _check_state(call: Call) -> None:
+    for layer in call.layer._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise ConfigError(
+                f"The layer {call.path!r} is stateful: it goes on from the batch before, and a "
+                "pipeline's microbatches have no order. Make it with stateful=False, or use "
+                "strategy='single'."
+            )

@@ -1,0 +1,258 @@
+"""A pipeline of threads, one for each device, that trains on one batch after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipelines.board import Board, PipelineError
+from tfdist.pipelines.cutting import Cut
+from tfdist.pipelines.parts import Part
+from tfdist.pipelines.schedules import Box, Kind, Program, Step, is_synchronous, version
+from tfdist.pipelines.shape import Shape
+from tfdist.pipelines.store import Batch, Store
+from tfdist.pipelines.sums import GradientSums
+from tfdist.pipelines.worker import Loss, Worker
+
+__all__ = ["Apply", "Engine"]
+
+#: Applies and clears the sums of gradients of some chunks, over all replicas. The second is the
+#: number of updates that came before; None to count as the optimizer does.
+Apply = Callable[[Sequence[tuple[Part, Sequence[GradientSums]]], int | None], None]
+
+
+class Engine:
+    """Trains a model in chunks by a schedule.
+
+    Args:
+        shape: how.
+        cut: the model.
+        devices: full names; for each replica one for each stage.
+        loss: the loss of the last chunk's outputs.
+        apply: applies gradients.
+        iterations: reads the optimizer's count of updates.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        cut: Cut,
+        devices: Sequence[Sequence[str]],
+        loss: Loss,
+        apply: Apply,
+        iterations: Callable[[], int],
+    ) -> None:
+        self.shape, self._cut, self._apply, self._iterations = shape, cut, apply, iterations
+        self._board = Board(shape.timeout)
+        self.parts = _parts(shape, cut, devices)
+        self._store = Store(cut, self.parts, shape.old_versions, self._board, self._update)
+        self.workers = [
+            [self._worker(device, replica, loss) for device in range(shape.stages)]
+            for replica in range(shape.replicas)
+        ]
+        self._number = self._empty_since = self._updates_before = 0
+        self._programs = self._new_programs()
+
+    @property
+    def number(self) -> int:
+        """How many batches there were."""
+        return self._number
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch is under way."""
+        return self._number == self._empty_since
+
+    def train(self, inputs: Sequence[Sequence[Any]], batch: Batch) -> dict[int, float]:
+        """Gives the pipeline a batch; a synchronous schedule ends it before this returns.
+
+        Args:
+            inputs: for each microbatch the model's inputs, flat.
+            batch: the batch, of which number and versions are filled in here.
+
+        Returns:
+            The losses of the batches that have ended, by number.
+
+        Raises:
+            PipelineError: if a device does not answer in time or has too little memory.
+        """
+        separate = is_synchronous(self.shape.schedule)
+        if separate or self.is_empty:
+            self._store.reload()
+            self._empty_since, self._updates_before = self._number, self._iterations()
+        number = self._number
+        self._number += 1
+        versions = [self._version(chunk, number) for chunk in range(len(self._cut.chunks))]
+        batch = dataclasses.replace(batch, number=number, version=versions)
+        count = len(batch.sizes)
+        chunks = len(self._cut.chunks)
+        self._store.expect(number, 2 * chunks * count)
+        self._feed(inputs, number)
+        for replica, workers in enumerate(self.workers):
+            for worker in workers:
+                self._push(worker, self._steps(worker, replica, number, count), batch)
+        if separate:
+            self._wait(number)
+            self._apply_all()
+        else:
+            self._wait(number - self.shape.batches_ahead)
+        return self._store.take_losses()
+
+    def flush(self) -> dict[int, float]:
+        """Ends all batches under way; afterwards Keras's variables have what was trained.
+
+        Returns:
+            The losses of the batches that have ended, by number.
+        """
+        if self.is_empty or is_synchronous(self.shape.schedule):
+            return {}
+        for worker, program in zip(self.workers[0], self._programs, strict=True):
+            self._push(worker, program.drain(), None)
+        self._wait(self._number - 1)
+        self._store.write_state()
+        self._empty_since = self._number
+        return self._store.take_losses()
+
+    def boxes(self) -> list[Box]:
+        """The steps of the last batches, with their times."""
+        rows = [worker for workers in self.workers for worker in workers]
+        found = []
+        for row, worker in enumerate(rows):
+            found += [dataclasses.replace(box, device=row) for box in list(worker.boxes)]
+        return sorted(found, key=lambda box: box.begin)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for workers in self.workers:
+            for worker in workers:
+                worker.close()
+
+    def _worker(self, device: int, replica: int, loss: Loss) -> Worker:
+        stages = self.shape.stages
+        own = {part.number: part for part in self.parts[replica] if part.number % stages == device}
+        last = len(self._cut.chunks) - 1
+        return Worker(
+            device, replica, own, self._store, self._board, last, loss, self.shape.recompute
+        )
+
+    def _new_programs(self) -> list[Program]:
+        """The programs of a schedule without a flush, which go on from batch to batch."""
+        shape = self.shape
+        return [
+            Program(shape.schedule, shape.stages, shape.microbatches, device, virtual=shape.virtual)
+            for device in range(shape.stages)
+        ]
+
+    def _steps(self, worker: Worker, replica: int, number: int, count: int) -> list[Step]:
+        """A worker's next steps, with the numbers that microbatches have in the whole batch."""
+        shape = self.shape
+        if not is_synchronous(shape.schedule):
+            return self._programs[worker.device].push(number)
+        own = range(replica, count, shape.replicas)
+        steps = shape.steps_of(worker.device, len(own), number) if own else []
+        return [
+            dataclasses.replace(step, microbatch=own[step.microbatch])
+            for step in steps
+            if step.kind is not Kind.UPDATE
+        ]
+
+    def _push(self, worker: Worker, steps: Sequence[Step], batch: Batch | None) -> None:
+        for step in steps:
+            if step.kind is Kind.FORWARD and batch is not None:
+                self._store.batches[step.batch] = batch
+            if step.kind is Kind.UPDATE:
+                self._store.expect(step.batch, 1)
+            worker.push(step, self._store.batches[step.batch])
+
+    def _feed(self, inputs: Sequence[Sequence[Any]], number: int) -> None:
+        for microbatch, tensors in enumerate(inputs):
+            for key, tensor in zip(self._cut.inputs, tensors, strict=True):
+                for reader in self._store.readers(key):
+                    self._board.put(("F", number, microbatch, reader, key), (tensor, None))
+
+    def _version(self, chunk: int, number: int) -> int:
+        shape = self.shape
+        if is_synchronous(shape.schedule):
+            return 0
+        late = number - self._empty_since
+        return version(shape.schedule, shape.stages, chunk, late, vertical_sync=shape.vertical_sync)
+
+    def _wait(self, number: int) -> None:
+        """Waits until all batches up to one have ended.
+
+        Raises:
+            PipelineError: if they do not, or a device has too little memory.
+        """
+        self._store.wait(number, self.shape.timeout)
+        error = self._board.error
+        if error is not None:
+            self._abandon()
+            raise _explained(error, self) from error
+
+    def _abandon(self) -> None:
+        """Leaves nothing of a training that has failed to the next one."""
+        for workers in self.workers:
+            for worker in workers:
+                worker.settle(self.shape.timeout)
+        self._store.forget()
+        self._board.clear()
+        for workers in self.workers:
+            for worker in workers:
+                worker.forget()
+        self._empty_since = self._number
+        self._programs = self._new_programs()
+
+    def _apply_all(self) -> None:
+        self._apply(
+            [(part, self._sums(part.number)) for part in self.parts[0] if part.weights], None
+        )
+        self._store.write_state()
+
+    def _update(self, step: Step, batch: Batch) -> None:
+        """Applies the gradients of one device's weights."""
+        own = [part for part in self.parts[0] if part.number % self.shape.stages == step.chunk]
+        before = self._updates_before + batch.number - self._empty_since
+        self._apply([(part, self._sums(part.number)) for part in own if part.weights], before)
+        for part in own:
+            self._store.renew(part.number)
+
+    def _sums(self, chunk: int) -> list[GradientSums]:
+        return [workers[chunk % self.shape.stages].sums[chunk] for workers in self.workers]
+
+
+def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[list[Part]]:
+    """The chunks on the devices of each replica of the pipeline."""
+    found: list[list[Part]] = []
+    for names in devices:
+        found.append(
+            [
+                Part(
+                    number,
+                    chunk,
+                    names[number % shape.stages],
+                    found[0][number] if found else None,
+                )
+                for number, chunk in enumerate(cut.chunks)
+            ]
+        )
+    return found
+
+
+def _explained(error: BaseException, engine: Engine) -> BaseException:
+    """The error of a stage; one about memory with what the stages hold."""
+    if not isinstance(error, tf.errors.ResourceExhaustedError):
+        return error
+    held = "; ".join(
+        f"stage {part.number} on {part.device}: {part.weight_bytes / 2**20:.1f} MiB of weights"
+        for part in engine.parts[0]
+    )
+    live = ", ".join(str(worker.live) for worker in engine.workers[0])
+    note = " ".join(getattr(error, "__notes__", []))
+    return PipelineError(
+        f"A stage ran out of memory {note.removeprefix('tfdist: ')}. {held}. Gradients and the "
+        f"optimizer's state come on top, and the activations of {live} microbatches at once on the "
+        "devices. Give more stages, more microbatches, --recompute, or the schedule 1f1b."
+    )

@@ -1,0 +1,84 @@
+"""The seams of Keras where a model is trained as a pipeline."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.callbacks.callback_list import CallbackList
+
+from tfdist.keras.hooks import Hook
+from tfdist.pipelines.training import PipelineFunction
+
+__all__ = ["flush", "hooks"]
+
+_FUNCTION = "_tfdist_pipeline"
+
+
+def hooks(make: Callable[[Any], PipelineFunction]) -> list[Hook]:
+    """The seams, for one strategy.
+
+    Args:
+        make: makes a model's training function.
+    """
+    looks = [
+        name
+        for name in ("evaluate", "predict", "save", "save_weights")
+        if hasattr(TensorFlowTrainer, name)
+    ]
+    return [
+        Hook(TensorFlowTrainer, "make_train_function", _piped(make)),
+        *(
+            Hook(TensorFlowTrainer, name, _flushed)
+            for name in looks
+            if hasattr(TensorFlowTrainer, name)
+        ),
+        Hook(CallbackList, "on_epoch_end", _flushed_callbacks),
+        Hook(CallbackList, "on_train_end", _flushed_callbacks),
+    ]
+
+
+def flush(model: Any) -> None:
+    """Ends all batches of a model that are under way."""
+    function = vars(model).get(_FUNCTION) if model is not None else None
+    if function is not None:
+        function.flush()
+
+
+def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make_train_function(self: Any, force: bool = False) -> Any:
+            if self.train_function is not None and not force:
+                return self.train_function
+            before = vars(self).get(_FUNCTION)
+            if before is not None:
+                before.close()
+            function = make(self)
+            object.__setattr__(self, _FUNCTION, function)
+            self.train_function = function
+            return function
+
+        return make_train_function
+
+    return hook
+
+
+def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        flush(self)
+        return original(self, *args, **kwargs)
+
+    return look
+
+
+def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def callback(self: Any, *args: Any, **kwargs: Any) -> Any:
+        flush(getattr(self, "_model", None))
+        return original(self, *args, **kwargs)
+
+    return callback

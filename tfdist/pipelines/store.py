@@ -1,0 +1,216 @@
+"""What the threads of a pipeline share: weights by version, state, losses, and what is done."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipelines.board import Board, PipelineError
+from tfdist.pipelines.cutting import Cut, Key
+from tfdist.pipelines.parts import Part
+from tfdist.pipelines.schedules import Step
+from tfdist.placement.devices import on
+
+__all__ = ["Batch", "Store", "Update"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What all threads know of a global batch.
+
+    Attributes:
+        number: its number since the pipeline was made.
+        examples: for each microbatch its inputs, labels and sample weights.
+        sizes: for each microbatch its examples.
+        scale: what losses are multiplied by before their gradients are taken.
+        version: for each chunk the version of its weights.
+    """
+
+    number: int
+    examples: Sequence[Any]
+    sizes: Sequence[int]
+    scale: float
+    version: Sequence[int]
+
+    @property
+    def shares(self) -> list[float]:
+        """For each microbatch its part of the examples."""
+        return [size / sum(self.sizes) for size in self.sizes]
+
+
+#: Applies the gradients of a device's chunks, where each device does so by itself.
+Update = Callable[[Step, Batch], None]
+
+
+class Store:
+    """Weights, state and results, for all threads.
+
+    Args:
+        cut: the model in chunks.
+        parts: the chunks on their devices; those of the other replicas of the pipeline after them.
+        versions: how many old versions of the weights are kept.
+        board: stops all that wait, after an error.
+        update: see `Update`.
+
+    Attributes:
+        batches: those under way, by number.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        parts: Sequence[Sequence[Part]],
+        versions: int,
+        board: Board,
+        update: Update,
+    ) -> None:
+        self._parts, self._board = parts, board
+        self._versions, self.update = versions, update
+        self.batches: dict[int, Batch] = {}
+        self._made: dict[Key, bool] = {}
+        self._readers: dict[Key, list[int]] = collections.defaultdict(list)
+        for number, chunk in enumerate(cut.chunks):
+            for key in chunk.reads:
+                self._readers[key].append(number)
+            for call in chunk.calls:
+                for key, symbol in zip(call.writes, call.node.outputs, strict=True):
+                    self._made[key] = tf.as_dtype(symbol.dtype).is_floating
+        self._changed = threading.Condition()
+        self._finished: list[int] = []
+        self._left: collections.Counter[int] = collections.Counter()
+        self.reload()
+
+    def reload(self) -> None:
+        """Reads weights and state anew, as the program may have changed them."""
+        count = len(self._parts[0])
+        self._current = [0] * count
+        self._weights = [[{0: part.read("weights")} for part in parts] for parts in self._parts]
+        self._state = [part.read("state") for part in self._parts[0]]
+        self._states: dict[tuple[int, int], list[Any]] = {}
+        self._losses: dict[int, list[Any]] = collections.defaultdict(list)
+
+    def weights(self, chunk: int, version: int, replica: int) -> list[Any]:
+        """The values of a chunk's weights after so many updates since `reload`."""
+        return list(self._weights[replica][chunk][version])
+
+    def renew(self, chunk: int) -> None:
+        """Notes that a chunk's weights have had an update."""
+        number = self._current[chunk] + 1
+        for replica, parts in enumerate(self._parts):
+            part, held = parts[chunk], self._weights[replica][chunk]
+            for old in [v for v in held if v < number - self._versions]:
+                del held[old]
+            held[number] = part.read("weights")
+        self._current[chunk] = number
+
+    def state(self, chunk: int, replica: int) -> list[Any]:
+        """The values of a chunk's other variables at the begin of a batch."""
+        if replica == 0:
+            return list(self._state[chunk])
+        with on(self._parts[replica][chunk].device):
+            return [tf.identity(value) for value in self._state[chunk]]
+
+    def note_state(self, step: Step, batch: Batch, following: Sequence[Any]) -> None:
+        """Notes what a microbatch makes of the state, which becomes the average over the batch."""
+        part = self._parts[0][step.chunk]
+        if not part.state:
+            return
+        with self._changed:
+            noted = self._states.setdefault((step.batch, step.chunk), [])
+            noted.append((step.microbatch, list(following)))
+            if len(noted) < len(batch.shares):
+                return
+            del self._states[step.batch, step.chunk]
+        noted.sort(key=lambda each: each[0])
+        with on(part.device):
+            self._state[step.chunk] = [
+                _average([values[i] for _, values in noted], batch.shares)
+                for i in range(len(part.state))
+            ]
+
+    def write_state(self) -> None:
+        """Puts the state into Keras's variables."""
+        for part, values in zip(self._parts[0], self._state, strict=True):
+            with on(part.device):
+                for variable, value in zip(part.state, values, strict=True):
+                    variable._value.assign(value)
+
+    def note_loss(self, step: Step, loss: Any) -> None:
+        """Notes a chunk's part of the loss of a batch."""
+        with self._changed:
+            self._losses[step.batch].append(loss)
+
+    def take_losses(self) -> dict[int, float]:
+        """The losses of the batches that have ended since the last call."""
+        with self._changed:
+            found = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
+            self._finished.clear()
+        return {number: sum(float(loss) for loss in losses) for number, losses in found.items()}
+
+    def readers(self, key: Key) -> list[int]:
+        """The chunks that read a tensor."""
+        return self._readers[key]
+
+    def is_floating(self, key: Key) -> bool:
+        """Whether a tensor that a chunk makes has gradients."""
+        return self._made[key]
+
+    def is_made(self, key: Key) -> bool:
+        """Whether a chunk makes a tensor; else it is an input of the model."""
+        return key in self._made
+
+    def expect(self, batch: int, steps: int) -> None:
+        """Notes how many more steps a batch takes."""
+        with self._changed:
+            self._left[batch] += steps
+
+    def done(self, step: Step) -> None:
+        """Notes that a step has ended, well or not."""
+        with self._changed:
+            self._left[step.batch] -= 1
+            if not self._left[step.batch]:
+                del self._left[step.batch]
+                self._finished.append(step.batch)
+                self.batches.pop(step.batch, None)
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Drops what a failed training has left."""
+        with self._changed:
+            self._left.clear()
+            self._losses.clear()
+            self._states.clear()
+            self._finished.clear()
+            self.batches.clear()
+
+    def wait(self, number: int, seconds: float) -> None:
+        """Waits until no batch up to one is under way, or a thread has failed.
+
+        Raises:
+            PipelineError: if that does not come in time.
+        """
+        end = time.monotonic() + seconds
+        with self._changed:
+            while self._board.error is None and any(each <= number for each in self._left):
+                left = end - time.monotonic()
+                if left <= 0:
+                    batches = ", ".join(map(str, sorted(self._left)))
+                    raise PipelineError(
+                        f"The pipeline did not finish batch {batches} within {seconds:.0f} s. A "
+                        "device hangs, or is much slower than the others: see its task's log."
+                    )
+                # An error is put on the board, not here.
+                self._changed.wait(min(left, 0.2))
+
+
+def _average(values: Sequence[Any], shares: Sequence[float]) -> Any:
+    """Statistics are averaged by examples; random numbers go on where the first microbatch ends."""
+    if not values[0].dtype.is_floating:
+        return tf.identity(values[0])
+    return tf.add_n([value * share for value, share in zip(values, shares, strict=True)])

@@ -1,0 +1,124 @@
+"""A model in stages, each on a device of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import HookSet
+from tfdist.pipelines import hooks
+from tfdist.pipelines.schedules import Box, check
+from tfdist.pipelines.shape import Shape
+from tfdist.pipelines.training import PipelineFunction
+from tfdist.placement.devices import existing
+from tfdist.strategies.base import Scope, StrategyMixin
+
+
+class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+    """Trains a model in stages: each device computes its stage of one microbatch after the other.
+
+    A Functional or Sequential model is cut into contiguous chunks when `fit` sees the first batch.
+    `evaluate` and `predict` run the stages one after the other.
+
+    Args:
+        devices: names of devices: those of the stages, in their order; those of a second replica of
+            the pipeline after them, and so on.
+        stages: devices of a replica; all by default.
+        microbatches: parts of a batch, over all replicas; by default one without a flush
+            (`"pipedream"`), else four for each device.
+        schedule: a key of `tfdist.pipelines.schedules.SCHEDULES`.
+        virtual: with `"interleaved"`, chunks on each device.
+        cuts: the paths of the layers that the second chunk and those after it begin with, or rules
+            and chunks as a mapping; planned by measurement where it is left out.
+        recompute: run forward passes again in backward passes, instead of keeping activations: of
+            all stages, or those of some numbers.
+        vertical_sync: with `"pipedream"`, let all stages use the first stage's version of weights.
+        timeout: seconds that a stage may wait for another.
+
+    Raises:
+        ConfigError: if the options conflict, or a device does not exist.
+    """
+
+    name = "pipeline"
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        stages: int | None = None,
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        virtual: int = 1,
+        cuts: Sequence[str] | Mapping[str, int] | None = None,
+        recompute: bool | Sequence[int] = False,
+        vertical_sync: bool = False,
+        timeout: float = 600.0,
+    ) -> None:
+        stages = stages or len(devices)
+        replicas, rest = divmod(len(devices), stages)
+        if rest or not replicas:
+            raise ConfigError(
+                f"stages={stages} does not divide the {len(devices)} devices of the pipeline. Give "
+                "a multiple: each replica of the pipeline has one device for each stage."
+            )
+        if microbatches is None:
+            microbatches = 1 if schedule == "pipedream" else 4 * len(devices)
+        check(schedule, stages, microbatches, virtual)
+        _check_replicas(replicas, microbatches, schedule)
+        chunks = range(stages * virtual)
+        again = chunks if recompute is True else recompute or ()
+        self.shape = Shape(
+            schedule=schedule,
+            stages=stages,
+            microbatches=microbatches,
+            virtual=virtual,
+            replicas=replicas,
+            recompute=frozenset(again),
+            vertical_sync=vertical_sync,
+            timeout=timeout,
+        )
+        names = [existing(device) for device in devices]
+        self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
+        self._cuts = cuts
+        super().__init__("/CPU:0")
+        self._hooks = HookSet(lambda: hooks.hooks(self._function))
+
+    def scope(self) -> Any:
+        """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
+        return Scope(tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
+
+    def flush(self, model: Any) -> None:
+        """Ends all batches under way, so that the weights are those of all batches given.
+
+        `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
+        `train_on_batch` does it before it looks at weights.
+
+        Args:
+            model: the Keras model.
+        """
+        hooks.flush(model)
+
+    def boxes(self, model: Any) -> list[Box]:
+        """The last steps of a model's stages, with their times; see `tfdist.pipelines.timeline`."""
+        engine = model.train_function.engine
+        return [] if engine is None else engine.boxes()
+
+    def _function(self, model: Any) -> PipelineFunction:
+        return PipelineFunction(model, self.shape, self._names, self._cuts)
+
+
+def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:
+    if replicas > 1 and schedule in ("pipedream", "2bw"):
+        raise ConfigError(
+            f"{replicas} replicas of the pipeline conflict with schedule={schedule!r}, whose "
+            "stages update their weights by themselves. Choose schedule='1f1b', or as many stages "
+            "as devices."
+        )
+    if microbatches % replicas:
+        raise ConfigError(
+            f"microbatches={microbatches} cannot be shared out to {replicas} replicas of the "
+            "pipeline. Give a multiple."
+        )
