@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -91,7 +92,8 @@ def cut(model: Any, chunk_of: Mapping[str, int], count: int) -> Cut:
     """
     graph = check_cuttable(model)
     aliases: dict[Key, Key] = {}
-    calls = list(_calls(graph, (), "", aliases))
+    paths = {id(unit.operation): unit.path for unit in units_of(model)}
+    calls = list(_calls(graph, (), paths, aliases))
     numbers = [chunk_of[call.path] for call in calls]
     _check(calls, numbers, count)
     inputs = tuple(((), id(tensor)) for tensor in graph._inputs)
@@ -116,9 +118,9 @@ def check_cuttable(model: Any) -> Any:
     """The Functional graph of a model.
 
     Raises:
-        ConfigError: if it has none, or is not built.
+        ConfigError: if it has none, is not built, or has a layer that is stateful.
     """
-    units_of(model)
+    units = units_of(model)
     graph = graph_of(model)
     if graph is None:
         raise ConfigError(
@@ -126,23 +128,32 @@ def check_cuttable(model: Any) -> Any:
             "whose `call` is Python code. Build it with keras.Sequential or the functional API; "
             "its layers may be of any kind."
         )
+    for unit in units:
+        for layer in unit.operation._flatten_layers() if unit.is_layer else ():
+            if getattr(layer, "stateful", False):
+                raise ConfigError(
+                    f"The layer {unit.path!r} is stateful: it goes on from the batch before, and a "
+                    "pipeline's microbatches have no order. Make it with stateful=False, or use "
+                    "strategy='single'."
+                )
     return graph
 
 
 def _calls(
-    graph: Any, within: tuple[int, ...], prefix: str, aliases: dict[Key, Key]
+    graph: Any, within: tuple[int, ...], paths: Mapping[int, str], aliases: dict[Key, Key]
 ) -> Iterator[Call]:
     for number, node in enumerate(nodes_in_order(graph)):
         reads = tuple(_resolved((within, id(t)), aliases) for t in node.input_tensors)
         inner = graph_of(node.operation)
-        path = prefix + node.operation.name
         if inner is None:
-            yield Call(path, node, reads, tuple((within, id(t)) for t in node.outputs))
+            yield Call(
+                paths[id(node.operation)], node, reads, tuple((within, id(t)) for t in node.outputs)
+            )
             continue
         deeper = (*within, number)
         for tensor, key in zip(inner._inputs, reads, strict=True):
             aliases[(deeper, id(tensor))] = key
-        yield from _calls(inner, deeper, f"{path}/", aliases)
+        yield from _calls(inner, deeper, paths, aliases)
         for tensor, own in zip(node.outputs, inner._outputs, strict=True):
             aliases[(within, id(tensor))] = _resolved((deeper, id(own)), aliases)
 
@@ -162,33 +173,17 @@ def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
             f"none would be left for stage {empty[0]}. Give fewer stages."
         )
     made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
-    homes: dict[int, tuple[int, str]] = {}
+    times = collections.Counter(call.path for call in calls)
     for call, number in zip(calls, numbers, strict=True):
-        late = [made[key] for key in call.reads if made.get(key, 0) > number]
-        if late:
+        late = max((made[key] for key in call.reads if key in made), default=0)
+        if late > number and times[call.path] > 1:
             raise ConfigError(
-                f"The layer {call.path!r} of stage {number} reads what stage {max(late)} makes. "
-                "Stages follow the order of the model: move it to a later one."
+                f"The layer {call.path!r} is called {times[call.path]} times, and its weights are "
+                f"in stage {number}, but one call reads what stage {late} makes. Put all that is "
+                "between its calls into one stage, or use a layer for each call."
             )
-        if call.layer is not None and call.layer.weights:
-            home = homes.setdefault(id(call.layer), (number, call.path))
-            _check_home(home, number)
-            _check_state(call)
-
-
-def _check_home(home: tuple[int, str], number: int) -> None:
-    if home[0] != number:
-        raise ConfigError(
-            f"The layer {home[1]!r} is called in stages {home[0]} and {number}, and its weights "
-            "can be in one only. Put both calls into one stage, or use two layers."
-        )
-
-
-def _check_state(call: Call) -> None:
-    for layer in call.layer._flatten_layers():
-        if getattr(layer, "stateful", False):
+        if late > number:
             raise ConfigError(
-                f"The layer {call.path!r} is stateful: it goes on from the batch before, and a "
-                "pipeline's microbatches have no order. Make it with stateful=False, or use "
-                "strategy='single'."
+                f"The layer {call.path!r} of stage {number} reads what stage {late} makes. Stages "
+                "follow the order of the model: move it to a later one."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ __all__ = ["Apply", "Engine"]
 #: Applies and clears the sums of gradients of some chunks, over all replicas. The second is the
 #: number of updates that came before; None to count as the optimizer does.
 Apply = Callable[[Sequence[tuple[Part, Sequence[GradientSums]]], int | None], None]
+
+
+#: Seconds between two looks whether a thread has failed, where another is waited for.
+_LOOK_SECONDS = 0.2
 
 
 class Engine:
@@ -97,9 +102,19 @@ class Engine:
         if separate:
             self._wait(number)
             self._apply_all()
+            self._empty_since = self._number
         else:
             self._wait(number - self.shape.batches_ahead)
         return self._store.take_losses()
+
+    def wait_for(self, event: threading.Event) -> None:
+        """Waits for what a thread of the pipeline sets.
+
+        Raises:
+            PipelineError: if a thread has failed before, or its waiting has.
+        """
+        while not event.wait(_LOOK_SECONDS):
+            self._raise_if_failed()
 
     def flush(self) -> dict[int, float]:
         """Ends all batches under way; afterwards Keras's variables have what was trained.
@@ -187,6 +202,9 @@ class Engine:
             PipelineError: if they do not, or a device has too little memory.
         """
         self._store.wait(number, self.shape.timeout)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
         error = self._board.error
         if error is not None:
             self._abandon()

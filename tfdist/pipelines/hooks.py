@@ -35,6 +35,7 @@ def hooks(make: Callable[[Any], PipelineFunction]) -> list[Hook]:
             for name in looks
             if hasattr(TensorFlowTrainer, name)
         ),
+        Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _complete),
         Hook(CallbackList, "on_epoch_end", _flushed_callbacks),
         Hook(CallbackList, "on_train_end", _flushed_callbacks),
     ]
@@ -73,6 +74,20 @@ def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return look
+
+
+def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The logs of an epoch, once all of its batches have ended."""
+
+    @functools.wraps(original)
+    def results(self: Any, logs: Any) -> Any:
+        function = vars(self).get(_FUNCTION)
+        if function is not None and function.is_under_way:
+            function.flush()
+            logs = self.get_metrics_result()
+        return original(self, logs)
+
+    return results
 
 
 def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,6 +73,7 @@ class PipelineFunction:
         self._sizes: dict[int, int] = {}
         self._steps_of_loss: dict[tuple[int, int, int], Any] = {}
         self._lock = threading.Lock()
+        self._measured = threading.Event()
         self._graph: Any = None
         self._loss = tf.function(self._compute_loss, autograph=False, reduce_retracing=True)
         self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
@@ -105,9 +106,14 @@ class PipelineFunction:
         if self.engine is not None:
             self.engine.close()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are batches that have not ended."""
+        return self.engine is not None and not self.engine.is_empty
+
     def flush(self) -> None:
         """Ends all batches under way, so that the weights are those of all batches given."""
-        if self.engine is not None and not self.engine.is_empty:
+        if self.engine is not None and self.is_under_way:
             self._track(self.engine.flush())
 
     def _step(self, data: Any) -> None:
@@ -135,6 +141,8 @@ class PipelineFunction:
         )
         self._sizes[engine.number] = examples
         self._track(engine.train(inputs, batch))
+        # Keras's metrics have a result when they have seen a microbatch.
+        engine.wait_for(self._measured)
 
     def _build(self, data: Any, size: int) -> Engine:
         """Cuts and places the model when the first batch is known."""
@@ -172,9 +180,12 @@ class PipelineFunction:
         loss = self._loss(y, weight, outputs.tensors, outputs.masks, counts)
         with self._lock:
             self._metrics(x, y, weight, outputs.tensors)
+        self._measured.set()
         return loss
 
     def _compute_loss(self, y: Any, weight: Any, tensors: Any, masks: Any, counts: Any) -> Any:
+        # Of a size that is known Keras weighs some batches by it, and those of other sizes by 1.
+        y, weight, tensors = keras.tree.map_structure(_of_any_size, (y, weight, tensors))
         for tensor, mask in zip(tensors, masks, strict=True):
             if mask is not None:
                 tensor._keras_mask = mask
@@ -223,6 +234,12 @@ class PipelineFunction:
         for _, parts in sums:
             for each in parts:
                 each.clear()
+
+
+def _of_any_size(tensor: Any) -> Any:
+    if tensor is None or not tensor.shape.rank:
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
 
 
 def _check(model: Any, shape: Shape) -> None:

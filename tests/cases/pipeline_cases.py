@@ -1,0 +1,388 @@
+"""Pipelines on the four logical CPU devices of one process, and what they are compared with."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import placement_cases as placed
+from tests.cases.placement_cases import apart
+from tfdist.pipelines.schedules import live_activations, make, version
+from tfdist.strategies.pipeline import Pipeline
+
+layers = keras.layers
+
+
+def dense(depth: int = 6) -> keras.Model:
+    hidden = [
+        layers.Dense(16, "tanh", name=f"dense{i}", kernel_regularizer="l2") for i in range(depth)
+    ]
+    return keras.Sequential([keras.Input((12,)), *hidden, layers.Dense(3, name="head")])
+
+
+def two_headed() -> keras.Model:
+    """Two inputs, and two outputs of which one is made in the middle."""
+    a, b = keras.Input((12,), name="a"), keras.Input((12,), name="b")
+    h = layers.Dense(16, "relu", name="first")(a)
+    early = layers.Dense(3, name="early")(h)
+    h = layers.Dense(16, "relu", name="second")(h)
+    h = layers.Concatenate(name="join")([h, layers.Dense(8, name="other")(b)])
+    return keras.Model({"a": a, "b": b}, {"early": early, "late": layers.Dense(3, name="late")(h)})
+
+
+def branched() -> keras.Model:
+    """The branched model of the placement, without what a microbatch changes: statistics, loops."""
+    encoder = keras.Sequential(
+        [keras.Input((12,)), layers.Dense(16, "relu", name="one"), layers.Dense(16, name="two")],
+        name="encoder",
+    )
+    x, ids = keras.Input((12,)), keras.Input((5,), dtype="int32")
+    read = encoder(x)
+    h = layers.Embedding(20, 16, mask_zero=True, name="embedding")(ids)
+    h = layers.LSTM(16, name="lstm")(h)
+    for i in range(3):
+        h = layers.Dense(16, "tanh", name=f"decoder{i}")(h) + read
+    h = placed.Gated(name="gated")(h, other=read)
+    return keras.Model([x, ids], layers.Dense(3, name="head")(h))
+
+
+MODELS = {"dense": dense, "two_headed": two_headed, "branched": branched}
+
+
+def data(name: str, examples: int = 80) -> tuple[Any, Any, Any]:
+    """Inputs, labels and sample weights."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(examples, 12)).astype("float32")
+    y = rng.integers(0, 3, examples)
+    weights = rng.uniform(0.1, 2.0, examples).astype("float32")
+    if name == "two_headed":
+        other = rng.normal(size=(examples, 12)).astype("float32")
+        heads = {"early": y, "late": (y + 1) % 3}
+        return {"a": x, "b": other}, heads, {"early": weights, "late": weights[::-1].copy()}
+    if name == "branched":
+        return [x, rng.integers(0, 20, (examples, 5))], y, weights
+    return x, y, weights
+
+
+def compiled(model: keras.Model, optimizer: str = "adam") -> keras.Model:
+    made = {
+        "adam": lambda: keras.optimizers.Adam(1e-2, global_clipnorm=1.0, weight_decay=1e-3),
+        "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+        "plain": lambda: keras.optimizers.SGD(0.05),
+    }[optimizer]()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    names = getattr(model, "output_names", [""])
+    each = {name: ["accuracy"] for name in names} if len(names) > 1 else ["accuracy"]
+    losses = dict.fromkeys(names, loss) if len(names) > 1 else loss
+    model.compile(made, losses, metrics=each, weighted_metrics=[], jit_compile=False)
+    return model
+
+
+def pipeline(stages: int, replicas: int = 1, **options: Any) -> Pipeline:
+    devices = [f"cpu:{i}" for i in range(stages * replicas)]
+    return Pipeline(devices, stages=stages, **options)
+
+
+def equals_unsplit(
+    strategy: Any, name: str, optimizer: str = "adam", weighted: bool = True, **options: Any
+) -> dict[str, Any]:
+    """50 steps with sample weights and an uneven last batch, beside the model as a whole."""
+    # Of a last batch that is smaller, Keras weighs the losses of several outputs wrongly.
+    x, y, weights = data(name, 80 if name == "two_headed" else 78)
+    weights = weights if weighted else None
+    plain = compiled(MODELS[name](), optimizer)
+    start = plain.get_weights()
+    kwargs = {"batch_size": 16, "epochs": 10, "verbose": 0, "shuffle": False}
+    first = plain.fit(x, y, sample_weight=weights, **kwargs)
+    made = pipeline(**options)
+    with made.scope():
+        model = compiled(MODELS[name](), optimizer)
+    model.set_weights(start)
+    second = model.fit(x, y, sample_weight=weights, **kwargs)
+    shape = made.shape
+    schedule = make(
+        shape.schedule, shape.stages, shape.microbatches // shape.replicas, virtual=shape.virtual
+    )
+    engine = model.train_function.engine
+    return {
+        "weights": apart(plain.get_weights(), model.get_weights()),
+        "history": [fit.history for fit in (first, second)],
+        "evaluated": [m.evaluate(x, y, verbose=0, return_dict=True) for m in (plain, model)],
+        "updates": int(model.optimizer.iterations),
+        "live": [worker.live for workers in engine.workers for worker in workers],
+        "counted": live_activations(schedule) * shape.replicas,
+        "devices": sorted({w.value.device[-5:] for w in model.weights}),
+        "boxes": collections.Counter(box.device for box in made.boxes(model)),
+    }
+
+
+class Delayed:
+    """One process that trains as an asynchronous schedule says: gradients on old weights.
+
+    Args:
+        model: the model, in chunks of layers.
+        groups: for each stage its layers.
+        schedule: the schedule.
+        microbatches: parts of a batch.
+        vertical: whether all stages use the first one's version.
+    """
+
+    def __init__(
+        self, model: Any, groups: Any, schedule: str, microbatches: int, vertical: bool
+    ) -> None:
+        self.model, self.schedule, self.vertical = model, schedule, vertical
+        self.groups = [[w for layer in g for w in layer.trainable_weights] for g in groups]
+        self.microbatches = microbatches
+        self.rate = 0.05
+        self.restart()
+
+    def restart(self) -> None:
+        """The pipeline has been drained: all stages go on from the newest weights."""
+        self.versions = [[[w.numpy() for w in group]] for group in self.groups]
+        self.batch = 0
+
+    def train(self, x: Any, y: Any) -> float:
+        stages = len(self.groups)
+        newest = [list(group[-1]) for group in self.versions]
+        for stage, group in enumerate(self.groups):
+            number = version(self.schedule, stages, stage, self.batch, vertical_sync=self.vertical)
+            for w, value in zip(group, self.versions[stage][number], strict=True):
+                w.assign(value)
+        with tf.GradientTape() as tape:
+            out = self.model(x, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(y, out, from_logits=True)
+            loss = tf.reduce_mean(losses) + sum(self.model.losses)
+        grads = tape.gradient(loss, self.groups)
+        for stage, (values, own) in enumerate(zip(newest, grads, strict=True)):
+            following = [v - self.rate * np.asarray(g) for v, g in zip(values, own, strict=True)]
+            self.versions[stage].append(following)
+        self.batch += 1
+        return float(loss)
+
+    def flush(self) -> None:
+        for group, values in zip(self.groups, self.versions, strict=True):
+            for w, value in zip(group, values[-1], strict=True):
+                w.assign(value)
+        self.restart()
+
+
+def equals_delayed(
+    strategy: Any, schedule: str, stages: int, microbatches: int, vertical_sync: bool = False
+) -> dict[str, Any]:
+    """Three epochs, each with a flush at its end, beside the simulation of the delays."""
+    x, y, _ = data("dense", 96)
+    simulated = dense()
+    start = simulated.get_weights()
+    borders = {2: [3], 3: [2, 4], 4: [2, 4, 5]}[stages]
+    rows = list(simulated.layers)
+    groups = [rows[a:b] for a, b in zip([0, *borders], [*borders, len(rows)], strict=True)]
+    by_hand = Delayed(simulated, groups, schedule, microbatches, vertical_sync)
+    losses = []
+    for _ in range(3):
+        batches = range(0, 96, 16)
+        losses.append(np.mean([by_hand.train(x[i : i + 16], y[i : i + 16]) for i in batches]))
+        by_hand.flush()
+    made = pipeline(
+        stages,
+        schedule=schedule,
+        microbatches=microbatches,
+        vertical_sync=vertical_sync,
+        cuts=[f"dense{border}" for border in borders],
+    )
+    with made.scope():
+        model = compiled(dense(), "plain")
+    model.set_weights(start)
+    looked: list[float] = []
+    seen = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: looked.append(float(model.layers[0].kernel.numpy().sum()))
+    )
+    fit = model.fit(x, y, 16, 3, verbose=0, shuffle=False, callbacks=[seen])
+    plain = compiled(dense(), "plain")
+    plain.set_weights(start)
+    plain.fit(x, y, 16, 3, verbose=0, shuffle=False)
+    return {
+        "weights": apart(simulated.get_weights(), model.get_weights()),
+        "losses": [losses, fit.history["loss"]],
+        "from_sync": apart(plain.get_weights(), model.get_weights()),
+        "updates": int(model.optimizer.iterations),
+        "looked": looked,
+        "live": [worker.live for worker in model.train_function.engine.workers[0]],
+    }
+
+
+def with_statistics(drop: bool) -> keras.Model:
+    noise = [layers.Dropout(0.5, seed=7, name="drop")] if drop else []
+    return keras.Sequential(
+        [
+            keras.Input((12,)),
+            layers.Dense(16, "relu", name="one"),
+            layers.BatchNormalization(momentum=0.8, name="norm"),
+            *noise,
+            layers.Dense(16, "relu", name="two"),
+            layers.Dense(3, name="head"),
+        ]
+    )
+
+
+def statistics(strategy: Any, drop: bool = False) -> dict[str, Any]:
+    """Microbatches beside the same by hand: each has its own statistics, which are averaged."""
+    x, y, _ = data("dense", 64)
+    by_hand = with_statistics(drop)
+    start = by_hand.get_weights()
+    optimizer = keras.optimizers.SGD(0.05)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    state = by_hand.non_trainable_variables
+    for first in range(0, 64, 16):
+        before, after, grads = [v.numpy() for v in state], [], []
+        for number in range(4):
+            for v, value in zip(state, before, strict=True):
+                seed = "seed" in v.name
+                v.assign(value + np.array([number, 0], value.dtype) if seed else value)
+            rows = slice(first + 4 * number, first + 4 * number + 4)
+            with tf.GradientTape() as tape:
+                loss = loss_of(y[rows], by_hand(x[rows], training=True))
+            grads.append(tape.gradient(loss, by_hand.trainable_weights))
+            after.append([v.numpy() for v in state])
+        optimizer.apply(
+            [tf.add_n(each) / 4 for each in zip(*grads, strict=True)], by_hand.trainable_weights
+        )
+        for v, values in zip(state, zip(*after, strict=True), strict=True):
+            v.assign(values[0] if "seed" in v.name else np.mean(values, 0))
+    found = {}
+    for name, options in {"kept": {}, "again": {"recompute": True}}.items():
+        made = pipeline(2, microbatches=4, cuts=["two"], **options)
+        with made.scope():
+            model = compiled(with_statistics(drop), "plain")
+        model.set_weights(start)
+        model.fit(x, y, 16, verbose=0, shuffle=False)
+        found[name] = apart(by_hand.get_weights(), model.get_weights())
+        found[f"{name} live"] = [w.live for w in model.train_function.engine.workers[0]]
+    found["moved"] = apart(start, by_hand.get_weights())
+    return found
+
+
+def saved(strategy: Any, directory: str, schedule: str, microbatches: int) -> dict[str, Any]:
+    """A checkpoint of an epoch, loaded without a pipeline; and training that goes on."""
+    x, y, _ = data("dense", 64)
+    made = pipeline(2, schedule=schedule, microbatches=microbatches)
+    with made.scope():
+        model = compiled(dense(), "sgd")
+    path = f"{directory}/{schedule}.keras"
+    keeper = keras.callbacks.ModelCheckpoint(path)
+    model.fit(x, y, 16, 2, verbose=0, callbacks=[keeper], shuffle=False)
+    loaded = keras.models.load_model(path)
+    found = {
+        "weights": apart(loaded.get_weights(), model.get_weights()),
+        "updates": int(loaded.optimizer.iterations),
+        "devices": sorted({w.value.device[-5:] for w in loaded.weights}),
+    }
+    loss = model.evaluate(x, y, verbose=0)[0]
+    model.set_weights(loaded.get_weights())
+    model.fit(x, y, 16, 1, verbose=0, shuffle=False)
+    found["goes on"] = model.evaluate(x, y, verbose=0)[0] < loss
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.fit(x, y, 16, 1, verbose=0)
+    found["threads"] = sum("tfdist-stage" in thread.name for thread in threading.enumerate())
+    return found
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+class Broken(layers.Layer):
+    """Fails in the third call of its function."""
+
+    def call(self, x: Any) -> Any:
+        tf.debugging.assert_less(tf.reduce_max(x), 1e3, "too large an input")
+        return x
+
+
+def _stateful() -> keras.Model:
+    first = keras.Input((5, 4), batch_size=16)
+    h = layers.LSTM(4, stateful=True, name="memory")(first)
+    return keras.Model(first, layers.Dense(3, name="head")(h))
+
+
+def _shared() -> keras.Model:
+    x = keras.Input((12,))
+    same = layers.Dense(12, name="same")
+    return keras.Model(x, layers.Dense(3, name="head")(same(layers.Dense(12, name="mid")(same(x)))))
+
+
+def _own_step() -> keras.Model:
+    x = keras.Input((12,))
+    return OwnStep(x, layers.Dense(3, name="head")(layers.Dense(4, name="mid")(x)))
+
+
+def _masked() -> keras.Model:
+    x = keras.Input((12,))
+    h = layers.Embedding(9, 4, mask_zero=True, name="embedding")(x)
+    return keras.Model(x, layers.Dense(3, name="head")(h))
+
+
+INTERLEAVED = {"schedule": "interleaved", "virtual": 2}
+
+WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "layers": (lambda: dense(1), {"stages": 4}),
+    "batch": (dense, {"stages": 2, "microbatches": 3}),
+    "device": (dense, {"stages": 5}),
+    "shared": (_shared, {"stages": 2, "cuts": ["mid"]}),
+    "stateful": (_stateful, {"stages": 2}),
+    "subclassed": (placed.subclassed, {"stages": 2}),
+    "own step": (_own_step, {"stages": 2}),
+    "masked": (_masked, {"stages": 2}),
+    "border": (dense, {"stages": 2, "cuts": ["dance1"]}),
+    "order": (dense, {"stages": 3, "microbatches": 4, "cuts": ["dense4", "dense2"]}),
+    "borders": (dense, {"stages": 3, "microbatches": 4, "cuts": ["dense4"]}),
+    "divide": (dense, {"stages": 3, "replicas": 1, "microbatches": 4, **INTERLEAVED}),
+    "clip": (dense, {"stages": 2, "schedule": "2bw", "optimizer": "adam"}),
+    "replicas": (dense, {"stages": 2, "replicas": 2, "schedule": "pipedream"}),
+    "share out": (dense, {"stages": 2, "replicas": 2, "microbatches": 3}),
+}
+
+
+def refused(strategy: Any, what: str) -> str:
+    """What the user is told, before or at the first step."""
+    make_model, options = WRONG[what]
+    optimizer = options.pop("optimizer", "plain") if "optimizer" in options else "plain"
+    shape = {"stateful": (16, 5, 4)}.get(what, (16, 12))
+    x = np.ones(shape, "float32")
+    y = np.zeros((16, 12) if what == "masked" else 16, "int32")
+    try:
+        made = pipeline(**options)
+        with made.scope():
+            model = compiled(make_model(), optimizer)
+        model.fit(x, y, 16, verbose=0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def fails_in_the_middle(strategy: Any) -> dict[str, Any]:
+    """A stage fails: its error comes with its place, nothing hangs, and training can go on."""
+    x = keras.Input((12,))
+    h = layers.Dense(16, name="one")(x)
+    made = pipeline(3, microbatches=4, cuts=["broken", "head"])
+    with made.scope():
+        h = Broken(name="broken")(h)
+        model = compiled(keras.Model(x, layers.Dense(3, name="head")(h)), "plain")
+    good, y = np.ones((16, 12), "float32"), np.zeros(16, "int32")
+    bad = good.copy()
+    bad[9] = 1e9
+    model.fit(good, y, 16, verbose=0)
+    told = ""
+    before = model.get_weights()
+    try:
+        model.fit(bad, y, 16, verbose=0)
+    except tf.errors.InvalidArgumentError as error:
+        told = "\n".join([str(error), *error.__notes__])
+    unchanged = apart(before, model.get_weights())
+    fit = model.fit(good, y, 16, verbose=0)
+    return {"told": told, "unchanged": unchanged, "loss": fit.history["loss"][0]}

@@ -1,0 +1,122 @@
+"""A pipeline trains what the whole model trains; without a flush, what its delays say."""
+
+from __future__ import annotations
+
+import pytest
+
+CASES = "tests.cases.pipeline_cases"
+
+SYNCHRONOUS = {
+    "gpipe": {"stages": 3, "microbatches": 4, "schedule": "gpipe"},
+    "1f1b": {"stages": 4, "microbatches": 8},
+    "interleaved": {"stages": 2, "microbatches": 4, "schedule": "interleaved", "virtual": 2},
+    "recomputed": {"stages": 3, "microbatches": 4, "recompute": True},
+    "replicated": {"stages": 2, "replicas": 2, "microbatches": 4},
+    "whole": {"stages": 1, "microbatches": 2},
+}
+
+
+def check_equal(found):
+    assert found["weights"] < 1e-5
+    first, second = found["history"]
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name] == pytest.approx(second[name], abs=1e-5), name
+    first, second = found["evaluated"]
+    for name in first:
+        assert first[name] == pytest.approx(second[name], abs=1e-5), name
+    assert found["updates"] == 50
+
+
+@pytest.mark.parametrize("how", SYNCHRONOUS)
+def test_equals_the_whole_model(cluster, how):
+    options = SYNCHRONOUS[how]
+    (found,) = cluster("devices").call(f"{CASES}:equals_unsplit", name="dense", **options)
+    check_equal(found)
+    # Recomputed stages keep their inputs in the same number.
+    assert found["live"] == found["counted"]
+    assert len(found["devices"]) == options["stages"]
+    assert len(found["boxes"]) == options["stages"] * options.get("replicas", 1)
+
+
+@pytest.mark.parametrize("name", ["two_headed", "branched"])
+def test_models_that_are_no_chain(cluster, name):
+    (found,) = cluster("devices").call(
+        f"{CASES}:equals_unsplit", name=name, stages=3, microbatches=4, optimizer="sgd"
+    )
+    check_equal(found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "pipedream", "stages": 3, "microbatches": 1},
+        {"schedule": "pipedream", "stages": 3, "microbatches": 1, "vertical_sync": True},
+        {"schedule": "2bw", "stages": 3, "microbatches": 4},
+    ],
+    ids=["pipedream", "vertical", "2bw"],
+)
+def test_without_a_flush_equals_its_simulation(cluster, options):
+    (found,) = cluster("devices").call(f"{CASES}:equals_delayed", **options)
+    assert found["weights"] < 1e-5
+    assert found["losses"][0] == pytest.approx(found["losses"][1], abs=1e-5)
+    assert found["from_sync"] > 1e-4, "late gradients make a difference"
+    assert found["updates"] == 18
+    assert len(set(found["looked"])) == 3
+    assert found["live"][-1] == 1
+    assert found["live"][0] == 3
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["statistics", "dropout"])
+def test_statistics_and_random_numbers_are_a_microbatchs_own(cluster, drop):
+    (found,) = cluster("devices").call(f"{CASES}:statistics", drop=drop)
+    assert found["kept"] < 1e-5
+    assert found["again"] < 1e-5
+    assert found["moved"] > 1e-2
+
+
+@pytest.mark.parametrize(("schedule", "microbatches"), [("1f1b", 4), ("2bw", 2)])
+def test_checkpoints_are_ordinary(cluster, tmp_path, schedule, microbatches):
+    (found,) = cluster("devices").call(
+        f"{CASES}:saved", directory=str(tmp_path), schedule=schedule, microbatches=microbatches
+    )
+    assert found["weights"] == 0
+    assert found["updates"] == 8
+    assert found["devices"] == ["CPU:0"]
+    assert found["goes on"]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("layers", ["4 stages are more than", "2 (dense0, head)", "at most 2 stages"]),
+        ("batch", ["microbatches=3 does not divide the batch of 16", "15 or 18"]),
+        ("device", ["no device 'cpu:4'", "CPU:3"]),
+        ("shared", ["'same' is called 2 times", "one call reads what stage 1 makes"]),
+        ("stateful", ["'memory' is stateful"]),
+        ("subclassed", ["Subclassed", "functional API"]),
+        ("own step", ["OwnStep.train_step conflicts with strategy='pipeline'"]),
+        ("masked", ["cannot average a loss over a mask", "sample_weight"]),
+        ("border", ["no layer 'dance1'", "dense1"]),
+        ("order", ["not in the order of the model"]),
+        ("borders", ["names 1 layers", "have 2 borders"]),
+        ("divide", ["microbatches=4", "stages=3", "interleaved"]),
+        ("clip", ["global_clipnorm=1.0", "schedule='2bw'"]),
+        ("replicas", ["2 replicas of the pipeline conflict with schedule='pipedream'"]),
+        ("share out", ["microbatches=3 cannot be shared out to 2 replicas"]),
+    ],
+)
+def test_mistakes_are_named(cluster, what, words):
+    (found,) = cluster("devices").call(f"{CASES}:refused", what=what)
+    assert found.startswith("ConfigError"), found
+    for word in words:
+        assert word in found
+
+
+def test_a_stage_that_fails_is_named_and_training_can_go_on(cluster):
+    (found,) = cluster("devices").call(f"{CASES}:fails_in_the_middle")
+    assert "too large an input" in found["told"]
+    assert "in stage 1 on " in found["told"]
+    assert "forward step of microbatch 2, batch 1" in found["told"]
+    assert found["unchanged"] == 0
+    assert found["loss"] == found["loss"]
