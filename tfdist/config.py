@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist import environment, horovod_options, server_options, update_options
+from tfdist import (
+    environment,
+    horovod_options,
+    pipeline_options,
+    server_options,
+    update_options,
+)
 from tfdist.cluster.checks.reading import read
 from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.places import Roles, Surroundings
@@ -17,7 +23,16 @@ from tfdist.cluster.listing import own_tf_config
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_choice, check_number
 
-__all__ = ["CLUSTERED", "MODES", "STRATEGIES", "Resolved", "StrategyConfig", "load_file", "resolve"]
+__all__ = [
+    "CLUSTERED",
+    "MODES",
+    "SERVED",
+    "STRATEGIES",
+    "Resolved",
+    "StrategyConfig",
+    "load_file",
+    "resolve",
+]
 
 #: Every strategy and what it runs on, in the order in which they grow.
 STRATEGIES: dict[str, str] = {
@@ -26,10 +41,14 @@ STRATEGIES: dict[str, str] = {
     "multi_worker": "several processes, by TensorFlow's collectives",
     "horovod": "several processes, by Horovod's ring all-reduce",
     "parameter_server": "workers that compute and servers that hold the weights",
+    "pipeline": "a model in stages, each on a device of its own",
 }
 
 #: The strategies that need a cluster of several tasks.
-CLUSTERED = ("multi_worker", "horovod", "parameter_server")
+CLUSTERED = ("multi_worker", "horovod", "parameter_server", "pipeline")
+
+#: The strategies whose chief alone runs the script, where there are several tasks.
+SERVED = ("parameter_server", "pipeline")
 
 #: The update modes of each strategy.
 MODES: dict[str, tuple[str, ...]] = {
@@ -38,6 +57,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "multi_worker": ("sync", "stale", "local"),
     "horovod": ("sync", "stale", "local"),
     "parameter_server": ("sync", "async", "stale"),
+    "pipeline": ("sync",),
 }
 
 #: Ways to exchange tensors between processes.
@@ -50,8 +70,8 @@ class StrategyConfig:
 
     Attributes:
         strategy: a key of `STRATEGIES`, or `"auto"`.
-        processes: number of worker processes; more than one with `multi_worker`, `horovod` and
-            `parameter_server` only.
+        processes: number of worker processes; more than one with `CLUSTERED` only. Those of a
+            pipeline are its devices, the first of which is the chief.
         devices: replicas in each process: GPUs, or logical CPU devices where there are no GPUs.
             None means all GPUs, or one CPU device.
         mode: when a gradient becomes a weight change, one of the strategy's `MODES`.
@@ -94,8 +114,19 @@ class StrategyConfig:
         cycle_ms: milliseconds between two looks of Horovod for tensors that are ready.
         hierarchical: all-reduce within each host first, by NCCL, then between the hosts.
         autotune: let Horovod try out `fusion_mb`, `cycle_ms` and the like while it trains.
-        timeline: a file for Horovod's timeline, in the format of chrome://tracing.
+        timeline: a file for Horovod's timeline, or `pipeline`'s, in the format of
+            chrome://tracing; a pipeline's picture if it ends in `.png`.
         stall_timeout: seconds that a tensor may wait for a rank before the job ends.
+        stages: devices of a replica of the pipeline, None for all; this and all below are
+            `pipeline`'s only.
+        microbatches: parts of a batch; None means four for each device.
+        schedule: the order of the stages' steps, one of `SCHEDULES`.
+        virtual: with schedule `"interleaved"`, parts of the model on each device.
+        cuts: the paths of the layers that all stages but the first begin with, separated by commas;
+            None for a plan by measurement.
+        recompute: run forward passes again in backward passes instead of keeping activations.
+        vertical_sync: with schedule `"pipedream"`, let all stages use the first one's version.
+        stage_timeout: seconds that a stage may wait for another.
 
     Raises:
         ConfigError: if a value is out of range or conflicts with another.
@@ -138,11 +169,30 @@ class StrategyConfig:
     autotune: bool = False
     timeline: str | None = None
     stall_timeout: float = horovod_options.STALL_TIMEOUT
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str = "1f1b"
+    virtual: int = 1
+    cuts: str | None = None
+    recompute: bool = False
+    vertical_sync: bool = False
+    stage_timeout: float = pipeline_options.STAGE_TIMEOUT
 
     @property
     def roles(self) -> Roles:
         """What the ranks of a scheduler become: with servers, the first chief and the last ps."""
-        return Roles(chief=True, ps=self.ps) if self.strategy == "parameter_server" else Roles()
+        if self.strategy == "parameter_server":
+            return Roles(chief=True, ps=self.ps)
+        return Roles(chief=self.strategy == "pipeline")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tasks of each type there are, in the order of their ranks."""
+        if self.strategy == "parameter_server":
+            return {"chief": 1, "worker": self.processes, "ps": self.ps}
+        if self.strategy == "pipeline":
+            return {"chief": 1, "worker": self.processes - 1}
+        return {"worker": self.processes if self.strategy in CLUSTERED else 1}
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
@@ -162,6 +212,7 @@ class StrategyConfig:
         server_options.check(self)
         horovod_options.check(self)
         update_options.check(self)
+        pipeline_options.check(self)
 
     def _check_mode(self) -> None:
         modes = MODES.get(self.strategy, ("sync",))

@@ -47,7 +47,8 @@ def check(config: Any) -> None:
     if config.groups is not None:
         check_number("groups", config.groups, 1)
     if config.strategy not in ("horovod", "auto"):
-        refuse_set(config, _OWN, "horovod", ": it is an option of Horovod.")
+        own = [name for name in _OWN if (name, config.strategy) != ("timeline", "pipeline")]
+        refuse_set(config, own, "horovod", ": it is an option of Horovod.")
         return
     if config.strategy == "horovod" and (config.devices or 1) > 1:
         raise ConfigError(

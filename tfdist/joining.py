@@ -12,7 +12,7 @@ from tfdist.cluster import lifeline
 from tfdist.cluster.join import JoinReport, identity, join
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config
-from tfdist.config import StrategyConfig
+from tfdist.config import SERVED, StrategyConfig
 from tfdist.errors import ConfigError
 
 __all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
@@ -22,6 +22,7 @@ _MEETING = {
     "multi_worker": ("chief", "worker"),
     "horovod": ("chief", "worker"),
     "parameter_server": ("chief", "worker", "ps"),
+    "pipeline": ("chief", "worker"),
 }
 
 
@@ -65,8 +66,8 @@ def join_cluster(
 ) -> Member:
     """Waits until all tasks of a cluster are there, in a task that runs the script.
 
-    With `parameter_server` that is the chief. The servers' connections to it are then held open
-    until this process ends (see `tfdist.cluster.lifeline`).
+    With `parameter_server` and `pipeline` that is the chief. The servers' connections to it are
+    then held open until this process ends (see `tfdist.cluster.lifeline`).
 
     Args:
         text: this task's TF_CONFIG.
@@ -79,7 +80,7 @@ def join_cluster(
         StartError: if a task does not join before `config.start_timeout`.
     """
     cluster, task = _read(text, config)
-    serving = config.strategy == "parameter_server"
+    serving = config.strategy in SERVED
     runs = ("chief",) if serving else ("chief", "worker")
     if task is None or task.type not in runs or task not in cluster.computing:
         raise ConfigError(_no_place_for(text, task, config))
@@ -94,10 +95,11 @@ def join_cluster(
 
 
 def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
-    """Waits until all tasks of a cluster are there, in a worker or ps of `parameter_server`.
+    """Waits until all tasks of a cluster are there, in a task that serves the chief.
 
-    A worker may find that the training is under way: it then takes the place of one that has died.
-    A ps cannot, since the weights of its predecessor are lost: it waits for a new start.
+    A worker of `parameter_server` may find that the training is under way: it then takes the place
+    of one that has died. A ps or a stage cannot, since the weights of its predecessor are lost: it
+    waits for a new start.
 
     Args:
         text: this task's TF_CONFIG.
@@ -113,7 +115,8 @@ def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
             f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but only tasks of type "
             "worker and ps are servers. Correct `task`."
         )
-    report = _join(cluster, task, config, keep_lines=True, may_be_late=task.type == "worker")
+    late = task.type == "worker" and config.strategy == "parameter_server"
+    report = _join(cluster, task, config, keep_lines=True, may_be_late=late)
     return ServerMember(cluster, task, None if report.late else report.lines[0])
 
 
@@ -154,13 +157,13 @@ def _shared(config: StrategyConfig) -> str:
 
 def _no_place_for(text: str, task: Task | None, config: StrategyConfig) -> str:
     said = f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
-    if config.strategy != "parameter_server":
+    if config.strategy not in SERVED:
         return (
             f"{said}strategy={config.strategy!r} runs on tasks of type chief and worker. "
             "Correct `task`."
         )
     return (
-        f"{said}with strategy='parameter_server' only the chief runs the script. Start workers and "
-        "parameter servers with `tfdist run --strategy parameter_server SCRIPT`, which makes them "
-        "serve, or correct `task`."
+        f"{said}with strategy={config.strategy!r} only the chief runs the script. Start the other "
+        f"tasks with `tfdist run --strategy {config.strategy} SCRIPT`, which makes them serve, or "
+        "correct `task`."
     )

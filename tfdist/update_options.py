@@ -57,6 +57,9 @@ def check(config: Any) -> None:
         return
     if config.strategy not in _COLLECTIVE:
         refuse_set(config, _OWN, "multi_worker", ", whose replicas exchange no gradients.")
+    if config.strategy == "pipeline":
+        why = ", which adds up the gradients of its microbatches."
+        refuse_set(config, ("accumulate", "report"), "multi_worker", why)
     if config.strategy == "parameter_server":
         why = ": its servers apply gradients. Keras's own gradient_accumulation_steps works there."
         refuse_set(config, _ALONE, "multi_worker", why)

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     ("errors", "environment", "_lazy", "deadline"),
     ("cluster",),
-    ("option_checks", "server_options", "horovod_options", "update_options"),
+    ("option_checks", "server_options", "horovod_options", "update_options", "pipeline_options"),
     ("config", "_tensorflow", "_tensorflow_graphs", "files"),
     ("agreement", "joining"),
     ("data", "servers", "updates", "placement"),
@@ -23,7 +23,7 @@ ROOMS = (
     ("pipelines",),
     ("horovod",),
     ("strategies",),
-    ("verify", "doctor", "horovod_build"),
+    ("verify", "exporting", "doctor", "horovod_build"),
     ("cli",),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

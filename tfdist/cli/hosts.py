@@ -81,7 +81,10 @@ def cluster_of(
             f"--hosts conflicts with strategy={config.strategy!r}, which runs in one process. "
             f"Choose {', '.join(CLUSTERED)}, or leave it out."
         )
-    places: dict[str, list[str]] = {"worker": list(assign(machines, config.processes))}
+    placed = list(assign(machines, config.processes))
+    places: dict[str, list[str]] = {"worker": placed}
+    if config.strategy == "pipeline":
+        places = {"chief": placed[:1], "worker": placed[1:]}
     if config.strategy == "parameter_server":
         names = list(machines)
         places = {

@@ -1,4 +1,4 @@
-"""The command line: `tfdist run`, `doctor`, `verify` and `build-horovod`."""
+"""The command line: `tfdist run`, `doctor`, `verify`, `export` and `build-horovod`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
+from tfdist.cli.export import export
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
 from tfdist.errors import TfdistError
@@ -64,6 +65,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.command()(config)
 app.command()(build_horovod)
+app.command()(export)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tfdist.cli import every_task, hosts, launchers, logs
 from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
-from tfdist.cluster.launch.program import SERVED, Program
+from tfdist.cluster.launch.program import SERVED, STAGED, Program, Role
 from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.ports import HeldPorts
@@ -25,6 +25,13 @@ from tfdist.config import CLUSTERED, Resolved, StrategyConfig, load_file, resolv
 from tfdist.errors import ConfigError
 
 __all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
+
+
+#: The roles of the tasks that serve the chief.
+_ROLES: dict[str, Mapping[str, Role]] = {"parameter_server": SERVED, "pipeline": STAGED}
+
+#: The strategies that have one device in each process.
+_ONE_DEVICE = ("parameter_server", "horovod")
 
 
 @contextlib.contextmanager
@@ -172,7 +179,7 @@ def _on_this_machine(
             log_dir=request.log_dir or logs.default_place(),
             environ=environ,
             gpus=gpus,
-            devices=1 if config.strategy in ("parameter_server", "horovod") else config.devices,
+            devices=1 if config.strategy in _ONE_DEVICE else config.devices,
         )
         yield Job(plan, resolved, seed, gpus)
 
@@ -180,14 +187,12 @@ def _on_this_machine(
 @contextlib.contextmanager
 def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
     """The tasks of this machine on ports that are held, or None for a single process."""
-    if config.strategy in ("multi_worker", "horovod"):
-        with HeldPorts(config.processes) as held:
-            yield local_cluster(held.ports)
-    elif config.strategy == "parameter_server":
-        with HeldPorts(1 + config.processes + config.ps) as held:
-            yield local_cluster(held.ports, chief=True, ps=config.ps)
-    else:
+    counts = config.counts
+    if config.strategy not in CLUSTERED or (config.strategy == "pipeline" and not counts["worker"]):
         yield None
+        return
+    with HeldPorts(sum(counts.values())) as held:
+        yield local_cluster(held.ports, chief="chief" in counts, ps=counts.get("ps", 0))
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
@@ -198,7 +203,7 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
         config=config.to_json(),
         seed=seed,
         env_only=request.env_only,
-        roles=SERVED if config.strategy == "parameter_server" else {},
+        roles=_ROLES.get(config.strategy, {}),
     )
 
 

@@ -1,4 +1,4 @@
-"""What each worker and ps of a parameter-server job runs: `python -m tfdist.cli.server`.
+"""What each task that serves a chief runs: `python -m tfdist.cli.server`.
 
 Joins the cluster, starts TensorFlow's server, and stays until the chief has gone. The script runs
 on the chief alone, which gives the servers their work.
@@ -59,7 +59,7 @@ def _serve() -> int:
         missing = "TFDIST_CONFIG" if text is None else "TF_CONFIG"
         raise ConfigError(
             f"{missing} is not set. Start servers with `tfdist run --strategy parameter_server "
-            "SCRIPT`, which sets it."
+            "SCRIPT` or `--strategy pipeline`, which set it."
         )
     member = join_as_server(config, StrategyConfig.from_json(text))
     server = _start_server(member)

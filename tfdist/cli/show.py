@@ -13,6 +13,7 @@ from rich.text import Text
 from tfdist.cluster.launch.plan import JobPlan, TaskPlan
 from tfdist.cluster.spec import Task
 from tfdist.config import Resolved, StrategyConfig
+from tfdist.pipeline_options import SCHEDULES
 from tfdist.server_options import ON_STALE
 from tfdist.updates.rule import rule_from
 
@@ -84,6 +85,8 @@ def _rows(
     plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     config = resolved.config
+    if config.strategy == "pipeline":
+        return _rows_of_pipeline(plan, resolved, seed)
     served = config.strategy == "parameter_server"
     why = resolved.reasons.get("strategy")
     tasks = _training(plan, served)
@@ -99,6 +102,25 @@ def _rows(
         ("devices", _devices(plan, each, gpus, tasks)),
         ("global batch", _global_batch(config, replicas)),
         ("weights", _weights(config) if served else ""),
+        ("seed", _seed(config.seed, seed)),
+    ]
+
+
+def _rows_of_pipeline(plan: JobPlan, resolved: Resolved, seed: int | None) -> list[tuple[str, str]]:
+    config = resolved.config
+    why = resolved.reasons.get("strategy")
+    tasks = 1 if plan.cluster is None else len(list(plan.cluster.tasks()))
+    stages = f"{config.stages}" if config.stages else "as many as devices"
+    virtual = f" of {config.virtual} parts each" if config.virtual > 1 else ""
+    each = "4 for each device" if config.microbatches is None else f"{config.microbatches}"
+    alone = f"{config.devices or config.stages or 1} of one process"
+    return [
+        ("strategy", f"{config.strategy} ({why})" if why else config.strategy),
+        ("schedule", f"{config.schedule} ({SCHEDULES[config.schedule]})"),
+        ("tasks", _tasks(plan, {"worker": "stages; the script runs on the chief"})),
+        ("devices", f"those of {tasks} tasks" if tasks > 1 else alone),
+        ("stages", stages + virtual),
+        ("microbatches", "1" if config.schedule == "pipedream" else each),
         ("seed", _seed(config.seed, seed)),
     ]
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tfdist.cli.pipeline_options import OF_PIPELINES
 from tfdist.cli.update_options import OF_UPDATES
 from tfdist.config import COMMUNICATIONS, MODES
 from tfdist.horovod_options import DEFAULT_CYCLE_MS, REDUCTIONS
@@ -22,7 +23,8 @@ Processes = Annotated[
     typer.Option(
         "-n",
         "--processes",
-        help="Processes; workers of parameter_server; devices of mirrored's one process.",
+        help="Processes; workers of parameter_server; stages of pipeline; devices of mirrored's "
+        "one process.",
     ),
 ]
 
@@ -173,7 +175,9 @@ Autotune = Annotated[
 Timeline = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="Write Horovod's timeline, for chrome://tracing.", **_HOROVOD
+        metavar="FILE",
+        help="Write Horovod's timeline, or a pipeline's, for chrome://tracing; a pipeline's as a "
+        "picture if FILE ends in .png.",
     ),
 ]
 
@@ -200,6 +204,7 @@ OF_STRATEGY: dict[str, Any] = {
     "min_shard_bytes": MinShardBytes,
     "max_shards": MaxShards,
     **OF_UPDATES,
+    **OF_PIPELINES,
     "reduction": Reduction,
     "groups": Groups,
     "fusion_mb": FusionMb,

@@ -139,6 +139,13 @@ class Engine:
             found += [dataclasses.replace(box, device=row) for box in list(worker.boxes)]
         return sorted(found, key=lambda box: box.begin)
 
+    def last_batch(self) -> list[Box]:
+        """The steps of the last batch; without a flush between batches, of the last few."""
+        boxes = self.boxes()
+        last = max((box.step.batch for box in boxes), default=0)
+        since = last if is_synchronous(self.shape.schedule) else last - 2 * self.shape.stages
+        return [box for box in boxes if box.step.batch >= since]
+
     def close(self) -> None:
         """Ends the threads."""
         for workers in self.workers:

@@ -17,11 +17,14 @@ __all__ = ["flush", "hooks"]
 _FUNCTION = "_tfdist_pipeline"
 
 
-def hooks(make: Callable[[Any], PipelineFunction]) -> list[Hook]:
+def hooks(
+    make: Callable[[Any], PipelineFunction], report: Callable[[PipelineFunction], None]
+) -> list[Hook]:
     """The seams, for one strategy.
 
     Args:
         make: makes a model's training function.
+        report: called at the end of `fit`.
     """
     looks = [
         name
@@ -37,7 +40,7 @@ def hooks(make: Callable[[Any], PipelineFunction]) -> list[Hook]:
         ),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _complete),
         Hook(CallbackList, "on_epoch_end", _flushed_callbacks),
-        Hook(CallbackList, "on_train_end", _flushed_callbacks),
+        Hook(CallbackList, "on_train_end", _reported(report)),
     ]
 
 
@@ -74,6 +77,22 @@ def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return look
+
+
+def _reported(report: Callable[[PipelineFunction], None]) -> Callable[[Any], Any]:
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def on_train_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+            model = getattr(self, "_model", None)
+            flush(model)
+            function = None if model is None else vars(model).get(_FUNCTION)
+            if function is not None and function.engine is not None:
+                report(function)
+            return original(self, *args, **kwargs)
+
+        return on_train_end
+
+    return hook
 
 
 def _complete(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -34,6 +34,19 @@ class Shape:
     timeout: float = 600.0
 
     @property
+    def in_words(self) -> str:
+        """The pipeline in a line, for people."""
+        words = [f"{self.schedule}, {self.stages} stages"]
+        if self.virtual > 1:
+            words.append(f"of {self.virtual} parts each")
+        words.append(f"{self.microbatches} microbatches")
+        if self.replicas > 1:
+            words.append(f"{self.replicas} replicas")
+        if self.recompute:
+            words.append("recomputed")
+        return ", ".join(words)
+
+    @property
     def chunks(self) -> int:
         """Parts of the model."""
         return self.stages * self.virtual

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist._tensorflow import has_started
+from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
 
@@ -70,6 +71,30 @@ def prepare_one_of(local_rank: int, local_size: int) -> str:
             "the strategy before any other TensorFlow operation of the program."
         ) from error
     return _prepare_gpus([own], 1)[0]
+
+
+def connect_tasks(cluster: ClusterSpec, own: Task) -> list[str]:
+    """Connects to the servers of other tasks and names the devices of all.
+
+    Args:
+        cluster: all tasks, this one too.
+        own: this task.
+
+    Returns:
+        For each task, chief first, its GPUs, or its CPU where it has none.
+    """
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental_connect_to_cluster(
+        tf.train.ClusterSpec(cluster.as_dict()), job_name=own.type, task_index=own.index
+    )
+    found: list[str] = []
+    for task, _ in cluster.tasks():
+        place = f"/job:{task.type}/replica:0/task:{task.index}/"
+        names = [d.name for d in tf.config.list_logical_devices() if d.name.startswith(place)]
+        gpus = [name for name in names if "GPU" in name]
+        found += gpus or names[:1]
+    return found
 
 
 def communication_for(gpus: int, choice: str) -> str:

@@ -11,14 +11,19 @@ from tfdist import environment
 from tfdist.cluster.environments import finding
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
-from tfdist.config import StrategyConfig, resolve
+from tfdist.config import SERVED, StrategyConfig, resolve
 from tfdist.errors import ConfigError
 from tfdist.horovod import library, rendezvous
 from tfdist.joining import Member, join_cluster
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
-from tfdist.strategies.start import start_horovod, start_multi_worker, start_parameter_server
+from tfdist.strategies.start import (
+    start_horovod,
+    start_multi_worker,
+    start_parameter_server,
+    start_pipeline,
+)
 from tfdist.updates.rule import rule_from
 
 _active: list[Any] = []
@@ -71,6 +76,9 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
         made = start_horovod(member or (None if alone else _join(config)), config)
     elif config.strategy == "parameter_server":
         made = start_parameter_server(member or _join(config), config)
+    elif config.strategy == "pipeline":
+        alone = config.processes == 1 and own_tf_config() is None
+        made = start_pipeline(member or (None if alone else _join(config)), config)
     else:
         devices = prepare_devices(config.devices)
         made = Single(devices[0]) if config.strategy == "single" else Mirrored(devices)
@@ -93,7 +101,7 @@ def _join(config: StrategyConfig) -> Member:
         return join_cluster(text, config, offer)
     with finding.found(environment.snapshot(), config.roles) as found:
         if found is not None:
-            if config.strategy != "parameter_server":
+            if config.strategy not in SERVED:
                 count = len(found.cluster.computing)
                 config = dataclasses.replace(config, processes=count)
             return join_cluster(found.cluster.tf_config(found.task), config, offer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import HookSet
 from tfdist.pipelines import hooks
-from tfdist.pipelines.schedules import Box, check
+from tfdist.pipelines.schedules import Box, check, ideal_bubble
 from tfdist.pipelines.shape import Shape
+from tfdist.pipelines.timeline import write_trace
+from tfdist.pipelines.timeline_picture import draw
 from tfdist.pipelines.training import PipelineFunction
 from tfdist.placement.devices import existing
 from tfdist.strategies.base import Scope, StrategyMixin
@@ -43,6 +46,10 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     """
 
     name = "pipeline"
+
+    #: Where `fit` writes the timeline of its last batches: a picture if it ends in `.png`, else a
+    #: trace for chrome://tracing.
+    timeline: str | None = None
 
     def __init__(
         self,
@@ -84,7 +91,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
         self._cuts = cuts
         super().__init__("/CPU:0")
-        self._hooks = HookSet(lambda: hooks.hooks(self._function))
+        self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report))
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
@@ -106,8 +113,29 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         engine = model.train_function.engine
         return [] if engine is None else engine.boxes()
 
+    def _report(self, function: PipelineFunction) -> None:
+        if self.timeline is None or function.engine is None:
+            return
+        shape = self.shape
+        boxes = function.engine.last_batch()
+        names = [name for row in self._names for name in row]
+        ideal = ideal_bubble(
+            shape.schedule, shape.stages, shape.microbatches, virtual=shape.virtual
+        )
+        if self.timeline.endswith(".png"):
+            draw(self.timeline, boxes, title=shape.in_words, names=_short(names), ideal=ideal)
+        else:
+            write_trace(self.timeline, boxes, _short(names))
+        print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
+
     def _function(self, model: Any) -> PipelineFunction:
         return PipelineFunction(model, self.shape, self._names, self._cuts)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Devices as people say them, where they differ by that."""
+    found = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
+    return [name.removeprefix("job:").replace("/task:", " ") for name in found]
 
 
 def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:

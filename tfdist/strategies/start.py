@@ -15,10 +15,16 @@ from tfdist.horovod import library, rendezvous
 from tfdist.horovod.gradients import GradientSum
 from tfdist.joining import Member
 from tfdist.servers.cluster import UpdateRule
-from tfdist.strategies.devices import communication_for, prepare_devices, prepare_one_of
+from tfdist.strategies.devices import (
+    communication_for,
+    connect_tasks,
+    prepare_devices,
+    prepare_one_of,
+)
 from tfdist.strategies.horovod import Horovod
 from tfdist.strategies.multi_worker import MultiWorker, resolver_for
 from tfdist.strategies.parameter_server import ParameterServer
+from tfdist.strategies.pipeline import Pipeline
 
 
 def start_multi_worker(member: Member, config: StrategyConfig) -> MultiWorker:
@@ -100,6 +106,37 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
             config.min_shard_bytes,
             config.max_shards,
         )
+
+
+def start_pipeline(member: Member | None, config: StrategyConfig) -> Pipeline:
+    """Makes the strategy of a process that trains a model in stages.
+
+    Args:
+        member: the chief of several tasks, each of which has joined; None for one process.
+        config: the configuration.
+
+    Raises:
+        ConfigError: if options conflict, or there are too few devices.
+    """
+    if member is None:
+        devices = prepare_devices(config.devices or config.stages)
+    else:
+        _seed(member)
+        with _connecting(member, config):
+            devices = connect_tasks(member.cluster, member.task)
+    made = Pipeline(
+        devices,
+        stages=config.stages,
+        microbatches=config.microbatches,
+        schedule=config.schedule,
+        virtual=config.virtual,
+        cuts=None if config.cuts is None else config.cuts.split(","),
+        recompute=config.recompute,
+        vertical_sync=config.vertical_sync,
+        timeout=config.stage_timeout,
+    )
+    made.timeline = config.timeline
+    return made
 
 
 def _seed(member: Member) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tfdist.cli.jobs import Request
-from tfdist.config import CLUSTERED, Resolved
+from tfdist.config import Resolved
 from tfdist.errors import ConfigError
 
 __all__ = ["EngineOptions", "Order", "counts_of", "words_of"]
@@ -131,7 +131,4 @@ def _written(option: Any, value: Any) -> list[str]:
 
 def counts_of(resolved: Resolved) -> dict[str, int]:
     """How many tasks of each type a strategy needs, in the order of their ranks."""
-    config = resolved.config
-    if config.strategy == "parameter_server":
-        return {"chief": 1, "worker": config.processes, "ps": config.ps}
-    return {"worker": config.processes if config.strategy in CLUSTERED else 1}
+    return resolved.config.counts

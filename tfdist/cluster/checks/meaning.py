@@ -14,7 +14,7 @@ from tfdist.errors import ConfigError
 __all__ = ["IGNORING", "STRATEGIES", "meaning_findings"]
 
 #: The strategies whose use of TF_CONFIG is known here.
-STRATEGIES = ("single", "mirrored", "multi_worker", "parameter_server", "horovod")
+STRATEGIES = ("single", "mirrored", "multi_worker", "parameter_server", "horovod", "pipeline")
 #: Those that have no use for it.
 IGNORING = ("single", "mirrored")
 

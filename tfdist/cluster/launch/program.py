@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["BETWEEN_GRAPH", "SERVED", "SERVER_MODULE", "Program", "Role"]
+__all__ = ["BETWEEN_GRAPH", "SERVED", "SERVER_MODULE", "STAGED", "Program", "Role"]
 
 #: The module that joins the cluster, enters the strategy's scope and runs the script.
 TASK_MODULE = "tfdist.cli.task"
@@ -39,6 +39,9 @@ class Role(enum.Enum):
 
 #: Roles where the chief alone runs the script and the others serve it: `parameter_server`.
 SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
+
+#: Roles where workers hold stages of the chief's model, and nobody else can do their work.
+STAGED = {"worker": Role.NEEDED}
 
 #: Roles where each worker runs the script and parameter servers wait without an end.
 BETWEEN_GRAPH = {"ps": Role.NEEDED, "evaluator": Role.NEEDED}
