@@ -27,9 +27,6 @@ from tfdist.errors import ConfigError
 __all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
 
 
-#: The roles of the tasks that serve the chief.
-_ROLES: dict[str, Mapping[str, Role]] = {"parameter_server": SERVED, "pipeline": STAGED}
-
 #: The strategies that have one device in each process.
 _ONE_DEVICE = ("parameter_server", "horovod")
 
@@ -195,6 +192,13 @@ def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
         yield local_cluster(held.ports, chief="chief" in counts, ps=counts.get("ps", 0))
 
 
+def _roles(config: StrategyConfig) -> Mapping[str, Role]:
+    """The roles of the tasks that serve the chief."""
+    if config.strategy == "pipeline":
+        return STAGED if config.processes > 1 else {}
+    return SERVED if config.strategy == "parameter_server" else {}
+
+
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
     """What every task of a job runs."""
     return Program(
@@ -203,7 +207,7 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
         config=config.to_json(),
         seed=seed,
         env_only=request.env_only,
-        roles=_ROLES.get(config.strategy, {}),
+        roles=_roles(config),
     )
 
 

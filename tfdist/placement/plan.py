@@ -118,6 +118,8 @@ def _zeros(model: Any, examples: int) -> Any:
             f"The inputs of the model {model.name!r} have no known shape. Give `batch`, inputs of "
             "the size that a step of training has."
         )
+    if isinstance(inputs, list) and len(inputs) == 1:
+        inputs = inputs[0]
     return keras.tree.map_structure(lambda x: tf.zeros((examples, *x.shape[1:]), x.dtype), inputs)
 
 

@@ -1,0 +1,102 @@
+"""Jobs whose model is in stages, on several tasks or on the devices of one process."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.jobs.test_jobs import TFDIST, left_over
+from tests.jobs.test_jobs import folder as _folder
+from tests.jobs.test_jobs import run as run_command
+from tests.jobs.test_servers import ENDLESS, kill, started, wait_for
+
+folder = _folder
+
+SCRIPT = """
+import sys
+import keras, numpy as np
+from keras import layers
+keras.utils.set_random_seed(3)
+x = np.random.default_rng(0).normal(size=(96, 12)).astype("float32")
+y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)
+h = inputs = keras.Input((12,))
+for i in range(4):
+    h = layers.Dense(24, "tanh", name=f"dense{i}")(h)
+model = keras.Model(inputs, layers.Dense(3, name="head")(h))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+fit = model.fit(x, y, batch_size=16, epochs=3, verbose=0, shuffle=False)
+found = model.evaluate(x, y, verbose=0)
+np.savez(sys.argv[1], *model.get_weights(), loss=fit.history["loss"], found=found)
+if len(sys.argv) > 2:
+    model.save(sys.argv[2])
+"""
+
+
+def run(folder, *words, status=0):
+    done = run_command(folder, *TFDIST, "run", *words)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(autouse=True)
+def _scripts(folder: Path) -> None:
+    (folder / "script.py").write_text(SCRIPT)
+    deeper = ENDLESS.replace("layers.Dense(1)]", "layers.Dense(4), keras.layers.Dense(1)]")
+    (folder / "endless.py").write_text(deeper)
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as content:
+        return dict(content)
+
+
+def test_two_tasks_and_two_devices_train_what_one_does(folder):
+    run(folder, "-s", "single", "script.py", "one.npz")
+    two = ("-s", "pipeline", "-n", 2, "--microbatches", 4)
+    done = run(folder, *two, "--timeline", "step.json", "script.py", "two.npz", "two.keras")
+    # The plan is the user's to see, and the timeline of a step is a trace.
+    assert "dense3" in done.stdout + done.stderr
+    events = json.loads((folder / "step.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) >= 2 * 2 * 4
+    run(folder, "-s", "pipeline", "--devices", 2, "--cuts", "dense2", "script.py", "devices.npz")
+    one = arrays(folder / "one.npz")
+    for other in (arrays(folder / "two.npz"), arrays(folder / "devices.npz")):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
+    assert (folder / "two.keras").exists()
+    assert not left_over(folder)
+
+
+def test_a_lost_stage_ends_the_job_with_its_name(folder):
+    with started(folder, "-s", "pipeline", "-n", 2, "--microbatches", 2, "endless.py") as process:
+        wait_for(folder / "training")
+        begun = time.monotonic()
+        kill(folder, "worker", 0)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "worker 0" in out
+    assert time.monotonic() - begun < 30
+    assert not left_over(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-s", "pipeline", "-n", 3, "--stages", 2], "stages=2 does not divide the 3 devices"),
+        (["-s", "mirrored", "--stages", 2], "stages=2 conflicts with strategy='mirrored'"),
+        (["-s", "pipeline", "--schedule", "zigzag"], "Unknown schedule 'zigzag'"),
+        (["-s", "pipeline", "-n", 2, "--devices", 2], "devices=2 conflicts with processes=2"),
+        (["-s", "pipeline", "--mode", "stale"], "mode='stale' does not go with"),
+        (["-s", "pipeline", "-n", 2, "--accumulate", 2], "accumulate=2 conflicts"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_told_before_anything_starts(folder, words, told):
+    done = run(folder, *words, "script.py", "x.npz", status=2)
+    assert told in done.stderr

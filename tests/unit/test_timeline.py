@@ -1,0 +1,244 @@
+"""The steps of a pipeline as a trace, as text and as a picture."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import random
+
+import pytest
+
+from tfdist.errors import ConfigError
+from tfdist.files import SaveError
+from tfdist.pipelines import timeline_picture
+from tfdist.pipelines.schedules import Box, Kind, Step, bubble, make, simulate
+from tfdist.pipelines.timeline import chrome_trace, row_names, text, write_trace
+from tfdist.pipelines.timeline_picture import draw
+
+F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
+
+
+def boxes_of(name="1f1b", stages=2, microbatches=3, *, start=100.0, virtual=1, batches=1):
+    """A schedule's boxes as if measured: later than 0, and in a random order."""
+    schedule = make(name, stages, microbatches, virtual=virtual, batches=batches)
+    boxes = [
+        Box(box.device, box.step, start + box.begin, start + box.end)
+        for box in simulate(schedule, 0.25, 0.5, update=0.25)
+    ]
+    random.Random(0).shuffle(boxes)
+    return boxes
+
+
+def rows(lines):
+    """What is between the bars."""
+    return [line.split("|")[1] for line in lines if "|" in line]
+
+
+def test_a_trace_has_each_box_on_its_device_in_microseconds():
+    boxes = boxes_of()
+    trace = json.loads(chrome_trace(boxes, ["first"]))
+    assert trace["displayTimeUnit"] == "ms"
+    threads = [event for event in trace["traceEvents"] if event["name"] == "thread_name"]
+    assert {event["tid"]: event["args"]["name"] for event in threads} == {0: "first", 1: "device 1"}
+    assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X"}
+    found = {
+        (
+            event["tid"],
+            event["cat"],
+            event["args"].get("microbatch", -1),
+            100 + event["ts"] / 1e6,
+            100 + (event["ts"] + event["dur"]) / 1e6,
+        )
+        for event in trace["traceEvents"]
+        if event["ph"] == "X"
+    }
+    words = {F: "forward", B: "backward", U: "update"}
+    assert found == {
+        (box.device, words[box.step.kind], box.step.microbatch, box.begin, box.end) for box in boxes
+    }
+
+
+def test_a_trace_tells_what_a_box_is():
+    step = Step(B, 7, 3, 5)
+    *_, event = json.loads(chrome_trace([Box(1, step, 2.0, 2.5)]))["traceEvents"]
+    assert event == {
+        "ph": "X",
+        "pid": 0,
+        "tid": 1,
+        "name": "backward 3",
+        "cat": "backward",
+        "ts": 0.0,
+        "dur": 500000.0,
+        "args": {"batch": 7, "microbatch": 3, "chunk": 5},
+    }
+    *_, event = json.loads(chrome_trace([Box(1, Step(U, 7, -1, 1), 2.0, 2.5)]))["traceEvents"]
+    assert (event["name"], event["args"]) == ("update", {"batch": 7})
+
+
+def test_a_trace_is_written_as_a_whole(tmp_path):
+    path = tmp_path / "new" / "trace.json"
+    write_trace(str(path), boxes_of())
+    assert path.read_text() == chrome_trace(boxes_of())
+    assert [entry.name for entry in path.parent.iterdir()] == ["trace.json"]
+
+
+def test_a_trace_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SaveError, match=r"Cannot save to .*trace\.json"):
+        write_trace(str(tmp_path / "file" / "trace.json"), boxes_of())
+
+
+def test_text_has_a_row_for_each_device():
+    # 13 quarters of a second: a forward is one, a backward two, an update one.
+    lines = text(boxes_of(), width=8 + 3 + 13).splitlines()
+    assert lines[0] == "3250 ms, bubble 15 %; a character is 250 ms"
+    assert rows(lines) == ["01..aa2bb.cc#", ".0aa1bb2cc#.."]
+    assert lines[-1] == "0-2 forward of a microbatch, a-c its backward, # update, . idle"
+
+
+def test_text_fits_its_width():
+    for width in (30, 77, 200):
+        lines = text(boxes_of("1f1b", 3, 4), width, ["a longer name"]).splitlines()
+        assert {len(line) for line in lines if "|" in line} == {width}
+    narrow = rows(text(boxes_of(), width=1).splitlines())
+    assert [len(row) for row in narrow] == [10, 10]
+
+
+def test_text_spends_characters_in_proportion():
+    boxes = boxes_of("gpipe", 4, 8)
+    row, *_ = rows(text(boxes, width=2000).splitlines())
+    start, end = min(box.begin for box in boxes), max(box.end for box in boxes)
+    for sign, seconds in [("0", 0.25), ("h", 0.5), ("#", 0.25)]:
+        assert row.count(sign) == pytest.approx(len(row) * seconds / (end - start), abs=1)
+    idle = "".join(rows(text(boxes, width=2000).splitlines()))
+    assert idle.count(".") / len(idle) == pytest.approx(bubble(boxes), abs=0.01)
+
+
+def test_text_counts_batches_where_they_have_one_microbatch():
+    # The last of two stages alternates from the first batch on.
+    lines = text(boxes_of("pipedream", 2, 1, batches=12), width=8 + 3 + 51).splitlines()
+    assert rows(lines)[1].startswith(".0aa#1bb#2cc#")
+    assert rows(lines)[1].rstrip(".").endswith("9jj#0aa#1bb#")
+    assert lines[-1].startswith("0-9 forward of a batch, a-j its backward")
+    assert lines[-1].endswith("a batch shows its last digit")
+
+
+def test_text_of_nothing():
+    assert text([]).splitlines()[0] == "0 ms, bubble 0 %; a character is 0 ms"
+    instant = text([Box(0, Step(F, 0, 0, 0), 3.0, 3.0)], width=30)
+    assert rows(instant.splitlines()) == ["." * 19]
+    with pytest.raises(ConfigError, match="width=0"):
+        text([], width=0)
+
+
+def test_devices_without_a_name_have_their_number():
+    assert row_names(boxes_of(stages=3), ["gpu"]) == ["gpu", "device 1", "device 2"]
+    assert row_names([], ["idle"]) == ["idle"]
+
+
+def figure_of(monkeypatch, tmp_path, boxes, **options):
+    """Draws, and gives the figure too."""
+    figures = pytest.importorskip("matplotlib.figure")
+    made = []
+
+    class Kept(figures.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(figures, "Figure", Kept)
+    path = tmp_path / "steps.png"
+    draw(str(path), boxes, title="a title", **options)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["steps.png"]
+    return made[0]
+
+
+def words_of(figure):
+    return [text.get_text() for text in figure.texts]
+
+
+def test_a_picture_has_each_box_where_it_was(monkeypatch, tmp_path):
+    boxes = boxes_of("gpipe", 3, 4)
+    figure = figure_of(monkeypatch, tmp_path, boxes, names=["input"], ideal=0.25)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        *("input", "device 1", "device 2")
+    ]
+    idle, drawn = axes.containers
+    assert [bar.get_width() for bar in idle] == pytest.approx([1e3 * 4.75] * 3)
+    for bar, box in zip(drawn, boxes, strict=True):
+        assert bar.get_x() == pytest.approx(1e3 * (box.begin - 100))
+        assert bar.get_width() == pytest.approx(1e3 * (box.end - box.begin))
+        assert bar.get_y() + bar.get_height() / 2 == pytest.approx(box.device)
+    colours = {(box.step.kind, bar.get_facecolor()) for bar, box in zip(drawn, boxes, strict=True)}
+    assert len(colours) == len({colour for _, colour in colours}) == 3
+    assert sorted(label.get_text() for label in axes.texts) == sorted("0123" * 6)
+    assert words_of(figure)[:2] == [
+        "a title",
+        f"bubble {100 * bubble(boxes):.0f} % (ideal 25 %)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "shades", "note"),
+    [
+        ({}, 1, "numbers: microbatch"),
+        ({"name": "2bw", "batches": 3}, 2, "numbers: microbatch; darker and lighter: batches"),
+        (
+            {"name": "interleaved", "microbatches": 4, "virtual": 3},
+            3,
+            "numbers: microbatch; darker to lighter: the device's parts",
+        ),
+        ({"name": "pipedream", "microbatches": 1, "batches": 4}, 2, "numbers: batch; darker"),
+    ],
+    ids=str,
+)
+def test_shades_tell_parts_or_batches(monkeypatch, tmp_path, options, shades, note):
+    boxes = boxes_of(**options)
+    figure = figure_of(monkeypatch, tmp_path, boxes)
+    bars = zip(figure.axes[0].containers[1], boxes, strict=True)
+    assert len({bar.get_facecolor() for bar, box in bars if box.step.kind is F}) == shades
+    assert words_of(figure)[1] == f"bubble {100 * bubble(boxes):.0f} %"
+    assert words_of(figure)[2].startswith(note)
+
+
+def test_numbers_without_room_are_left_out(monkeypatch, tmp_path):
+    figure = figure_of(monkeypatch, tmp_path, boxes_of("gpipe", 2, 300))
+    assert not figure.axes[0].texts
+    assert words_of(figure)[2] == ""
+
+
+@pytest.mark.parametrize("boxes", [[], [Box(0, Step(F, 0, 0, 0), 3.0, 3.0)]], ids=len)
+def test_a_picture_of_nothing(monkeypatch, tmp_path, boxes):
+    figure = figure_of(monkeypatch, tmp_path, boxes)
+    assert words_of(figure)[1] == "bubble 0 %"
+
+
+def test_a_picture_needs_a_format(tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("steps", "steps.jpeg2000"):
+        with pytest.raises(ConfigError, match=r"no format.*png"):
+            draw(str(tmp_path / name), boxes_of(), title="")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_without_matplotlib_names_the_command(monkeypatch, tmp_path):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(timeline_picture.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'tfdist\[pictures\]'"):
+        draw(str(tmp_path / "steps.png"), boxes_of(), title="")
+
+
+def test_only_a_picture_imports_matplotlib(monkeypatch):
+    true_import = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        assert not name.startswith("matplotlib")
+        return true_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    importlib.reload(timeline_picture)
