@@ -12,6 +12,7 @@ __all__ = [
     "Single",
     "StartError",
     "TfdistError",
+    "export",
     "place",
     "plan_placement",
     "strategy",

@@ -15,6 +15,10 @@ from tests.harness import Pool
 TRAIN = "update_cases:train"
 
 
+#: Compressions that also run eagerly.
+EAGER = ("bf16", "topk")
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -25,7 +29,7 @@ TRAIN = "update_cases:train"
     ],
     ids=str,
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.seldom)])
 def test_gradients_are_applied_late(agree: Agree, rule: dict[str, Any], optimizer: str) -> None:
     """Fifty updates and more; the last gradients are applied at the end."""
     epochs = 5 if rule.get("accumulate", 1) == 1 else 6
@@ -144,8 +148,15 @@ def test_clipping_after_the_exchange_is_one_device_s(
     assert_same(before[0], before[-1], 0.0, "the last worker")
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
-@pytest.mark.parametrize("kind", ["bf16", "fp16", "int8", "topk", "randomk", "powersgd"])
+@pytest.mark.parametrize(
+    ("kind", "eager"),
+    [
+        # Eagerly as in a graph: one with a memory, one without; all with --everything.
+        pytest.param(kind, eager, marks=[pytest.mark.seldom] * (eager and kind not in EAGER))
+        for kind in ("bf16", "fp16", "int8", "topk", "randomk", "powersgd")
+        for eager in (False, True)
+    ],
+)
 def test_compressed_training_is_alike_everywhere_and_near(
     run: Agree, kind: str, eager: bool
 ) -> None:

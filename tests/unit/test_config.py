@@ -179,6 +179,7 @@ def test_public_names_are_frozen():
 
     assert list(STRATEGIES) == [
         *("single", "mirrored", "multi_worker", "horovod", "parameter_server"),
+        "pipeline",
     ]
     assert set(MODES) == set(STRATEGIES)
     assert MODES["parameter_server"] == ("sync", "async", "stale")
@@ -190,9 +191,13 @@ def test_public_names_are_frozen():
         "Mirrored",
         "MultiWorker",
         "ParameterServer",
+        "Pipeline",
         "Single",
         "StartError",
         "TfdistError",
+        "export",
+        "place",
+        "plan_placement",
         "strategy",
     ]
 

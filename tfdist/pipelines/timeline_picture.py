@@ -21,12 +21,14 @@ _COLOURS = {
     Kind.UPDATE: (0.42, 0.42, 0.42),
 }
 _LIGHTEST = 0.55
-_INCHES, _ROW_INCHES, _AROUND_INCHES = 12.0, 0.42, 1.55
-_LEFT, _RIGHT = 0.09, 0.985
+_INCHES, _ROW_INCHES, _NAME_POINTS = 12.0, 0.42, 10.0
+_ABOVE, _BELOW, _RIGHT = 0.62, 0.52, 0.985
 _ROW = 0.82
 _LARGEST, _SMALLEST = 9.0, 5.0
 #: A digit's width, as a part of the font's size.
 _DIGIT = 0.62
+#: A kind's numbers are left out where fewer of its boxes than this have room for them.
+_MOST = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,21 +86,25 @@ def draw(
         ConfigError: if Matplotlib is not installed, or does not know the format.
         SaveError: if the file cannot be written.
     """
-    figures = _module("matplotlib.figure")
     rows = row_names(boxes, names)
-    height = _AROUND_INCHES + _ROW_INCHES * len(rows)
-    figure = figures.Figure(figsize=(_INCHES, height))
-    low, high = 0.62 / height, 1 - 0.62 / height
-    axes = figure.add_axes((_LEFT, low, _RIGHT - _LEFT, high - low))
+    height = _ABOVE + _BELOW + _ROW_INCHES * len(rows)
+    figure = _module("matplotlib.figure").Figure(figsize=(_INCHES, height))
     _check_format(figure, path)
+    left = min(0.4, 0.02 + max(map(len, rows), default=0) * _DIGIT * _NAME_POINTS / 72 / _INCHES)
+    low, high = _BELOW / height, 1 - _ABOVE / height
+    axes = figure.add_axes((left, low, _RIGHT - left, high - low))
     shades = _Shades.of(boxes, len(rows))
     counted, of = numbers(boxes)
+    boxes = _in_ms(boxes)
     _prepare(axes, boxes, rows)
     _bars(axes, boxes, shades)
-    _labels(axes, boxes, of, shades)
-    figure.text(_LEFT, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", va="top")
-    figure.text(_LEFT, 1 - 0.38 / height, _subtitle(boxes, ideal), fontsize=10.5, va="top")
-    _legend(figure, shades, counted)
+    kinds = [
+        [box for box in boxes if box.step.kind is kind] for kind in (Kind.FORWARD, Kind.BACKWARD)
+    ]
+    numbered = [_label(axes, alike, of, shades) for alike in kinds]
+    figure.text(left, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(left, 1 - 0.38 / height, _subtitle(boxes, ideal), fontsize=10.5, va="top")
+    _legend(figure, [f"numbers: {counted}" if any(numbered) else "", shades.words])
     with saving(path) as partial:
         figure.savefig(partial, dpi=150)
 
@@ -128,31 +134,38 @@ def _subtitle(boxes: Sequence[Box], ideal: float | None) -> str:
     return words if ideal is None else f"{words} (ideal {100 * ideal:.0f} %)"
 
 
+def _in_ms(boxes: Sequence[Box]) -> list[Box]:
+    """Boxes in milliseconds from the first begin."""
+    start, _ = span(boxes)
+    return [
+        dataclasses.replace(box, begin=1e3 * (box.begin - start), end=1e3 * (box.end - start))
+        for box in boxes
+    ]
+
+
 def _prepare(axes: Any, boxes: Sequence[Box], rows: Sequence[str]) -> None:
     """The axes, and each row hatched all along: what boxes leave of it is idle."""
-    start, end = span(boxes)
-    length = 1e3 * (end - start) or 1.0
+    length = span(boxes)[1] or 1.0
     places = range(len(rows))
     axes.barh(places, length, _ROW, color="white", edgecolor="0.87", hatch="////", linewidth=0)
     axes.set_xlim(0, length)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_yticks(places, rows)
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, labelsize=_NAME_POINTS)
     axes.set_xlabel("ms")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
 
 def _bars(axes: Any, boxes: Sequence[Box], shades: _Shades) -> None:
-    start, _ = span(boxes)
     axes.barh(
         [box.device for box in boxes],
-        [1e3 * (box.end - box.begin) for box in boxes],
+        [box.end - box.begin for box in boxes],
         _ROW,
-        left=[1e3 * (box.begin - start) for box in boxes],
+        left=[box.begin for box in boxes],
         color=[_colour(box.step.kind, shades.whiteness(box.step)) for box in boxes],
         edgecolor="white",
-        linewidth=0.5,
+        linewidth=0.4,
     )
 
 
@@ -161,30 +174,32 @@ def _colour(kind: Kind, whiteness: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _labels(axes: Any, boxes: Sequence[Box], of: dict[Step, int], shades: _Shades) -> None:
-    """The number of each box that has room for it, all in one size."""
-    start, end = span(boxes)
-    points = _INCHES * 72 * (_RIGHT - _LEFT) / (end - start or 1.0)
-    rooms = {
-        box: (box.end - box.begin) * points / (_DIGIT * (len(str(of[box.step])) + 0.4))
-        for box in boxes
-        if box.step in of
-    }
-    size = min(_LARGEST, max(_SMALLEST, min(rooms.values(), default=_LARGEST)))
-    for box, room in rooms.items():
+def _label(axes: Any, boxes: Sequence[Box], of: dict[Step, int], shades: _Shades) -> bool:
+    """Writes the numbers of boxes of one kind, in one size, if most have room; whether they do."""
+    points = _INCHES * 72 * axes.get_position().width / axes.get_xlim()[1]
+    texts = [str(of[box.step]) for box in boxes]
+    rooms = [
+        (box.end - box.begin) * points / (_DIGIT * (len(text) + 0.4))
+        for box, text in zip(boxes, texts, strict=True)
+    ]
+    if not rooms or sum(room >= _SMALLEST for room in rooms) < _MOST * len(rooms):
+        return False
+    size = min(_LARGEST, max(_SMALLEST, min(rooms)))
+    for box, text, room in zip(boxes, texts, rooms, strict=True):
         if room >= size:
             axes.text(
-                1e3 * ((box.begin + box.end) / 2 - start),
+                (box.begin + box.end) / 2,
                 box.device,
-                str(of[box.step]),
+                text,
                 ha="center",
                 va="center_baseline",
                 fontsize=size,
                 color="0.1" if shades.whiteness(box.step) > _LIGHTEST / 2 else "white",
             )
+    return True
 
 
-def _legend(figure: Any, shades: _Shades, counted: str) -> None:
+def _legend(figure: Any, notes: Sequence[str]) -> None:
     """What colours, numbers and shades mean, above the rows on the right."""
     patches = _module("matplotlib.patches")
     handles = [
@@ -204,5 +219,5 @@ def _legend(figure: Any, shades: _Shades, counted: str) -> None:
         columnspacing=1.2,
         handlelength=1.4,
     )
-    words = "; ".join(filter(None, [f"numbers: {counted}", shades.words]))
-    figure.text(_RIGHT, 1 - 0.40 / height, words, fontsize=9, color="0.35", ha="right", va="top")
+    note = "; ".join(filter(None, notes))
+    figure.text(_RIGHT, 1 - 0.40 / height, note, fontsize=9, color="0.35", ha="right", va="top")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.placement.calls import placed_call
@@ -167,8 +168,56 @@ def _follow_updates(optimizer: Any) -> None:
         return made
 
     update_step._tfdist_placed = True  # type: ignore[attr-defined]
+    object.__setattr__(optimizer, "_clip_gradients", _clipping_of(optimizer))
+    object.__setattr__(optimizer, "_apply_weight_decay", _decay_of(optimizer))
     object.__setattr__(optimizer, "update_step", update_step)
     object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
+
+
+def _clipping_of(optimizer: Any) -> Callable[[Any], Any]:
+    """Keras's clipping, each gradient on its device; of a global norm only sums go around."""
+    original = optimizer._clip_gradients
+
+    def clip_gradients(grads: Any) -> Any:
+        if not optimizer.global_clipnorm:
+            found = []
+            for grad in grads:
+                with on(getattr(grad, "device", "")):
+                    found += original([grad])
+            return found
+        squares = []
+        for grad in (each for each in grads if each is not None):
+            with on(grad.device):
+                # As Keras has it, also for the rows of a sparse gradient.
+                squares.append(keras.ops.sum(keras.ops.square(grad)))
+        bound = tf.constant(optimizer.global_clipnorm, squares[0].dtype)
+        factor = bound * tf.minimum(1 / tf.sqrt(tf.add_n(squares)), 1 / bound)
+        return [None if grad is None else _times(grad, factor) for grad in grads]
+
+    return clip_gradients
+
+
+def _times(grad: Any, factor: Any) -> Any:
+    with on(grad.device):
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
+        return grad * factor
+
+
+def _decay_of(optimizer: Any) -> Callable[[Any], None]:
+    """Keras's weight decay, that of each weight on its device."""
+
+    def apply_weight_decay(variables: Any) -> None:
+        if optimizer.weight_decay is None:
+            return
+        for variable in variables:
+            held = variable._value if isinstance(variable, keras.Variable) else variable
+            if optimizer._use_weight_decay(variable):
+                with on(held.device):
+                    rate = tf.cast(optimizer.learning_rate, held.dtype)
+                    held.assign_sub(held * tf.cast(optimizer.weight_decay, held.dtype) * rate)
+
+    return apply_weight_decay
 
 
 def _move_state(optimizer: Any) -> None:

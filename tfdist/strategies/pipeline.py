@@ -97,6 +97,14 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
 
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """The data set itself: batches are read in this process, and go to the stages from here.
+
+        TensorFlow's iterator over one device takes seconds to end where other tasks are connected.
+        """
+        del options
+        return dataset
+
     def flush(self, model: Any) -> None:
         """Ends all batches under way, so that the weights are those of all batches given.
 

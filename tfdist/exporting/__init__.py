@@ -1,0 +1,28 @@
+"""Models as SavedModel and ONNX, each checked against the model before it is called done."""
+
+from tfdist._lazy import lazy_attributes
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "ExportError",
+    "Input",
+    "Report",
+    "Score",
+    "compare",
+    "export",
+]
+
+__getattr__, __dir__ = lazy_attributes(
+    __all__,
+    {
+        "Comparison": "tfdist.exporting.comparison",
+        "Difference": "tfdist.exporting.comparison",
+        "ExportError": "tfdist.exporting.errors",
+        "Input": "tfdist.exporting.signature",
+        "Report": "tfdist.exporting.exporter",
+        "Score": "tfdist.exporting.scoring",
+        "compare": "tfdist.exporting.exporter",
+        "export": "tfdist.exporting.exporter",
+    },
+)

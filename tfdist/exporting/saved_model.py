@@ -1,0 +1,82 @@
+"""A SavedModel by Keras's own `model.export`, loaded back and compared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist.exporting.errors import ExportError
+from tfdist.exporting.subject import Arrays, KerasSubject
+
+__all__ = ["reloaded", "write"]
+
+#: Devices that every machine has; Keras and TensorFlow name them themselves.
+_EVERYWHERE = re.compile(r"(/device:CPU:[0*])?")
+
+
+def write(subject: KerasSubject, path: str) -> None:
+    """Writes a Keras model as a SavedModel that asks for no device but the CPU.
+
+    Args:
+        subject: the model and its inputs.
+        path: a directory to make.
+
+    Raises:
+        ExportError: if Keras cannot write it.
+    """
+    signature = subject.arranged(subject.specs())
+    try:
+        subject.model.export(
+            path, format="tf_saved_model", verbose=False, input_signature=signature
+        )
+    except Exception as error:
+        text = str(error).strip().splitlines()[0]
+        raise ExportError(f"Keras cannot write the model as a SavedModel: {text}") from error
+    _join(Path(path))
+
+
+def reloaded(subject: KerasSubject, path: str) -> Callable[[Arrays], Arrays]:
+    """A function of arrays by name, on a SavedModel that was loaded from `path`.
+
+    Raises:
+        ExportError: if it cannot be loaded.
+    """
+    try:
+        with eagerly_outside_of_scope():  # as whoever serves it does, without a strategy
+            loaded = tf.saved_model.load(path)
+    except Exception as error:
+        raise ExportError(f"The SavedModel that was written cannot be loaded: {error}") from error
+
+    def run(values: Arrays) -> Arrays:
+        with eagerly_outside_of_scope():
+            tensors = [tf.constant(values[each.name], each.dtype) for each in subject.inputs]
+            outputs = subject.named(loaded.serve(*subject.arranged(tensors)))
+            return {name: np.asarray(value) for name, value in outputs.items()}
+
+    return run
+
+
+def _join(path: Path) -> None:
+    """Takes the devices that layers were placed on out of a SavedModel's graphs.
+
+    A machine that loads it may not have them.
+    """
+    file = path / "saved_model.pb"
+    content = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    found = False
+    for meta_graph in content.meta_graphs:
+        graph: Any = meta_graph.graph_def
+        for nodes in (graph.node, *(body.node_def for body in graph.library.function)):
+            for node in nodes:
+                if not _EVERYWHERE.fullmatch(node.device):
+                    found, node.device = True, ""
+    if found:
+        file.write_bytes(content.SerializeToString(deterministic=True))
+        (path / "fingerprint.pb").unlink(missing_ok=True)  # of the graph as it was

@@ -1,0 +1,309 @@
+"""What is exported: a Keras model, or a signature of a SavedModel, under one interface."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist.errors import ConfigError
+from tfdist.exporting.signature import Input, fitted
+
+__all__ = ["KerasSubject", "SavedModelSubject", "Subject", "subject_of"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+#: Makes the positional arguments of a call from inputs and their tensors.
+Arrange = Callable[[Sequence[Input], Sequence[Any]], list[Any]]
+
+#: The names that Keras counts up for inputs without one.
+_UNNAMED = re.compile(r"keras_tensor(_\d+)?")
+
+
+class Subject(ABC):
+    """A computation with named inputs and outputs.
+
+    Attributes:
+        inputs: its inputs, the batch first in each shape.
+        layers: the names of its layers; empty where they are not known.
+        rows: integers to try it on are below this, as far as is known.
+    """
+
+    inputs: tuple[Input, ...]
+    layers: frozenset[str] = frozenset()
+    rows: int = 1000
+
+    @abstractmethod
+    def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The outputs by name, in the model's order; tensors come in the order of `inputs`."""
+
+    @abstractmethod
+    def trace(self) -> Any:
+        """A `tf.function` of the inputs under inference, whose trace holds the weights."""
+
+    def compute(self, values: Mapping[str, Any]) -> Arrays:
+        """The outputs for arrays by input name, of the shapes of `inputs`."""
+        tensors = [tf.constant(values[each.name], each.dtype) for each in self.inputs]
+        return {name: np.asarray(value) for name, value in self.call(tensors).items()}
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """The scope that the model was made in, to compute with it and to write it in."""
+        return contextlib.nullcontext()
+
+    def refit(self, given: Sequence[Input]) -> None:
+        """Replaces inputs by narrower ones.
+
+        Raises:
+            ConfigError: if one does not fit.
+        """
+        self.inputs = fitted(self.inputs, given)
+
+    def specs(self) -> list[Any]:
+        """The inputs as TensorFlow describes them."""
+        return [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in self.inputs]
+
+
+class KerasSubject(Subject):
+    """A Keras model under inference (`training=False`)."""
+
+    def __init__(self, model: Any, given: Sequence[Input] = ()) -> None:
+        """Finds out the model's inputs.
+
+        Args:
+            model: a Keras model.
+            given: inputs that the user described.
+
+        Raises:
+            ConfigError: if the inputs are not known, or do not fit.
+        """
+        self.model = model
+        own, self._arrange = _inputs_of(model)
+        if not own and not given:
+            raise ConfigError(
+                f"The model {model.name!r} does not say what inputs it takes, as it was never "
+                "called. Describe each: --input NAME:DTYPE[SIZES], or inputs=[…] in Python."
+            )
+        self.inputs = fitted(own, given)
+        self.layers = frozenset(layer.name for layer in _layers(model))
+        tables = [e.input_dim for e in _layers(model) if isinstance(e, keras.layers.Embedding)]
+        self.rows = min([self.rows, *tables])
+
+    def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The outputs by name; see `Subject`."""
+        return self.named(self.model(*self.arranged(tensors), training=False))
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """See `Subject`."""
+        strategy = getattr(self.model, "_distribute_strategy", None)
+        return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+    def arranged(self, tensors: Sequence[Any]) -> list[Any]:
+        """Tensors in the order of `inputs` as the positional arguments of a call."""
+        return list(self._arrange(self.inputs, tensors))
+
+    def named(self, outputs: Any) -> dict[str, Any]:
+        """What a call returns, by name."""
+        return _named(self.model, outputs)
+
+    def trace(self) -> Any:
+        """See `Subject`.
+
+        Weights are read once, eagerly, and stand in the graph as constants, so that it holds no
+        variable of a strategy, of another device or of another machine.
+        """
+        if not self.model.built:
+            self.call([tf.zeros([size or 2 for size in e.shape], e.dtype) for e in self.inputs])
+        values = [(v, keras.ops.convert_to_numpy(v)) for v in self.model.variables]
+
+        def infer(*tensors: Any) -> dict[str, Any]:
+            state = [(variable, tf.constant(value)) for variable, value in values]
+            with keras.StatelessScope(state_mapping=state):
+                return {name: tf.identity(out) for name, out in self.call(tensors).items()}
+
+        with eagerly_outside_of_scope():
+            function = tf.function(infer, input_signature=self.specs())
+            function.get_concrete_function()
+        return function
+
+
+class SavedModelSubject(Subject):
+    """One signature of a SavedModel."""
+
+    def __init__(
+        self, path: str, signature: str | None = None, given: Sequence[Input] = ()
+    ) -> None:
+        """Loads the SavedModel.
+
+        Args:
+            path: its directory.
+            signature: which signature; by default `serving_default`, or the only one there is.
+            given: inputs that the user described.
+
+        Raises:
+            ConfigError: if it cannot be loaded, has no such signature, or inputs do not fit.
+        """
+        try:
+            self._loaded = tf.saved_model.load(path)
+        except Exception as error:
+            raise ConfigError(
+                f"The SavedModel {path!r} cannot be loaded: {str(error).splitlines()[0]}"
+            ) from error
+        self._function = _signature(self._loaded, path, signature)
+        _, keywords = self._function.structured_input_signature
+        own = [Input(n, s.dtype.name, _sizes(s.shape)) for n, s in sorted(keywords.items())]
+        self.inputs = fitted(own, given)
+
+    def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The outputs by name; see `Subject`."""
+        named = {each.name: value for each, value in zip(self.inputs, tensors, strict=True)}
+        return dict(sorted(self._function(**named).items()))  # a loaded one has no order
+
+    def trace(self) -> Any:
+        """See `Subject`; its variables are frozen by the converter."""
+
+        def infer(*tensors: Any) -> dict[str, Any]:
+            return {name: tf.identity(out) for name, out in self.call(tensors).items()}
+
+        function = tf.function(infer, input_signature=self.specs())
+        function.get_concrete_function()
+        return function
+
+
+def subject_of(model: Any, given: Sequence[Input] = (), signature: str | None = None) -> Subject:
+    """The subject of a Keras model or of the path of a SavedModel.
+
+    Raises:
+        ConfigError: if it is neither, or a signature is named for a Keras model.
+    """
+    if isinstance(model, str):
+        return SavedModelSubject(model, signature, given)
+    if signature is not None:
+        raise ConfigError(
+            f"signature={signature!r} names a signature of a SavedModel, and this is a Keras "
+            "model, which has none. Leave it out."
+        )
+    if not isinstance(model, keras.Model):
+        raise ConfigError(
+            f"A {type(model).__name__} is not a Keras model. Give a keras.Model, or the path of a "
+            "model file or of a SavedModel."
+        )
+    return KerasSubject(model, given)
+
+
+def _signature(loaded: Any, path: str, wanted: str | None) -> Any:
+    there = {n: f for n, f in loaded.signatures.items() if not n.startswith("__")}
+    if wanted is None and ("serving_default" in there or len(there) == 1):
+        wanted = "serving_default" if "serving_default" in there else next(iter(there))
+    if wanted not in there:
+        what = "has no signature" if wanted else "has several signatures and no"
+        raise ConfigError(
+            f"The SavedModel {path!r} {what} {wanted or 'serving_default'!r}. There are: "
+            f"{', '.join(map(repr, sorted(there))) or 'none'}. Name one: --signature NAME."
+        )
+    return there[wanted]
+
+
+def _sizes(shape: Any) -> tuple[int | None, ...]:
+    if shape.rank is None:
+        raise ConfigError("A signature with an input of unknown rank cannot be exported.")
+    return tuple(shape.as_list())
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """All layers of a model, nested ones too."""
+    return iter(model._flatten_layers(include_self=False))
+
+
+def _inputs_of(model: Any) -> tuple[list[Input], Arrange]:
+    """The inputs that a model says it has, and how to call it with them."""
+    symbols = getattr(model, "inputs", None)
+    if symbols:
+        own = [
+            Input(
+                _input_name(symbol, number, len(symbols)), symbol.dtype, (None, *symbol.shape[1:])
+            )
+            for number, symbol in enumerate(symbols)
+        ]
+        structure = None if isinstance(model, keras.Sequential) else model.input
+
+        def arrange(_: Any, tensors: Sequence[Any]) -> list[Any]:
+            if structure is None:
+                return [tensors[0]]
+            return [keras.tree.pack_sequence_as(structure, list(tensors))]
+
+        return own, arrange
+    return _inputs_of_subclass(model)
+
+
+def _inputs_of_subclass(model: Any) -> tuple[list[Input], Arrange]:
+    """The same for a subclass of `keras.Model`, from the shapes it was built with.
+
+    Keras records the shapes of the first argument only.
+    """
+    parameters = _required_parameters(model)
+    built = getattr(model, "_build_shapes_dict", None) or {}
+    shape = next(iter(built.values()), None) if len(parameters) == 1 else None
+    shapes = shape if isinstance(shape, dict) else {parameters[0]: shape}
+    own = [
+        Input(name, model.input_dtype or "float32", (None, *sizes[1:]))
+        for name, sizes in shapes.items()
+        if isinstance(sizes, list | tuple) and all(isinstance(s, int | None) for s in sizes)
+    ]
+
+    def arrange(inputs: Sequence[Input], tensors: Sequence[Any]) -> list[Any]:
+        named = {each.name: value for each, value in zip(inputs, tensors, strict=True)}
+        if len(parameters) > 1:
+            return _arguments(model, parameters, named)
+        return [named if isinstance(shape, dict) or len(named) > 1 else tensors[0]]
+
+    return (own if len(own) == len(shapes) else []), arrange
+
+
+def _required_parameters(model: Any) -> list[str]:
+    """The names of what a model's `call` needs."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [
+        name
+        for name, each in inspect.signature(model.call).parameters.items()
+        if each.default is inspect.Parameter.empty
+        and each.kind in positional
+        and name not in ("training", "mask")
+    ]
+    return found or ["inputs"]
+
+
+def _arguments(model: Any, parameters: list[str], named: dict[str, Any]) -> list[Any]:
+    if set(parameters) != set(named):
+        raise ConfigError(
+            f"The model {model.name!r} is called with {', '.join(parameters)}, and the inputs are "
+            f"{', '.join(named)}. Name them after the arguments of its call."
+        )
+    return [named[name] for name in parameters]
+
+
+def _input_name(symbol: Any, number: int, count: int) -> str:
+    if not _UNNAMED.fullmatch(symbol.name):
+        return re.sub(r"[^\w.-]", "_", symbol.name)
+    return "input" if count == 1 else f"input_{number + 1}"
+
+
+def _named(model: Any, outputs: Any) -> dict[str, Any]:
+    """A model's outputs by name: its own keys, else its last layers' names, else `output`."""
+    if isinstance(outputs, dict):
+        paths = keras.tree.flatten_with_path(outputs)
+        return {"_".join(map(str, path)): value for path, value in paths}
+    flat = keras.tree.flatten(outputs)
+    if len(flat) == 1:
+        return {"output": flat[0]}
+    names = [each._keras_history.operation.name for each in getattr(model, "outputs", None) or ()]
+    if len(set(names)) != len(flat):
+        names = [f"output_{number + 1}" for number in range(len(flat))]
+    return dict(zip(names, flat, strict=True))
