@@ -199,9 +199,7 @@ def _clipping_of(optimizer: Any) -> Callable[[Any], Any]:
 
 def _times(grad: Any, factor: Any) -> Any:
     with on(grad.device):
-        if isinstance(grad, tf.IndexedSlices):
-            return tf.IndexedSlices(grad.values * factor, grad.indices, grad.dense_shape)
-        return grad * factor
+        return tf.convert_to_tensor(grad) * factor  # Dense, as Keras's product of both is.
 
 
 def _decay_of(optimizer: Any) -> Callable[[Any], None]:
