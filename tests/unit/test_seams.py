@@ -14,6 +14,7 @@ from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.served import hooks as served_hooks
 from tfdist.keras.served.serving import Serving
+from tfdist.pipelines import hooks as pipeline_hooks
 
 SIGNATURES = {
     "TensorFlowTrainer.__init__": "(self)",
@@ -74,7 +75,8 @@ SIGNATURES = {
 
 def seams():
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
-    found = [*scope.all_hooks(), *served, *horovod_program.hooks()]
+    piped = pipeline_hooks.hooks(lambda model: None, lambda function: None)
+    found = [*scope.all_hooks(), *served, *horovod_program.hooks(), *piped]
     return {hook.path: hook for hook in found}
 
 
@@ -120,6 +122,48 @@ def test_private_symbols_of_tensorflow():
     signature = inspect.signature(private.CollectiveAllReduceExtended._initialize_local_devices)
     assert str(signature) == "(self, cluster_resolver, worker_device)"
     assert private.has_started() in (True, False)
+
+
+def test_what_placement_and_pipelines_read_of_keras():
+    """Graphs that are taken apart, and methods that are replaced on single objects."""
+    import keras
+    from keras.src.models.functional import operation_fn
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_regularizer="l2")])
+    graph = model._functional
+    (node,) = [n for nodes in graph._nodes_by_depth.values() for n in nodes if not n.is_input]
+    assert node.operation is model.layers[0]
+    assert [id(t) for t in node.input_tensors] == [id(t) for t in graph._inputs]
+    assert [id(t) for t in node.outputs] == [id(t) for t in graph._outputs]
+    assert hasattr(node.arguments, "fill_in")
+    assert len(model.layers[0]._get_regularization_losses()) == 1
+    assert model.layers[0]._losses == []
+    for name in ("_standardize_inputs", "_outputs_struct", "_inputs_struct"):
+        assert hasattr(graph, name), name
+    assert str(inspect.signature(operation_fn)) == "(operation, **call_context_args)"
+    model.compile(keras.optimizers.Adam(), "mse")
+    for name in ("_compile_loss", "_loss_tracker", "train_function", "jit_compile"):
+        assert hasattr(model, name), name
+    optimizer = {
+        "update_step": "(gradient, variable, learning_rate)",
+        "add_variable_from_reference": "(reference_variable, name=None, initializer='zeros')",
+        "_clip_gradients": "(grads)",
+        "_apply_weight_decay": "(variables)",
+        "_use_weight_decay": "(variable)",
+    }
+    for name, expected in optimizer.items():
+        assert str(inspect.signature(getattr(model.optimizer, name))) == expected, name
+
+
+def test_graphs_that_have_run_can_be_seen():
+    import tensorflow as tf
+
+    from tfdist._tensorflow_graphs import partitioned_graphs
+
+    with partitioned_graphs() as graphs:
+        tf.function(lambda: tf.random.uniform([3]) + 1)()
+    names = [node.op for graph in graphs for node in graph.node]
+    assert any("RandomUniform" in name for name in names)
 
 
 def test_the_collectives_that_a_ring_replaces():
