@@ -73,7 +73,8 @@ def _about(rounds: int) -> str:
     )
     return (
         f"By `python benchmarks/pipeline.py`; {versions}. A core for each process, float32, SGD. "
-        f"Medians of {rounds} round{chr(115) * (rounds > 1)}. Forward and backward are what a stage spends on a batch."
+        f"Medians of {rounds} round{'s' if rounds > 1 else ''}. Forward and backward are what a "
+        "stage spends on a batch."
     )
 
 
