@@ -31,6 +31,7 @@ __all__ = [
     "Resolved",
     "StrategyConfig",
     "load_file",
+    "read_toml",
     "resolve",
 ]
 
@@ -315,17 +316,26 @@ def load_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: if it cannot be read, is not TOML, or has an unknown key.
     """
+    content = read_toml(path)
+    for name in content:
+        check_choice(f"{path}: option", name, _options())
+    return content
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Reads a strategy file, whatever is in it.
+
+    Raises:
+        ConfigError: if it cannot be read or is not TOML.
+    """
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(
             f"Cannot read the strategy file {str(path)!r}: {error.strerror}."
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"The strategy file {str(path)!r} is not valid TOML: {error}.") from error
-    for name in content:
-        check_choice(f"{path}: option", name, _options())
-    return content
 
 
 def _options() -> list[str]:

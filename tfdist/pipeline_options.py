@@ -9,7 +9,9 @@ from tfdist.option_checks import check_choice, check_number, check_range, refuse
 
 __all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check"]
 
-#: The schedules in a few words, as `tfdist.pipelines.schedules` has them.
+#: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
+#: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream
+#: (arXiv:1806.03377).
 SCHEDULES: dict[str, str] = {
     "gpipe": "all forwards, then all backwards",
     "1f1b": "one forward, one backward in turn; holds fewer activations",

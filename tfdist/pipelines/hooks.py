@@ -26,18 +26,10 @@ def hooks(
         make: makes a model's training function.
         report: called at the end of `fit`.
     """
-    looks = [
-        name
-        for name in ("evaluate", "predict", "save", "save_weights")
-        if hasattr(TensorFlowTrainer, name)
-    ]
     return [
         Hook(TensorFlowTrainer, "make_train_function", _piped(make)),
-        *(
-            Hook(TensorFlowTrainer, name, _flushed)
-            for name in looks
-            if hasattr(TensorFlowTrainer, name)
-        ),
+        Hook(TensorFlowTrainer, "evaluate", _flushed),
+        Hook(TensorFlowTrainer, "predict", _flushed),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _complete),
         Hook(CallbackList, "on_epoch_end", _flushed_callbacks),
         Hook(CallbackList, "on_train_end", _reported(report)),

@@ -71,7 +71,6 @@ class PipelineFunction:
         self._model, self._shape, self._devices, self._stages = model, shape, devices, stages
         self.engine: Engine | None = None
         self._sizes: dict[int, int] = {}
-        self._steps_of_loss: dict[tuple[int, int, int], Any] = {}
         self._lock = threading.Lock()
         self._measured = threading.Event()
         self._graph: Any = None
@@ -174,9 +173,7 @@ class PipelineFunction:
 
     def _loss_of(self, batch: Batch, microbatch: int, outputs: Values) -> Any:
         x, y, weight = batch.examples[microbatch]
-        with tf.init_scope():
-            count, total = batch.sizes[microbatch], sum(batch.sizes)
-        counts = tf.constant([count, total, len(batch.sizes)], tf.int64)
+        counts = tf.constant([batch.sizes[microbatch], sum(batch.sizes)], tf.int64)
         loss = self._loss(y, weight, outputs.tensors, outputs.masks, counts)
         with self._lock:
             self._metrics(x, y, weight, outputs.tensors)

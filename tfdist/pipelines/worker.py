@@ -78,9 +78,7 @@ class Worker:
         self.boxes: collections.deque[Box] = collections.deque(maxlen=_BOXES)
         self.live = 0
         self.sums = {number: GradientSums(part) for number, part in parts.items()}
-        self._steps: queue.SimpleQueue[tuple[Step, Batch] | threading.Event | None] = (
-            queue.SimpleQueue()
-        )
+        self._steps: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._serve, name=f"tfdist-stage-{device}", daemon=True
         )
@@ -137,8 +135,7 @@ class Worker:
             Kind.UPDATE: self._update,
         }
         begin = run[step.kind](step, batch)
-        if begin is not None:
-            self.boxes.append(Box(self.device, step, begin, time.perf_counter()))
+        self.boxes.append(Box(self.device, step, begin, time.perf_counter()))
 
     def _forward(self, step: Step, batch: Batch) -> float:
         part = self._parts[step.chunk]
@@ -151,7 +148,7 @@ class Worker:
         with on(part.device):
             if again:
                 written, following, _ = part.forward(weights, state, values, number)
-                kept = _Kept(None, (weights, state, number), None, values)
+                kept = _Kept(None, (weights, state), None, values)
             else:
                 kept, written, following = self._taped(step, batch, part, weights, state, values)
         self._store.note_state(step, batch, following)
@@ -203,7 +200,7 @@ class Worker:
         kept = self._kept.pop((step.chunk, step.batch, step.microbatch))
         with on(part.device):
             if kept.tape is None:
-                weights, state, _ = kept.sources
+                weights, state = kept.sources
                 kept, _, _ = self._taped(step, batch, part, weights, state, kept.values)
             found = self._gradients(kept, grads)
             self.sums[step.chunk].add(found[0])

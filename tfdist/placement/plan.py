@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.config import read_toml
 from tfdist.errors import ConfigError
 from tfdist.files import replacing
 from tfdist.placement.costs import Cost, costs_of
@@ -93,15 +93,7 @@ def read_device_map(path: Path | str) -> dict[str, str]:
     Raises:
         ConfigError: if the file cannot be read or has none.
     """
-    try:
-        content = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot read the strategy file {str(path)!r}: {error.strerror}."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The strategy file {str(path)!r} is not valid TOML: {error}.") from error
-    found = content.get("device_map")
+    found = read_toml(Path(path)).get("device_map")
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
         raise ConfigError(
             f"The strategy file {str(path)!r} has no table [device_map] of layers and devices, as "

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_choice, check_number
+from tfdist.pipeline_options import SCHEDULES
 
 __all__ = ["RULES", "SCHEDULES", "Rule", "check", "check_stage", "is_synchronous"]
 
@@ -24,13 +25,11 @@ class Rule:
     alternate between them once it is a number of forwards ahead.
 
     Attributes:
-        words: what it is, for a help text.
         ahead: see `Ahead`.
         flush: whether a batch ends with its update before the next begins.
         reverse: whether backwards go through the microbatches in reverse.
     """
 
-    words: str
     ahead: Ahead
     flush: bool = True
     reverse: bool = False
@@ -54,19 +53,12 @@ def _interleaved_ahead(stages: int, stage: int, microbatches: int, virtual: int)
 
 
 RULES: dict[str, Rule] = {
-    "gpipe": Rule("all forwards, then all backwards, then the update", _all_ahead, reverse=True),
-    "1f1b": Rule("one forward, one backward in turn; holds fewer activations", _depth_ahead),
-    "interleaved": Rule("1f1b with several parts of the model a device", _interleaved_ahead),
-    "pipedream": Rule(
-        "no flush, an update for each backward, on late weights", _depth_ahead, False
-    ),
-    "2bw": Rule("no flush between batches, on weights one update late", _depth_ahead, False),
+    "gpipe": Rule(_all_ahead, reverse=True),
+    "1f1b": Rule(_depth_ahead),
+    "interleaved": Rule(_interleaved_ahead),
+    "pipedream": Rule(_depth_ahead, flush=False),
+    "2bw": Rule(_depth_ahead, flush=False),
 }
-
-#: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
-#: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream
-#: (arXiv:1806.03377).
-SCHEDULES: dict[str, str] = {name: rule.words for name, rule in RULES.items()}
 
 
 def is_synchronous(name: str) -> bool:
