@@ -15,7 +15,7 @@ import numpy as np
 from keras import layers, ops
 
 parser = argparse.ArgumentParser(description="Train a transformer on the help texts of Python.")
-parser.add_argument("--steps", type=int, default=150, help="updates")
+parser.add_argument("--steps", type=int, default=80, help="updates")
 parser.add_argument("--batch-size", type=int, default=32, help="sequences of an update")
 parser.add_argument("--length", type=int, default=64, help="letters of a sequence")
 parser.add_argument("--width", type=int, default=96)

@@ -284,7 +284,8 @@ def test_only_the_chief_is_shown_and_streams_stay_apart(here: Path) -> None:
 
 
 def test_a_failed_chief_is_not_shown_twice(here: Path) -> None:
-    with launcher("1 / 0", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    script = "time.sleep(60) if index else 1 / 0"
+    with launcher(script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(timeout=20)
     assert out.count(b"ZeroDivisionError") == 1
     assert b"Its log: worker-0.log" in out

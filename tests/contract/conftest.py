@@ -145,15 +145,20 @@ def _different_numbers(
 
 
 def targets_of(request: pytest.FixtureRequest) -> list[str]:
-    """The targets that the same test is going to run on in this session."""
-    names = [
+    """The targets that the same case is going to run on in this session."""
+    return [
         item.callspec.params["target"]
         for item in request.session.items
-        if getattr(item, "function", None) is request.function
-        and hasattr(item, "callspec")
-        and "target" in item.callspec.params
+        if _case_of(item) == _case_of(request.node)
     ]
-    return list(dict.fromkeys(names))
+
+
+def _case_of(item: pytest.Item) -> tuple[Any, ...] | None:
+    """A test and its parameters but for the target; None where there is no target."""
+    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    if parameters.pop("target", None) is None:
+        return None
+    return item.nodeid.partition("[")[0], sorted((k, repr(v)) for k, v in parameters.items())
 
 
 @pytest.fixture(scope="module")

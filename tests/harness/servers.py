@@ -18,6 +18,7 @@ from tfdist import environment
 _SERVER = """
 import json, os, sys, threading
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
+sys.modules["sklearn"] = None  # Keras would import it, with all of SciPy.
 import tensorflow as tf
 config = json.loads(sys.argv[1])
 options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=6, intra_op_parallelism_threads=1)

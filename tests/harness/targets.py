@@ -61,6 +61,7 @@ TARGETS: dict[str, Target] = {
             name="horovod",
             strategy="tests.harness.rings:make",
             processes=2,
+            options={"cycle_ms": 1.0},
             rests=True,
         ),
         Target(

@@ -5,6 +5,7 @@ It dies with its parent: a thread watches standard input, which ends when the pa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,9 +31,18 @@ def _watch_parent() -> None:
     os._exit(1)
 
 
+@contextlib.contextmanager
+def _without_sklearn() -> Iterator[None]:
+    """Keras imports scikit-learn, with all of SciPy, for its wrappers: a second in each process."""
+    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    yield
+    del sys.modules["sklearn"]
+
+
 def make_strategy(target: Target) -> Any:
     """Configures TensorFlow's devices and threads and creates the target's strategy."""
-    import tensorflow as tf
+    with _without_sklearn():
+        import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2 * target.devices)
@@ -75,6 +86,8 @@ def main(descriptor: int, name: str) -> None:
     threading.Thread(target=_watch_parent, daemon=True).start()
     connection = Connection(descriptor)
     strategy = make_strategy(TARGETS[name])
+    gc.collect()
+    gc.freeze()  # TensorFlow's own objects, half a million, are not looked at after each case.
     connection.send((True, "ready"))
     while True:
         try:
