@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from tests.harness.forking import START_SECONDS, Forked, Zygote
 from tests.harness.targets import Target, tf_configs
 from tfdist import environment
 
-START_SECONDS = 90.0
 CALL_SECONDS = 120.0
 #: How long the other processes may go on after one of them has failed.
 GRACE_SECONDS = 10.0
 TAIL_LINES = 15
-
-_ROOT = pathlib.Path(__file__).parents[2]
 
 
 class CallError(AssertionError):
@@ -40,8 +38,9 @@ class CallError(AssertionError):
 @dataclasses.dataclass
 class _Process:
     task: str
-    popen: subprocess.Popen[bytes]
+    forked: Forked
     connection: Connection
+    stdin: int
     log: pathlib.Path
 
     def tail(self) -> str:
@@ -50,11 +49,10 @@ class _Process:
         return "".join(f"    {line.rstrip()[:400]}\n" for line in last)
 
     def kill(self) -> None:
-        self.popen.kill()
-        self.popen.wait()
+        self.forked.kill()
+        self.forked.wait()
         self.connection.close()
-        if self.popen.stdin:
-            self.popen.stdin.close()
+        os.close(self.stdin)
 
 
 class Cluster:
@@ -63,10 +61,12 @@ class Cluster:
     Args:
         target: what to start.
         logs: directory for one log file a process.
+        zygotes: what the processes are forked from, in turn.
     """
 
-    def __init__(self, target: Target, logs: pathlib.Path) -> None:
+    def __init__(self, target: Target, logs: pathlib.Path, zygotes: Sequence[Zygote]) -> None:
         self.target = target
+        self._zygotes = zygotes
         self._logs = logs
         self._processes: list[_Process] = []
         self._starts = 0
@@ -108,10 +108,10 @@ class Cluster:
 
     def process_ids(self) -> list[int]:
         """The ids of the running processes."""
-        return [process.popen.pid for process in self._processes]
+        return [process.forked.pid for process in self._processes]
 
     def _call(self, function: str, deadline: float, kwargs: dict[str, Any]) -> list[Any]:
-        if any(process.popen.poll() is not None for process in self._processes):
+        if any(process.forked.has_ended() for process in self._processes):
             self.stop()
         if not self._processes:
             self._start()
@@ -126,7 +126,7 @@ class Cluster:
     def _signal_rest(self, number: signal.Signals) -> None:
         """Stops processes that would not rest by themselves, or lets them go on."""
         for process in self._processes if self.target.rests else ():
-            process.popen.send_signal(number)
+            process.forked.send_signal(number)
 
     def _start(self) -> None:
         self._starts += 1
@@ -137,19 +137,17 @@ class Cluster:
     def _spawn(self, index: int, config: str | None) -> _Process:
         log = self._logs / f"{self.target.name}-{index}-{self._starts}.log"
         ours, theirs = Pipe()
-        command = [sys.executable, "-m", "tests.harness.worker"]
+        source, stdin = os.pipe()
         with log.open("wb") as output:
-            popen = subprocess.Popen(
-                [*command, str(theirs.fileno()), self.target.name],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                cwd=_ROOT,
-                env=_environment(config),
+            forked = self._zygotes[index % len(self._zygotes)].fork(
+                "tests.harness.worker:main",
+                self.target.name,
+                environ=_environment(config),
+                files=[source, output.fileno(), theirs.fileno()],
             )
+        os.close(source)
         theirs.close()
-        return _Process(f"{self.target.name} worker {index}", popen, ours, log)
+        return _Process(f"{self.target.name} worker {index}", forked, ours, stdin, log)
 
     def _collect(self, function: str, seconds: float) -> list[Any]:
         """Waits for every process's answer; ends them all unless all succeeded."""

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tests.harness.cluster import CALL_SECONDS, Cluster, result_of
+from tests.harness.forking import Zygote
 from tests.harness.targets import PLAIN, TARGETS
 
 
@@ -21,13 +22,15 @@ class Pool:
 
     def __init__(self, logs: pathlib.Path) -> None:
         self._logs = logs
+        # Two: the processes of a target do not all have the same hashes of strings.
+        self._zygotes = [Zygote(logs / f"zygote-{i}.log") for i in range(2)]
         self._clusters: dict[str, Cluster] = {}
         self._results: dict[tuple[str, str, bytes], Future[list[Any]]] = {}
 
     def __call__(self, name: str) -> Cluster:
         """The cluster of the target `name`; its processes start with the first call."""
         if name not in self._clusters:
-            self._clusters[name] = Cluster(TARGETS[name], self._logs)
+            self._clusters[name] = Cluster(TARGETS[name], self._logs, self._zygotes)
         return self._clusters[name]
 
     def prefetch(
@@ -63,7 +66,10 @@ class Pool:
         """Ends all processes."""
         for cluster in self._clusters.values():
             cluster.close()
+        for zygote in self._zygotes:
+            zygote.close()
 
     def process_ids(self) -> set[int]:
-        """The ids of the running processes of all clusters."""
-        return {pid for cluster in self._clusters.values() for pid in cluster.process_ids()}
+        """The ids of the running processes of all clusters, and of the zygotes."""
+        parts = (*self._clusters.values(), *self._zygotes)
+        return {pid for part in parts for pid in part.process_ids()}

@@ -8,41 +8,56 @@ from __future__ import annotations
 
 import atexit
 import json
-import subprocess
-import sys
+import os
+import threading
 from typing import Any
 
+from tests.harness.forking import VARIABLE, Forked, fork
 from tfdist import environment
 
-#: What a server runs: it ends when its standard input does.
-_SERVER = """
-import json, os, sys, threading
-threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
-sys.modules["sklearn"] = None  # Keras would import it, with all of SciPy.
-import tensorflow as tf
-config = json.loads(sys.argv[1])
-options = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=6, intra_op_parallelism_threads=1)
-tf.distribute.Server(tf.train.ClusterSpec(config["cluster"]), protocol="grpc", config=options,
-    job_name=config["task"]["type"], task_index=config["task"]["index"]).join()
-"""
-
-_processes: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+_processes: dict[tuple[str, int], Forked] = {}
 _configs: dict[tuple[str, int], str] = {}
+#: The write end of every server's standard input: a server ends when it closes.
+_ours: list[int] = []
 
 
-def start(kind: str, index: int) -> subprocess.Popen[bytes]:
+def serve(config: str) -> None:
+    """What a server runs: it ends when its standard input does."""
+    threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
+    import tensorflow as tf
+
+    threads = tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=6, intra_op_parallelism_threads=1
+    )
+    spec = json.loads(config)
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(spec["cluster"]),
+        protocol="grpc",
+        config=threads,
+        job_name=spec["task"]["type"],
+        task_index=spec["task"]["index"],
+    )
+    server.join()
+
+
+def start(kind: str, index: int) -> Forked:
     """Starts a server, or starts it again in the place of one that has ended."""
     environ = environment.merged({"TF_CONFIG": None, "GRPC_FAIL_FAST": "use_caller"})
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVER, _configs[kind, index]],
-        stdin=subprocess.PIPE,
-        env=environ,
+    source, ours = os.pipe()
+    _ours.append(ours)
+    process = fork(
+        environ[VARIABLE],
+        "tests.harness.servers:serve",
+        _configs[kind, index],
+        environ=environ,
+        files=[source, 1],
     )
+    os.close(source)
     _processes[kind, index] = process
     return process
 
 
-def running(kind: str, index: int) -> subprocess.Popen[bytes]:
+def running(kind: str, index: int) -> Forked:
     """The process of a server."""
     return _processes[kind, index]
 

@@ -45,6 +45,12 @@ TARGETS: dict[str, Target] = {
     for target in (
         Target(name=PLAIN),
         Target(name="devices", devices=4),
+        Target(
+            name="pipeline",
+            strategy="tfdist.strategies.pipeline:Pipeline",
+            devices=2,
+            options={"devices": ("cpu:0", "cpu:1"), "microbatches": 4},
+        ),
         Target(name="single", strategy="tfdist.strategies.single:Single"),
         Target(name="mirrored", strategy="tfdist.strategies.mirrored:Mirrored", devices=2),
         Target(

@@ -44,7 +44,7 @@ def run(folder, command):
         env=environment.snapshot(),
         text=True,
         capture_output=True,
-        timeout=150,
+        timeout=240,
     )
 
 
