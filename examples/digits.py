@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 parser = argparse.ArgumentParser(description="Train a convnet on 1,797 handwritten digits.")
-parser.add_argument("--epochs", type=int, default=12)
+parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--batch-size", type=int, default=64, help="the global batch")
 parser.add_argument("--save", metavar="FILE.keras", help="where to save the trained model")
 args = parser.parse_args()
