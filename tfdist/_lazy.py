@@ -11,18 +11,26 @@ from typing import Any
 
 
 def lazy_attributes(
-    names: Sequence[str], modules: Mapping[str, str]
+    names: Sequence[str],
+    modules: Mapping[str, str],
+    package: str = "tfdist",
+    gone: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A module's `__getattr__` and `__dir__` (PEP 562).
+    """A package's `__getattr__` and `__dir__` (PEP 562).
 
     Args:
         names: the public names.
-        modules: for each name, the module that defines it.
+        modules: for each name, the module that defines it. A name whose module is that of the
+            package with this name stands for the module itself.
+        package: the package.
+        gone: names that others expect here and do not find, each with what to do instead.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+            advice = f". {gone[name]}" if gone and name in gone else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
+        module = importlib.import_module(modules[name])
+        return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
     return get, lambda: list(names)

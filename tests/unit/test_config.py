@@ -195,6 +195,7 @@ def test_public_names_are_frozen():
         "Single",
         "StartError",
         "TfdistError",
+        "estimator",
         "export",
         "place",
         "plan_placement",

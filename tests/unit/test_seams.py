@@ -75,7 +75,7 @@ SIGNATURES = {
 
 def seams():
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
-    piped = pipeline_hooks.hooks(lambda model: None, lambda function: None)
+    piped = pipeline_hooks.hooks(lambda model: None, lambda function: None, lambda: None)
     found = [*scope.all_hooks(), *served, *horovod_program.hooks(), *piped]
     return {hook.path: hook for hook in found}
 
@@ -122,6 +122,18 @@ def test_private_symbols_of_tensorflow():
     signature = inspect.signature(private.CollectiveAllReduceExtended._initialize_local_devices)
     assert str(signature) == "(self, cluster_resolver, worker_device)"
     assert private.has_started() in (True, False)
+
+
+def test_private_symbols_of_sessions():
+    import tensorflow as tf
+    from tensorflow.python.training import training_util
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    assert hasattr(strategy, "_scale_loss_for_estimator_enabled")
+    assert str(inspect.signature(strategy.extended._update_config_proto)) == "(config_proto)"
+    assert training_util.GLOBAL_STEP_READ_KEY == "global_step_read_op_cache"
+    hook = tf.compat.v1.train.CheckpointSaverHook("nowhere", save_steps=1)
+    assert hook._listeners == []
 
 
 def test_what_placement_and_pipelines_read_of_keras():

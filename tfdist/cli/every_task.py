@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from tfdist import environment
 from tfdist.cli import logs
+from tfdist.cli.estimator_jobs import given_by_file
 from tfdist.cli.jobs import Job, Request, check_count, place_of
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
-from tfdist.cluster.launch.program import BETWEEN_GRAPH, Program
+from tfdist.cluster.launch.program import BETWEEN_GRAPH, ESTIMATORS, Program
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError
 
@@ -28,6 +29,7 @@ def planned(request: Request) -> Iterator[Job]:
         ConfigError: for options that do not go with it.
     """
     counts = _counts(request)
+    chief = request.strategy is not None  # As jobs of Estimators have one.
     environ = environment.snapshot()
     gpus = gpu_lists.visible(environ)
     text = environment.read("TF_CONFIG", environ)
@@ -38,7 +40,7 @@ def planned(request: Request) -> Iterator[Job]:
         config="",
         seed=None,
         env_only=True,
-        roles=BETWEEN_GRAPH,
+        roles=ESTIMATORS if chief else BETWEEN_GRAPH,
         task_flags=request.task_flags,
     )
     if text is not None:
@@ -48,26 +50,36 @@ def planned(request: Request) -> Iterator[Job]:
         plan = plan_member(
             program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
         )
-        yield Job(plan, None, None, gpus)
+        yield Job(plan, None, None, gpus, request.why_every_task)
         return
     ps = counts.get("ps", 1)
-    with HeldPorts(counts.get("processes", 1) + ps) as held:
-        cluster = local_cluster(held.ports, ps=ps)
+    with HeldPorts(counts.get("processes", 1) + ps + request.evaluator) as held:
+        cluster = local_cluster(held.ports, chief=chief, ps=ps, evaluator=request.evaluator)
         plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
-        yield Job(plan, None, None, gpus)
+        yield Job(plan, None, None, gpus, request.why_every_task)
 
 
 def _counts(request: Request) -> dict[str, int]:
     """The numbers of tasks that were given; nothing else goes with `--every-task`."""
+    file = dict(given_by_file(request.strategy))
+    name = file.pop("strategy", None)
     given = {name: value for name, value in request.given.items() if value is not None}
-    others = ["strategy"] if request.strategy is not None else []
+    others = [] if name in (None, "parameter_server") else ["strategy"]
+    given = {**file, **given}
     others += [name for name in given if name not in _OF_EVERY_TASK]
     if others:
         flag = f"--{others[0].replace('_', '-')}"
         value = request.strategy if others[0] == "strategy" else given[others[0]]
+        why = request.why_every_task
         raise ConfigError(
-            f"{flag} {value} conflicts with --every-task: each task then runs "
+            f"{flag} {value} conflicts with {why or '--every-task'}: each task then runs "
             f"{request.script!r} itself, which makes what it trains with. Leave one of them out."
+        )
+    if request.hosts is not None or request.hostfile is not None:
+        raise ConfigError(
+            f"--hosts and --hostfile conflict with {request.why_every_task or '--every-task'}: "
+            "such jobs start their tasks on this machine. On others, run the same command with "
+            "each task's TF_CONFIG."
         )
     for name, flag in (("processes", "-n"), ("ps", "--ps")):
         if given.get(name, 1) < 1:

@@ -28,6 +28,8 @@ class Request:
         env_only: whether the script makes its own strategy.
         every_task: whether each task of the cluster runs the script itself.
         task_flags: whether each then gets its place as flags.
+        evaluator: whether there is a task that evaluates.
+        why_every_task: why each task runs the script, where that was not asked for.
         max_restarts: how often what has failed is started again.
         log_dir: where the logs go, or None for a place of the job's own.
         hosts: the machines, as `a:2,b:2`, or None.
@@ -45,6 +47,8 @@ class Request:
     env_only: bool = False
     every_task: bool = False
     task_flags: bool = False
+    evaluator: bool = False
+    why_every_task: str = ""
     max_restarts: int = 0
     log_dir: Path | None = None
     hosts: str | None = None
@@ -64,12 +68,14 @@ class Job:
         resolved: the strategy's configuration; None where the script makes what it trains with.
         seed: the job's seed; None where the chief draws it.
         gpus: the GPUs of this machine.
+        why: why the plan is such, where the command line does not say it.
     """
 
     plan: JobPlan
     resolved: Resolved | None
     seed: int | None
     gpus: tuple[str, ...]
+    why: str = ""
 
 
 def place_of(text: str) -> tuple[ClusterSpec, Task]:

@@ -129,7 +129,15 @@ EveryTask = Annotated[
     typer.Option(
         "--every-task",
         help="Between-graph programs: each of -n workers and --ps servers runs SCRIPT itself, with "
-        "TF_CONFIG set.",
+        "TF_CONFIG set. With -s parameter_server the first is the chief, as Estimators need it.",
+    ),
+]
+
+Evaluator = Annotated[
+    bool,
+    typer.Option(
+        "--evaluator",
+        help="Estimators on parameter_server: one more task evaluates checkpoints and exports.",
     ),
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from tfdist.cli import elastic, logs, options, planning, show
+from tfdist.cli import elastic, estimator_jobs, logs, options, planning, show
 from tfdist.cli.engines import table as engines
 from tfdist.cli.jobs import Request
 from tfdist.cluster.launch import supervise
@@ -43,6 +43,7 @@ def run(
     dry_run: options.DryRun = False,
     env_only: options.EnvOnly = False,
     every_task: options.EveryTask = False,
+    evaluator: options.Evaluator = False,
     task_flags: options.TaskFlags = False,
     **others: object,
 ) -> None:
@@ -60,7 +61,7 @@ def run(
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
     _check_script(script)
-    request = _request(context.params)
+    request = estimator_jobs.settled(_request(context.params))
     engine = engines.chosen(context.params["on"], request)
     of_engine = engines.options_of(engine, context.params)
     if engine is not None:
@@ -80,14 +81,18 @@ def _run_here(request: Request, grace: float, dry_run: bool) -> int:
             print(show.commands(job.plan))
             return 0
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
-        show.table(plan, job.resolved, job.seed, job.gpus)
+        show.table(plan, job.resolved, job.seed, job.gpus, job.why)
         return _supervise(plan, grace)
 
 
 def _request(given: dict[str, Any]) -> Request:
     """The values of the command line, sorted by who needs them."""
     strategys = {field.name for field in dataclasses.fields(StrategyConfig)} - {"strategy"}
-    own = {field.name for field in dataclasses.fields(Request)} - {"args", "given"}
+    own = {field.name for field in dataclasses.fields(Request)} - {
+        "args",
+        "given",
+        "why_every_task",
+    }
     return Request(
         args=tuple(given["args"] or ()),
         given={name: value for name, value in given.items() if name in strategys},

@@ -42,7 +42,11 @@ def commands(plan: JobPlan) -> str:
 
 
 def table(
-    plan: JobPlan, resolved: Resolved | None, seed: int | None, gpus: tuple[str, ...]
+    plan: JobPlan,
+    resolved: Resolved | None,
+    seed: int | None,
+    gpus: tuple[str, ...],
+    why: str = "",
 ) -> None:
     """Prints what is about to run.
 
@@ -51,6 +55,7 @@ def table(
         resolved: the configuration and where it came from; None where each task makes its own.
         seed: the job's seed; None where the chief draws it.
         gpus: the GPUs of this machine.
+        why: why the plan is such.
     """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -59,7 +64,9 @@ def table(
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     rows = (
-        _rows_of_every_task(plan, gpus) if resolved is None else _rows(plan, resolved, seed, gpus)
+        _rows_of_every_task(plan, gpus, why)
+        if resolved is None
+        else _rows(plan, resolved, seed, gpus)
     )
     restarts = f"at most {plan.max_restarts}" if plan.max_restarts else ""
     for name, value in (*rows, ("restarts", restarts), ("logs", str(plan.log_dir))):
@@ -125,9 +132,9 @@ def _rows_of_pipeline(plan: JobPlan, resolved: Resolved, seed: int | None) -> li
     ]
 
 
-def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...]) -> list[tuple[str, str]]:
+def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...], why: str) -> list[tuple[str, str]]:
     return [
-        ("strategy", "the script's own: every task runs it"),
+        ("strategy", f"the script's own: every task runs it{f' ({why})' if why else ''}"),
         ("tasks", _tasks(plan, {})),
         ("devices", _devices(plan, 1, gpus, _training(plan, served=False)) if gpus else ""),
     ]

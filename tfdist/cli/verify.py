@@ -32,7 +32,7 @@ def verify(
     processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
     strategy: Annotated[
-        str, typer.Option(help="multi_worker, horovod or mirrored.")
+        str, typer.Option(help="multi_worker, horovod, mirrored or pipeline.")
     ] = "multi_worker",
     tolerance: Annotated[float, typer.Option(help="What a weight may differ.")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -80,9 +80,9 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
     if strategy == "parameter_server":
         raise ConfigError(
             "--strategy parameter_server: verify compares what each process observes, and here "
-            "only the chief runs the script. Choose multi_worker, horovod or mirrored."
+            "only the chief runs the script. Choose multi_worker, horovod, mirrored or pipeline."
         )
-    if strategy == "mirrored":
+    if strategy in ("mirrored", "pipeline"):
         return StrategyConfig(strategy=strategy, devices=processes), 1
     config = StrategyConfig(strategy=strategy, processes=processes)
     launchers.check_horovod(config)

@@ -220,10 +220,10 @@ class Attempt:
     def _bears(self, task: RunningTask, failed: Sequence[RunningTask]) -> bool:
         """Goes on without a failed spare task, or with another in its place, if it can."""
         others = [other for other in self._tasks if other.plan.role is Role.SPARE]
-        lost = [other for other in failed if other.plan.role is Role.SPARE]
-        if len(lost) < len(failed) or task not in others:
+        lost = [other for other in failed if other.plan.role in (Role.SPARE, Role.REJOINS)]
+        if len(lost) < len(failed):
             return False
-        if not self._has_begun():
+        if task in others and not self._has_begun():
             self.early = task.plan.task
             return False
         left = [other for other in others if other not in self._ended]
@@ -232,7 +232,7 @@ class Attempt:
             self._tell(f"{how}. It is started again in its place ({self._restarts}).")
             line = f"tfdist: {task.plan.task} is started again ({self._restarts})"
             replacement = [self._spawn(task.plan, line)]
-        elif left:
+        elif left and task in others:
             count = f"the other {len(left)} workers" if len(left) > 1 else "one worker"
             self._tell(f"{how}. Training goes on with {count}. Its log: {task.plan.log}")
             replacement = []
@@ -289,7 +289,7 @@ class Attempt:
 
 
 def _is_main(task: RunningTask) -> bool:
-    return task.plan.role is Role.MAIN
+    return task.plan.role in (Role.MAIN, Role.REJOINS)
 
 
 def _settling(failed: Sequence[RunningTask], elsewhere: bool) -> float:

@@ -87,18 +87,27 @@ class JobPlan:
     files: Mapping[Path, str] = dataclasses.field(default_factory=dict)
 
 
-def local_cluster(ports: Sequence[int], *, chief: bool = False, ps: int = 0) -> ClusterSpec:
+def local_cluster(
+    ports: Sequence[int], *, chief: bool = False, ps: int = 0, evaluator: bool = False
+) -> ClusterSpec:
     """A cluster of this machine, one task for each port: workers unless said otherwise.
 
     Args:
         ports: where the tasks listen, in the order of `ClusterSpec.tasks`.
         chief: whether the first is a task of type chief.
         ps: how many of the last are parameter servers.
+        evaluator: whether one more, after these, is an evaluator.
     """
     addresses = tuple(Address(LOCAL_HOST, port) for port in ports)
-    first, last = int(chief), len(addresses) - ps
+    first, end = int(chief), len(addresses) - int(evaluator)
+    last = end - ps
     return ClusterSpec(
-        {"chief": addresses[:first], "worker": addresses[first:last], "ps": addresses[last:]}
+        {
+            "chief": addresses[:first],
+            "worker": addresses[first:last],
+            "ps": addresses[last:end],
+            "evaluator": addresses[end:],
+        }
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["BETWEEN_GRAPH", "SERVED", "SERVER_MODULE", "STAGED", "Program", "Role"]
+__all__ = ["BETWEEN_GRAPH", "ESTIMATORS", "SERVED", "SERVER_MODULE", "STAGED", "Program", "Role"]
 
 #: The module that joins the cluster, enters the strategy's scope and runs the script.
 TASK_MODULE = "tfdist.cli.task"
@@ -31,6 +31,8 @@ class Role(enum.Enum):
 
     #: The job is done when all tasks of this role have ended well. A failure ends the job.
     MAIN = "main"
+    #: As main. If it fails, it is started again in its place while restarts are left.
+    REJOINS = "rejoins"
     #: Runs until the job is done and is then stopped. A failure ends the job.
     NEEDED = "needed"
     #: Runs until the job is done and is then stopped. If it fails, the others do its work.
@@ -44,7 +46,10 @@ SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
 STAGED = {"worker": Role.NEEDED}
 
 #: Roles where each worker runs the script and parameter servers wait without an end.
-BETWEEN_GRAPH = {"ps": Role.NEEDED, "evaluator": Role.NEEDED}
+BETWEEN_GRAPH = {"ps": Role.NEEDED}
+
+#: The same for Estimators: a worker that comes back finds the variables on the servers.
+ESTIMATORS = {"worker": Role.REJOINS, "ps": Role.NEEDED}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,10 +109,12 @@ class Program:
         changes: dict[str, str | None] = {
             name: value for name, value in _DEFAULTS.items() if name not in base
         }
-        if self.env_only:
+        if self.env_only and self.roles is not ESTIMATORS:
             return {name: changes[name] for name in changes if name == "PYTHONUNBUFFERED"}
         if self.roles and "GRPC_FAIL_FAST" not in base:
             changes["GRPC_FAIL_FAST"] = "use_caller"
+        if self.env_only:
+            return changes
         changes.update(TFDIST_CONFIG=self.config, TFDIST_LAUNCHED="1")
         if self.seed is not None:
             changes["TFDIST_SEED"] = str(self.seed)

@@ -1,0 +1,130 @@
+"""Which jobs are those of Estimators, how they are planned, and what TF_CONFIG tells a task."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run_servers import dry_run, mistake
+from tfdist.cli.estimator_jobs import use_in
+from tfdist.estimator.place import Place, place_of
+
+PS = ("-s", "parameter_server")
+CLUSTER = {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1", "q:1"]}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (tmp_path / "train.py").write_text("import keras\nfrom tfdist import estimator\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("import tfdist.estimator", 1),
+        ("import os\nimport tfdist.estimator as e", 2),
+        ("from tfdist import estimator, Mirrored", 1),
+        ("from tfdist.estimator import RunConfig", 1),
+        ("from tfdist.estimator.export import PredictOutput", 1),
+        ("import tfdist as t\n\ndef f():\n    return t.estimator.Estimator", 4),
+        ("import tfdist\ntfdist.strategy()", None),
+        ("from tfdist import estimators", None),
+        ("import estimator", None),
+        ("from . import estimator", None),
+        ("x.estimator", None),
+        ("# tfdist.estimator", None),
+        ("not python", None),
+    ],
+)
+def test_the_use_of_estimators_is_seen(here: Path, text: str, line: int | None) -> None:
+    (here / "job.py").write_text(text)
+    assert use_in("job.py") == line
+
+
+@pytest.mark.parametrize("by", ["script", "flag", "file"])
+def test_every_task_runs_the_script(here: Path, by: str) -> None:
+    words = ["-n", "3", "--ps", "2", "--evaluator", *PS]
+    if by == "flag":
+        (here / "train.py").write_text("import job")
+        words.append("--every-task")
+    if by == "file":
+        (here / "s.toml").write_text('strategy = "parameter_server"\nprocesses = 3\nps = 2\n')
+        words = ["-s", "s.toml", "--evaluator"]
+    tasks = dry_run(*words)
+    assert all(words[-1] == "train.py" and "tfdist.cli" not in " ".join(words) for words in tasks)
+    (configs,) = [[word for word in words if word.startswith("TF_CONFIG=")] for words in tasks[:1]]
+    cluster = json.loads(configs[0].partition("=")[2])["cluster"]
+    counts = {kind: len(addresses) for kind, addresses in cluster.items()}
+    assert counts == {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
+    assert len(tasks) == 6
+
+
+def test_other_jobs_are_planned_as_before(here: Path) -> None:
+    (here / "train.py").write_text("import keras")
+    assert sum("tfdist.cli.server" in words for words in dry_run(*PS, "-n", "2")) == 3
+
+
+@pytest.mark.parametrize("kind", ["chief", "worker", "ps", "evaluator"])
+def test_one_task_of_a_cluster(here: Path, kind: str) -> None:
+    config = json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": 0}})
+    if kind == "evaluator":
+        config = config.replace('"ps"', '"evaluator": ["e:1"], "ps"')
+    (task,) = dry_run(*PS, TF_CONFIG=config)
+    assert task[-1] == "train.py"
+    assert "tfdist.cli" not in " ".join(task)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mode", "sync"], "--mode sync conflicts with line 2 of train.py uses tfdist.estimator"),
+        (["--seed", "1"], "--seed 1 conflicts"),
+        (["--hosts", "a:2"], "--hosts and --hostfile conflict"),
+        (["--on", "slurm"], "--on slurm starts each task by"),
+        (["--task-flags"], "--task-flags conflicts"),
+    ],
+)
+def test_mistakes_are_explained(here: Path, words: list[str], said: str) -> None:
+    assert re.search(said, mistake("run", *PS, *words, "train.py"))
+
+
+def test_an_evaluator_needs_estimators(here: Path) -> None:
+    (here / "train.py").write_text("import keras")
+    assert "--evaluator starts a task that" in mistake("run", *PS, "--evaluator", "train.py")
+
+
+def place(kind: str, index: int = 0, **cluster: list[str]) -> Place:
+    task = {"type": kind, "index": index}
+    return place_of(json.dumps({"cluster": cluster or CLUSTER, "task": task}))
+
+
+def test_places() -> None:
+    chief, second, server = place("chief"), place("worker", 1), place("ps", 1)
+    assert [each.is_chief for each in (chief, second, server)] == [True, False, False]
+    assert [each.global_id for each in (chief, second, server)] == [0, 2, 4]
+    assert [each.master for each in (chief, second)] == ["grpc://c:1", "grpc://b:1"]
+    assert (chief.trainers, chief.count("ps")) == (3, 2)
+
+
+def test_an_evaluator_is_apart() -> None:
+    """It need not be listed."""
+    found = place("evaluator")
+    assert (found.trainers, found.count("ps"), found.master, found.is_chief) == (0, 0, "", False)
+    assert found.global_id is None
+
+
+def test_worker_0_is_chief_where_there_is_no_other() -> None:
+    cluster = {"worker": ["a:1", "b:1"], "ps": ["p:1"]}
+    assert place("worker", 0, **cluster).is_chief
+    assert not place("worker", 1, **cluster).is_chief
+
+
+def test_other_keys_of_tf_config() -> None:
+    text = json.dumps({"model_dir": "/m", "service": {"x": 1}})
+    assert place_of(text) == Place(model_dir="/m", service={"x": 1})

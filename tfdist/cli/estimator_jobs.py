@@ -1,0 +1,84 @@
+"""Jobs of `tfdist.estimator`: each task runs the script, which finds its part in TF_CONFIG."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.cli.jobs import Request
+from tfdist.cluster.listing import own_tf_config
+from tfdist.config import load_file
+from tfdist.errors import ConfigError
+
+__all__ = ["given_by_file", "settled", "use_in"]
+
+_MODULE = "tfdist.estimator"
+
+
+def settled(request: Request) -> Request:
+    """The request, with `every_task` where a job on parameter servers is one of Estimators.
+
+    Raises:
+        ConfigError: for `--evaluator` where there is no Estimator that it could evaluate.
+    """
+    name = _strategy(request)
+    line = None if request.every_task or request.env_only else use_in(request.script)
+    if line is not None and name == "parameter_server":
+        why = f"line {line} of {request.script} uses {_MODULE}"
+        return dataclasses.replace(request, every_task=True, why_every_task=why)
+    if request.evaluator and not request.every_task:
+        raise ConfigError(
+            "--evaluator starts a task that evaluates the checkpoints of an Estimator. It goes "
+            f"with --strategy parameter_server and a script that uses {_MODULE}, or with "
+            "--every-task. Leave it out."
+        )
+    return request
+
+
+def given_by_file(strategy: str | None) -> Mapping[str, Any]:
+    """The options that `--strategy FILE` gives; none where it is a name."""
+    if strategy is None or not strategy.endswith(".toml"):
+        return {"strategy": strategy}
+    return load_file(Path(strategy))
+
+
+def _strategy(request: Request) -> str | None:
+    """The strategy that is asked for; where none is, that which TF_CONFIG asks for."""
+    name = given_by_file(request.strategy).get("strategy")
+    if name not in (None, "auto"):
+        return str(name)
+    text = own_tf_config()
+    return "parameter_server" if text is not None and '"ps"' in text else None
+
+
+def use_in(script: str) -> int | None:
+    """The line on which a script first uses `tfdist.estimator`, or None.
+
+    Only the script's own text is read, not what it imports.
+    """
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # Whoever runs it will say what is wrong.
+    aliases = {"tfdist"}
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname for a in node.names if a.name == "tfdist" and a.asname}
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        lines += [node.lineno for name in names if f"{name}.".startswith(f"{_MODULE}.")]
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    lines += [each.lineno for each in attributes if _is_it(each, aliases)]
+    return min(lines, default=None)
+
+
+def _is_it(node: ast.Attribute, aliases: set[str]) -> bool:
+    value = node.value
+    return node.attr == "estimator" and isinstance(value, ast.Name) and value.id in aliases

@@ -1,0 +1,1 @@
+"""Estimators with ready-made models: deep, linear, both, and none."""

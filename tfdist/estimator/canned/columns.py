@@ -1,0 +1,219 @@
+"""What feature columns make of features: the input of a network, or a linear model.
+
+The variables have the names of the retired Estimators: `input_layer/COLUMN/embedding_weights`,
+`linear_model/COLUMN/weights` and `linear_model/bias_weights`, in the scope of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tensorflow_columns import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureTransformationCache,
+    SharedEmbeddingColumn,
+    StateManager,
+)
+from tfdist.errors import ConfigError
+from tfdist.estimator.canned.quiet import quietly
+
+__all__ = ["checked_columns", "input_layer", "linear_model"]
+
+tf1 = tf.compat.v1
+
+
+def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
+    """Feature columns as a tuple, sorted by their names as the retired Estimators did.
+
+    Args:
+        what: the argument's name, for messages.
+        columns: one column or several.
+
+    Raises:
+        ConfigError: if there are none, two of one name, or something that is no column.
+    """
+    if isinstance(columns, Mapping):
+        raise ConfigError(f"{what} is a dictionary. Give a list of tf.feature_column columns.")
+    several = isinstance(columns, Iterable) and not hasattr(columns, "parse_example_spec")
+    listed = tuple(columns) if several else (columns,)
+    if not listed:
+        raise ConfigError(f"{what} is empty. Give at least one column of tf.feature_column.")
+    for column in listed:
+        if not isinstance(column, DenseColumn | CategoricalColumn) and not _is_old(column):
+            raise ConfigError(
+                f"{what} holds {column!r}, which is no feature column. Make columns with "
+                "tf.feature_column, such as tf.feature_column.numeric_column('age')."
+            )
+    names = [column.name for column in listed]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(
+            f"{what} holds two columns named {twice[0]!r}. Leave one out, or give the feature "
+            "under a second name."
+        )
+    return tuple(sorted(listed, key=lambda column: column.name))
+
+
+def input_layer(features: Any, columns: Sequence[Any]) -> Any:
+    """Concatenates dense columns.
+
+    Args:
+        features: a dictionary of tensors, each of shape `(batch, ...)`.
+        columns: what `checked_columns` returned.
+
+    Returns:
+        A float tensor `(batch, width)`, the columns in the order of their names.
+
+    Raises:
+        ConfigError: if a column is categorical, or the features are no dictionary.
+    """
+    for column in columns:
+        if not isinstance(column, DenseColumn) and not _is_old(column):
+            raise ConfigError(
+                f"The column {column.name!r} is categorical and cannot be the input of a network. "
+                "Wrap it in tf.feature_column.embedding_column or indicator_column."
+            )
+    features = _dictionary(features)
+    outputs: dict[Any, Any] = {}
+    if old := [column for column in columns if _is_old(column)]:
+        with quietly():
+            tf1.feature_column.input_layer(features, old, cols_to_output_tensors=outputs)
+    cache, state = FeatureTransformationCache(features), _Variables()
+    with tf1.variable_scope("input_layer"):
+        for column in columns:
+            if column not in outputs:
+                outputs[column] = _dense(column, cache, state)
+    return tf.concat([outputs[column] for column in columns], axis=1)
+
+
+def linear_model(
+    features: Any, columns: Sequence[Any], units: int, sparse_combiner: str = "sum"
+) -> Any:
+    """The weighted sum of all columns, plus a bias.
+
+    Args:
+        features: a dictionary of tensors, each of shape `(batch, ...)`.
+        columns: what `checked_columns` returned, dense or categorical.
+        units: the number of sums.
+        sparse_combiner: how the weights of several categories in one example are combined: `"sum"`,
+            `"mean"` or `"sqrtn"`.
+
+    Returns:
+        A float tensor `(batch, units)`.
+
+    Raises:
+        ConfigError: if a column is shared by the old API, or the features are no dictionary.
+    """
+    cache, state = FeatureTransformationCache(_dictionary(features)), _Variables()
+    zeros = tf1.zeros_initializer()
+    with tf1.variable_scope("linear_model"):
+        sums = []
+        for column in columns:
+            if _is_old(column):
+                raise ConfigError(
+                    f"A linear model cannot use {column.name!r}, a column of tf.compat.v1. Make it "
+                    "with tf.feature_column.shared_embeddings."
+                )
+            sums.append(_weighted_sum(column, cache, state, units, sparse_combiner))
+        bias = tf1.get_variable("bias_weights", [units], initializer=zeros)
+        return tf.nn.bias_add(tf.add_n(sums), bias)
+
+
+def _weighted_sum(column: Any, cache: Any, state: Any, units: int, combiner: str) -> Any:
+    """One column's part of a linear model. A bucketized column is both kinds; it is categorical."""
+    categorical = isinstance(column, CategoricalColumn)
+    size = column.num_buckets if categorical else column.variable_shape.num_elements()
+    dense = None if categorical else _dense(column, cache, state)
+    with tf1.variable_scope(_scope_name(column)):
+        if categorical:
+            column.create_state(state)
+        weights = tf1.get_variable("weights", [size, units], initializer=tf1.zeros_initializer())
+        if dense is not None:
+            return tf.matmul(dense, tf.convert_to_tensor(weights))
+        pair = column.get_sparse_tensors(cache, state)
+        return tf1.nn.safe_embedding_lookup_sparse(
+            weights, _flat(pair.id_tensor), _flat(pair.weight_tensor), combiner=combiner
+        )
+
+
+def _dense(column: Any, cache: Any, state: Any) -> Any:
+    """The tensor `(batch, width)` of a dense column."""
+    # A shared table is made where it is used first, so it must not be in one column's scope.
+    shared = isinstance(column, SharedEmbeddingColumn)
+    with contextlib.nullcontext() if shared else tf1.variable_scope(_scope_name(column)):
+        column.create_state(state)
+        tensor = column.get_dense_tensor(cache, state)
+    return tf.reshape(tensor, [tf.shape(tensor)[0], column.variable_shape.num_elements()])
+
+
+def _flat(sparse: Any) -> Any:
+    """A sparse tensor of any rank as `(batch, values)`; None stays None."""
+    if sparse is None:
+        return None
+    return tf.sparse.reshape(sparse, [tf.shape(sparse)[0], -1])
+
+
+def _dictionary(features: Any) -> dict[Any, Any]:
+    if isinstance(features, Mapping):
+        return dict(features)
+    raise ConfigError(
+        f"The features are {type(features).__name__}, not a dictionary. Let input_fn return "
+        "features by the names that the feature columns use."
+    )
+
+
+def _scope_name(column: Any) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name)
+
+
+def _is_old(column: Any) -> bool:
+    """Whether a column is of TensorFlow 1 only, as those of `shared_embedding_columns`."""
+    new = isinstance(column, DenseColumn | CategoricalColumn)
+    return not new and hasattr(column, "name") and hasattr(column, "_get_dense_tensor")
+
+
+class _Variables(StateManager):  # type: ignore[misc]
+    """Keeps what columns make in variables of the graph, named by the scopes that are open."""
+
+    def __init__(self) -> None:
+        self._variables: dict[tuple[Any, str], Any] = {}
+        self._resources: dict[tuple[Any, str], Any] = {}
+
+    def create_variable(
+        self,
+        feature_column: Any,
+        name: str,
+        shape: Any,
+        dtype: Any = None,
+        trainable: bool = True,
+        use_resource: bool = True,
+        initializer: Any = None,
+    ) -> Any:
+        variable = tf1.get_variable(
+            name,
+            shape,
+            dtype or tf.float32,
+            initializer,
+            trainable=trainable,
+            use_resource=use_resource,
+        )
+        self._variables[feature_column, name] = variable
+        return variable
+
+    def get_variable(self, feature_column: Any, name: str) -> Any:
+        return self._variables[feature_column, name]
+
+    def add_resource(self, feature_column: Any, name: str, resource: Any) -> None:
+        self._resources[feature_column, name] = resource
+
+    def has_resource(self, feature_column: Any, name: str) -> bool:
+        return (feature_column, name) in self._resources
+
+    def get_resource(self, feature_column: Any, name: str) -> Any:
+        return self._resources[feature_column, name]

@@ -1,0 +1,205 @@
+"""The functions that make logits of features: a deep network, a linear model, a bias.
+
+Names of variables are those of the retired Estimators, such as `dnn/hiddenlayer_0/kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.estimator.canned.columns import input_layer, linear_model
+from tfdist.estimator.spec import ModeKeys
+from tfdist.option_checks import check_choice, check_number, check_range
+
+__all__ = ["Baseline", "Deep", "Linear"]
+
+tf1 = tf.compat.v1
+
+#: Of moving averages, in the retired Estimators' batch normalization.
+_MOMENTUM = 0.999
+_EPSILON = 1e-3
+
+#: Tables are split over parameter servers into parts of at least so many bytes.
+_LEAST_BYTES = 64 << 20
+
+
+class Deep:
+    """A network of dense layers, in the scope `dnn`.
+
+    Args:
+        hidden_units: the width of each hidden layer.
+        columns: dense feature columns.
+        activation_fn: of hidden layers; None for none.
+        dropout: the share of a hidden layer's values that are dropped in training.
+        batch_norm: whether hidden layers are normalized, after activation and dropout.
+        partitioner: splits tables of embeddings.
+
+    Raises:
+        ConfigError: for values that mean nothing.
+    """
+
+    scope = "dnn"
+
+    def __init__(
+        self,
+        hidden_units: Sequence[int],
+        columns: Sequence[Any],
+        activation_fn: Callable[[Any], Any] | None,
+        dropout: float | None,
+        batch_norm: bool,
+        partitioner: Any = None,
+    ) -> None:
+        for units in hidden_units:
+            check_number("hidden_units", int(units), 1)
+        if activation_fn is not None and not callable(activation_fn):
+            raise ConfigError(
+                f"activation_fn={activation_fn!r} is no function. Give one, such as tf.nn.relu."
+            )
+        if dropout is not None:
+            check_range("dropout", dropout, least=0, below=1)
+        self._hidden_units = tuple(int(units) for units in hidden_units)
+        self._columns, self._activation = tuple(columns), activation_fn
+        self._dropout, self._batch_norm, self._partitioner = dropout, batch_norm, partitioner
+
+    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+        """Builds the network.
+
+        Args:
+            features: tensors by name.
+            mode: one of `ModeKeys`.
+            units: the width of the result.
+            servers: the number of parameter servers.
+
+        Returns:
+            A tensor `(batch, units)`, and the updates of moving averages.
+        """
+        updates: list[Any] = []
+        with tf1.variable_scope(self.scope):
+            partitioner = self._partitioner or _partitioner(servers)
+            with tf1.variable_scope("input_from_feature_columns", partitioner=partitioner):
+                net = input_layer(features, self._columns)
+            for i, width in enumerate(self._hidden_units):
+                with tf1.variable_scope(f"hiddenlayer_{i}"):
+                    net = self._hidden(net, i, width, mode == ModeKeys.TRAIN, updates)
+                _summarize(f"{self.scope}/hiddenlayer_{i}", net)
+            with tf1.variable_scope("logits"):
+                logits = _dense(net, units)
+            _summarize(f"{self.scope}/logits", logits)
+        return logits, updates
+
+    def _hidden(self, net: Any, i: int, width: int, training: bool, updates: list[Any]) -> Any:
+        net = _dense(net, width)
+        if self._activation is not None:
+            net = self._activation(net)
+        if self._dropout and training:
+            net = tf.nn.dropout(net, rate=self._dropout)
+        if self._batch_norm:
+            with tf1.variable_scope(f"batchnorm_{i}"):
+                net = _normalized(net, training, updates)
+        return net
+
+
+class Linear:
+    """A linear model, in the scope `linear`.
+
+    Args:
+        columns: feature columns, dense or categorical.
+        sparse_combiner: how the categories of one example are combined.
+        partitioner: splits weights.
+
+    Raises:
+        ConfigError: for an unknown combiner.
+    """
+
+    scope = "linear"
+
+    def __init__(
+        self, columns: Sequence[Any], sparse_combiner: str, partitioner: Any = None
+    ) -> None:
+        check_choice("sparse_combiner", sparse_combiner, ("sum", "mean", "sqrtn"))
+        self._columns, self._combiner = tuple(columns), sparse_combiner
+        self._partitioner = partitioner
+
+    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+        """Builds the model; see `Deep.logits`."""
+        del mode
+        partitioner = self._partitioner or _partitioner(servers)
+        with tf1.variable_scope(self.scope, partitioner=partitioner):
+            logits = linear_model(features, self._columns, units, self._combiner)
+            _summarize(f"{self.scope}/logits", logits)
+        return logits, []
+
+
+class Baseline:
+    """The same logits for all examples, in the scope `baseline`."""
+
+    scope = "baseline"
+
+    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+        """Builds the model; see `Deep.logits`. Features only tell the number of examples."""
+        del mode, servers
+        with tf1.variable_scope(self.scope):
+            bias = tf1.get_variable("bias", [units], initializer=tf1.zeros_initializer())
+            return tf.tile(bias[tf.newaxis], [_batch_size(features), 1]), []
+
+
+def _dense(x: Any, units: int) -> Any:
+    kernel = tf1.get_variable(
+        "kernel", [x.shape[-1], units], initializer=tf1.glorot_uniform_initializer()
+    )
+    bias = tf1.get_variable("bias", [units], initializer=tf1.zeros_initializer())
+    return tf.nn.bias_add(tf.matmul(x, kernel), bias)
+
+
+def _normalized(x: Any, training: bool, updates: list[Any]) -> Any:
+    """Batch normalization over the batch; appends the updates of the moving averages."""
+    width = [x.shape[-1]]
+    ones, zeros = tf1.ones_initializer(), tf1.zeros_initializer()
+    gamma = tf1.get_variable("gamma", width, initializer=ones)
+    beta = tf1.get_variable("beta", width, initializer=zeros)
+    moving = [_moving("moving_mean", width, zeros), _moving("moving_variance", width, ones)]
+    mean, variance = moving
+    if training:
+        mean, variance = tf.nn.moments(x, axes=[0])
+        for average, value in zip(moving, (mean, variance), strict=True):
+            change = (average - tf.stop_gradient(value)) * (1 - _MOMENTUM)
+            updates.append(average.assign_sub(change))
+    return tf.nn.batch_normalization(x, mean, variance, beta, gamma, _EPSILON)
+
+
+def _moving(name: str, shape: Sequence[Any], initializer: Any) -> Any:
+    return tf1.get_variable(
+        name,
+        shape,
+        initializer=initializer,
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
+    )
+
+
+def _partitioner(servers: int) -> Any:
+    """Splits large tables where there are several servers to hold the parts."""
+    if servers < 2:
+        return None
+    return tf1.min_max_variable_partitioner(max_partitions=servers, min_slice_size=_LEAST_BYTES)
+
+
+def _batch_size(features: Any) -> Any:
+    if not isinstance(features, Mapping) or not features:
+        raise ConfigError(
+            f"The features are {features!r}, not a dictionary with at least one feature. Let "
+            "input_fn return features by name."
+        )
+    first = next(iter(features.values()))
+    return tf.cast(tf.shape(first)[0], tf.int32)
+
+
+def _summarize(name: str, value: Any) -> None:
+    """Adds what TensorBoard shows of a layer."""
+    tf1.summary.scalar(f"{name}/fraction_of_zero_values", tf.nn.zero_fraction(value))
+    tf1.summary.histogram(f"{name}/activation", value)

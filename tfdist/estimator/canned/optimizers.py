@@ -1,0 +1,129 @@
+"""The optimizers of canned estimators: by name, of TensorFlow 1, of Keras, or a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist.errors import ConfigError
+from tfdist.estimator.keras_optimizers import minimized
+from tfdist.option_checks import check_choice
+
+__all__ = ["check_optimizer", "minimize", "optimizer_of", "refuse_sync_replicas"]
+
+tf1 = tf.compat.v1
+
+_BY_NAME = {
+    "Adagrad": tf1.train.AdagradOptimizer,
+    "Adam": tf1.train.AdamOptimizer,
+    "Ftrl": tf1.train.FtrlOptimizer,
+    "RMSProp": tf1.train.RMSPropOptimizer,
+    "SGD": tf1.train.GradientDescentOptimizer,
+}
+
+
+def check_optimizer(what: str, optimizer: Any) -> None:
+    """Refuses what cannot be an optimizer, before any graph is made.
+
+    Args:
+        what: the argument's name, for messages.
+        optimizer: what the user gave.
+
+    Raises:
+        ConfigError: with what may be given instead.
+    """
+    if isinstance(optimizer, str):
+        check_choice(what, optimizer, _BY_NAME)
+    elif inspect.isclass(optimizer) or not (callable(optimizer) or _is_optimizer(optimizer)):
+        raise ConfigError(
+            f"{what}={optimizer!r} is no optimizer. Give a name ({', '.join(_BY_NAME)}), an "
+            "optimizer of tf.compat.v1.train or of Keras, or a function that returns one."
+        )
+
+
+def optimizer_of(what: str, optimizer: Any, learning_rate: float) -> Any:
+    """The optimizer that a user's argument stands for, made in the default graph.
+
+    Args:
+        what: the argument's name, for messages.
+        optimizer: what `check_optimizer` let through.
+        learning_rate: of optimizers given by name.
+
+    Returns:
+        An optimizer of `tf.compat.v1.train` or of Keras.
+
+    Raises:
+        ConfigError: if a function returns something else.
+    """
+    if isinstance(optimizer, str):
+        return _BY_NAME[optimizer](learning_rate=learning_rate)
+    if _is_optimizer(optimizer):
+        return optimizer
+    if _makes_keras(optimizer):
+        with eagerly_outside_of_scope():
+            return optimizer()
+    made = optimizer()
+    if _is_optimizer(made):
+        return made
+    raise ConfigError(
+        f"The function {what} returned {made!r}, which is no optimizer. Let it return one of "
+        "tf.compat.v1.train or of Keras."
+    )
+
+
+def minimize(
+    optimizer: Any,
+    loss: Any,
+    variables: Sequence[Any],
+    global_step: Any = None,
+    prefix: str = "",
+) -> Any:
+    """The op of one step.
+
+    Args:
+        optimizer: what `optimizer_of` returned.
+        loss: a scalar tensor.
+        variables: what is trained.
+        global_step: a variable that the op adds one to, if it is given.
+        prefix: is put before the names of the variables of an optimizer of Keras.
+    """
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        return minimized(optimizer, loss, variables, global_step, prefix)
+    pairs = optimizer.compute_gradients(loss, list(variables))
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # Replicas meet different categories, but TensorFlow gathers the same number of rows only.
+        pairs = [(None if g is None else tf.convert_to_tensor(g), v) for g, v in pairs]
+    return optimizer.apply_gradients(pairs, global_step=global_step)
+
+
+def refuse_sync_replicas(what: str, optimizer: Any) -> None:
+    """Refuses an optimizer that cannot be one of two.
+
+    Raises:
+        ConfigError: for a `SyncReplicasOptimizer`.
+    """
+    if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
+        raise ConfigError(
+            f"{what} is a SyncReplicasOptimizer, which counts the steps of one optimizer, but a "
+            "DNNLinearCombined estimator has two. Use a DNN or a Linear estimator, or train with "
+            "RunConfig(train_distribute='multi_worker')."
+        )
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, tf1.train.Optimizer | keras.optimizers.Optimizer)
+
+
+def _makes_keras(function: Any) -> bool:
+    """Whether a function returns an optimizer of Keras, which must be made outside of the graph.
+
+    It is called in a graph of its own, since it may use the global step.
+    """
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        return isinstance(function(), keras.optimizers.Optimizer)

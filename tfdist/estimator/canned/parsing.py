@@ -1,0 +1,66 @@
+"""What serialized examples hold, features and label, for `tf.io.parse_example`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.estimator.canned.columns import checked_columns
+
+__all__ = ["classifier_parse_example_spec", "regressor_parse_example_spec"]
+
+
+def classifier_parse_example_spec(
+    feature_columns: Any,
+    label_key: str,
+    label_dtype: Any = tf.int64,
+    label_default: Any = None,
+    weight_column: Any = None,
+) -> dict[str, Any]:
+    """The specification of a classifier's examples.
+
+    Args:
+        feature_columns: the estimator's columns.
+        label_key: the label's name.
+        label_dtype: int64, or string where there is a `label_vocabulary`.
+        label_default: the label where there is none.
+        weight_column: the name or numeric column of the weights.
+
+    Raises:
+        ConfigError: if the label or the weights have the name of a feature.
+    """
+    label = tf.io.FixedLenFeature((1,), label_dtype, label_default)
+    return _spec(feature_columns, label_key, label, weight_column)
+
+
+def regressor_parse_example_spec(
+    feature_columns: Any,
+    label_key: str,
+    label_dtype: Any = tf.float32,
+    label_default: Any = None,
+    label_dimension: int = 1,
+    weight_column: Any = None,
+) -> dict[str, Any]:
+    """The specification of a regressor's examples; see `classifier_parse_example_spec`."""
+    label = tf.io.FixedLenFeature((label_dimension,), label_dtype, label_default)
+    return _spec(feature_columns, label_key, label, weight_column)
+
+
+def _spec(columns: Any, label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
+    made = dict(
+        tf.feature_column.make_parse_example_spec(checked_columns("feature_columns", columns))
+    )
+    added = {label_key: label}
+    if weight_column is not None:
+        key = weight_column if isinstance(weight_column, str) else weight_column.key
+        added[key] = tf.io.FixedLenFeature((1,), tf.float32)
+    for key, feature in added.items():
+        if key in made:
+            raise ConfigError(
+                f"label_key or weight_column is {key!r}, which conflicts with a feature column of "
+                "that name. Rename one of them."
+            )
+        made[key] = feature
+    return made

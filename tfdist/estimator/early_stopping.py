@@ -1,0 +1,253 @@
+"""Hooks that stop a training early.
+
+The chief decides, and tells the other workers by a variable that they share. The variable is not
+saved: a training that goes on from a checkpoint decides anew.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import option_checks
+from tfdist.errors import ConfigError
+from tfdist.estimator import events
+from tfdist.estimator.estimator import Estimator
+
+__all__ = [
+    "make_early_stopping_hook",
+    "stop_if_higher_hook",
+    "stop_if_lower_hook",
+    "stop_if_no_decrease_hook",
+    "stop_if_no_increase_hook",
+]
+
+tf1 = tf.compat.v1
+
+#: The variable by which the chief tells the workers.
+_VARIABLE = "tfdist_early_stopping/stop"
+
+
+def make_early_stopping_hook(
+    estimator: Estimator,
+    should_stop_fn: Callable[[], bool],
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """A hook that stops the training of all workers when a function says so.
+
+    Args:
+        estimator: the Estimator, whose hook this is: give it to every worker.
+        should_stop_fn: is asked on the chief.
+        run_every_secs: seconds between two questions.
+        run_every_steps: steps between two questions, instead of seconds.
+
+    Raises:
+        ConfigError: if both intervals are given, or none.
+    """
+    if not isinstance(estimator, Estimator):
+        raise ConfigError(f"estimator={estimator!r} is no tfdist.estimator.Estimator.")
+    if run_every_steps is not None and run_every_secs == 60:
+        run_every_secs = None
+    if (run_every_secs is None) == (run_every_steps is None):
+        raise ConfigError(
+            f"run_every_secs={run_every_secs!r} and run_every_steps={run_every_steps!r}: set one."
+        )
+    if not estimator.config.is_chief:
+        return _FollowingHook()
+    timer = tf1.train.SecondOrStepTimer(every_secs=run_every_secs, every_steps=run_every_steps)
+    return _DecidingHook(should_stop_fn, timer)
+
+
+def _stop_variable() -> Any:
+    with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
+        return tf1.get_variable(
+            _VARIABLE,
+            shape=[],
+            dtype=tf.bool,
+            initializer=tf1.zeros_initializer(),
+            collections=["tfdist_early_stopping"],
+            trainable=False,
+        )
+
+
+class _DecidingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Asks, and tells the workers."""
+
+    def __init__(self, should_stop: Callable[[], bool], timer: Any) -> None:
+        self._should_stop = should_stop
+        self._timer = timer
+
+    def begin(self) -> None:
+        """Adds the variable to the graph."""
+        self._step = tf1.train.get_global_step()
+        variable = _stop_variable()
+        self._reset = variable.initializer
+        self._stop = tf1.assign(variable, True)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Nothing is decided yet."""
+        session.run(self._reset)
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for the global step."""
+        return tf1.train.SessionRunArgs(self._step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Decides from time to time."""
+        step = run_values.results
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            if self._should_stop():
+                tf1.logging.info("Requesting early stopping at global step %d", step)
+                run_context.session.run(self._stop)
+                run_context.request_stop()
+
+
+class _FollowingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Stops when the chief has decided so."""
+
+    def begin(self) -> None:
+        """Reads the variable, which the chief may not have made yet."""
+        variable = _stop_variable()
+        self._asked = tf.cond(
+            tf1.is_variable_initialized(variable), variable.read_value, lambda: False
+        )
+
+    def before_run(self, run_context: Any) -> Any:
+        """Asks for the decision."""
+        return tf1.train.SessionRunArgs(self._asked)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """Follows it."""
+        if run_values.results:
+            tf1.logging.info("Early stopping requested by the chief.")
+            run_context.request_stop()
+
+
+def _threshold_hook(
+    better: Callable[[float, float], bool],
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """A hook that stops when a metric of an evaluation has crossed a threshold.
+
+    Args:
+        better: whether a value has crossed the threshold.
+        estimator: the Estimator.
+        metric_name: the metric.
+        threshold: its threshold.
+        eval_dir: where the evaluations' event files are; by default the Estimator's.
+        min_steps: evaluations of fewer global steps do not count.
+        run_every_secs: seconds between two looks at the evaluations.
+        run_every_steps: steps between two looks, instead of seconds.
+    """
+    place = eval_dir or estimator.eval_dir()
+
+    def should_stop() -> bool:
+        for step, metrics in events.eval_metrics(place).items():
+            value = metrics.get(metric_name)
+            if step >= min_steps and value is not None and better(value, threshold):
+                tf1.logging.info("%s is %s at step %s: stopping", metric_name, value, step)
+                return True
+        return False
+
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def _stagnation_hook(
+    better: Callable[[float, float], bool],
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_change: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """A hook that stops when a metric has not become better for some steps.
+
+    The arguments are those of `_threshold_hook`, but for `max_steps_without_change`: the global
+    steps without a better value.
+    """
+    option_checks.check_number("max_steps_without_change", max_steps_without_change, 0)
+    place = eval_dir or estimator.eval_dir()
+
+    def should_stop() -> bool:
+        best, best_step = None, 0
+        for step, metrics in events.eval_metrics(place).items():
+            value = metrics.get(metric_name)
+            if step < min_steps or value is None:
+                continue
+            if best is None or better(value, best):
+                best, best_step = value, step
+            if step - best_step >= max_steps_without_change > 0:
+                tf1.logging.info("%s is no better since step %s: stopping", metric_name, best_step)
+                return True
+        return False
+
+    return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
+
+
+def stop_if_higher_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stops when a metric is higher than a threshold; see `_threshold_hook`."""
+    more = (eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _threshold_hook(operator.gt, estimator, metric_name, threshold, *more)
+
+
+def stop_if_lower_hook(
+    estimator: Estimator,
+    metric_name: str,
+    threshold: float,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stops when a metric is lower than a threshold; see `_threshold_hook`."""
+    more = (eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _threshold_hook(operator.lt, estimator, metric_name, threshold, *more)
+
+
+def stop_if_no_increase_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_increase: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stops when a metric has not increased for some steps; see `_stagnation_hook`."""
+    more = (eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _stagnation_hook(operator.gt, estimator, metric_name, max_steps_without_increase, *more)
+
+
+def stop_if_no_decrease_hook(
+    estimator: Estimator,
+    metric_name: str,
+    max_steps_without_decrease: int,
+    eval_dir: str | None = None,
+    min_steps: int = 0,
+    run_every_secs: float | None = 60,
+    run_every_steps: int | None = None,
+) -> Any:
+    """Stops when a metric has not decreased for some steps; see `_stagnation_hook`."""
+    more = (eval_dir, min_steps, run_every_secs, run_every_steps)
+    return _stagnation_hook(operator.lt, estimator, metric_name, max_steps_without_decrease, *more)

@@ -1,0 +1,162 @@
+"""Keras's variables as variables of a graph, which sessions initialize, save and restore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tensorflow import eagerly_outside_of_scope
+
+__all__ = ["GraphVariables", "assigned", "changed", "read"]
+
+tf1 = tf.compat.v1
+
+#: Arrays of this many numbers or more are fed rather than written into the graph.
+_FED_FROM = 64
+
+
+class GraphVariables:
+    """Makes a variable of the default graph for each of Keras's, with its value and its path.
+
+    Args:
+        variables: Keras's variables, which must have values.
+        trainable: whether the graph's are trainable.
+        prefix: is put before their names.
+        collections: where the graph keeps them; by default among the global variables.
+        devices: for each where it is made; by default and where empty, as the graph decides.
+        values: their first values; by default those that Keras's variables have.
+
+    Attributes:
+        keras: Keras's variables.
+        graph: for each the graph's.
+        feed: initial values by placeholder, for `Scaffold(init_feed_dict=…)`. Values that are large
+            would make the graph large, with a limit of 2 GB.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        *,
+        trainable: bool = False,
+        prefix: str = "",
+        collections: Sequence[str] | None = None,
+        devices: Sequence[str] | None = None,
+        values: Sequence[Any] | None = None,
+    ) -> None:
+        self.keras = list(variables)
+        self.feed: dict[Any, Any] = {}
+        if values is None:
+            values = _values(self.keras)
+        self.graph = []
+        places = devices or [""] * len(values)
+        names = [prefix + name for name in _names(self.keras)]
+        for name, value, place in zip(names, values, places, strict=True):
+            with tf1.device(place):
+                self.graph.append(
+                    tf1.get_variable(
+                        name,
+                        shape=value.shape,
+                        dtype=value.dtype,
+                        initializer=self._initializer(value),
+                        trainable=trainable,
+                        collections=None if collections is None else list(collections),
+                        aggregation=_aggregation(value.dtype, collections is not None),
+                    )
+                )
+
+    def read(self) -> list[tuple[Any, Any]]:
+        """Keras's variables, each with the value that the graph's has when the step reads it."""
+        return read(self.keras, self.graph)
+
+    def assigned(self, before: Sequence[tuple[Any, Any]], scope: Any) -> list[Any]:
+        """Ops that bring what was assigned in a stateless scope into the graph's variables.
+
+        Args:
+            before: what `read` returned for the scope.
+            scope: the `keras.StatelessScope`, which has ended.
+        """
+        return assigned(self.graph, before, scope)
+
+    def _initializer(self, value: Any) -> Any:
+        if value.size < _FED_FROM:
+            return tf1.constant_initializer(value)
+        if (value == value.flat[0]).all():
+            return tf1.constant_initializer(value.flat[0])
+
+        def fed(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+            del partition_info
+            placeholder = tf1.placeholder(dtype, shape)
+            self.feed[placeholder] = value
+            return placeholder
+
+        return fed
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    """The values of Keras's variables on the first replica of this process."""
+    with eagerly_outside_of_scope():
+        parts = [
+            each.values[0] if isinstance(each, tf.distribute.DistributedValues) else each
+            for each in (variable.value for variable in variables)
+        ]
+        return [np.asarray(part.numpy()) for part in parts]
+
+
+def read(keys: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Keras's variables with the values that variables of the graph have when they are read."""
+    return [(key, each.read_value()) for key, each in zip(keys, variables, strict=True)]
+
+
+def assigned(variables: Sequence[Any], before: Sequence[tuple[Any, Any]], scope: Any) -> list[Any]:
+    """See `GraphVariables.assigned`."""
+    found = (
+        changed(variable, value, scope.get_current_value(key))
+        for variable, (key, value) in zip(variables, before, strict=True)
+    )
+    return [op for op in found if op is not None]
+
+
+def changed(variable: Any, before: Any, after: Any) -> Any:
+    """The op that changes a variable by what has been computed from a value of it.
+
+    Numbers are added, so that no change of another worker in the meantime is lost.
+
+    Args:
+        variable: the graph's.
+        before: the value that was read.
+        after: what came of it; None for what did not change.
+
+    Returns:
+        An op, or None where nothing changes.
+    """
+    if after is None or after is before:
+        return None
+    after = tf.cast(after, before.dtype)
+    with tf1.device(variable.device):
+        if before.dtype.is_floating or before.dtype in (tf.int32, tf.int64):
+            return variable.assign_add(after - before, read_value=False)
+        return variable.assign(after, read_value=False)
+
+
+def _aggregation(dtype: Any, is_metric: bool) -> Any:
+    """How replicas that each change a variable agree: statistics become their mean."""
+    if is_metric:
+        return tf.VariableAggregation.SUM
+    if tf.as_dtype(dtype).is_floating:
+        return tf.VariableAggregation.MEAN
+    return tf.VariableAggregation.ONLY_FIRST_REPLICA
+
+
+def _names(variables: Sequence[Any]) -> list[str]:
+    """Names for a graph: Keras's paths, where they recur with a number."""
+    seen: dict[str, int] = {}
+    names = []
+    for variable in variables:
+        name = re.sub(r"[^A-Za-z0-9_.\-/]", "_", variable.path)
+        count = seen[name] = seen.get(name, -1) + 1
+        names.append(f"{name}_{count}" if count else name)
+    return names

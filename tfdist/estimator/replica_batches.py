@@ -1,0 +1,99 @@
+"""A batch for each replica of a process, from one input."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.estimator import feeding
+
+__all__ = ["Batch", "of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What one replica computes on.
+
+    Attributes:
+        features: the features.
+        labels: the labels, or None.
+        present: whether this replica has a batch: a scalar tensor.
+        more: whether there is a batch after this one, as far as that is known: a scalar tensor.
+    """
+
+    features: Any
+    labels: Any
+    present: Any
+    more: Any
+
+
+def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list[Batch]:
+    """Successive batches for the replicas, in their order.
+
+    Args:
+        result: what an `input_fn` has returned, which must be a data set.
+        count: the number of replicas.
+        fill: whether the last replicas get empty batches where the input ends before them. If not,
+            such a step is left out, and the input ends.
+        look_ahead: whether a replica is to know that a batch is its last. It does where it is the
+            only one and its batches are dense tensors.
+
+    Raises:
+        ConfigError: if the input is no data set.
+    """
+    if not isinstance(result, tf.data.Dataset | tf.compat.v1.data.Dataset):
+        raise ConfigError(
+            f"input_fn returned {result!r}, but {count} replicas read from one input: return a "
+            "tf.data.Dataset."
+        )
+    with tf.device("/cpu:0"):
+        fill = fill and count > 1 and _can_be_empty(result.element_spec)
+        look_ahead = look_ahead and count == 1 and _can_be_empty(result.element_spec)
+        if look_ahead:
+            result = _marked(result)
+        iterator = feeding.iterator_of(result)
+        batches: list[Batch] = []
+        before: list[Any] = []
+        for number in range(count):
+            with tf.control_dependencies(before):  # Else the order is left to chance.
+                element, present = _next(iterator, result.element_spec, fill and number > 0)
+            before = [tf.nest.flatten(element, expand_composites=True)[0]]
+            element, more = element if look_ahead else (element, tf.constant(True))
+            features, labels = feeding.split(element)
+            batches.append(Batch(features, labels, present, more))
+    return batches
+
+
+def _marked(dataset: Any) -> Any:
+    """The elements of a data set, each with the word whether there is another after it."""
+    blank = tf.nest.map_structure(_empty, dataset.element_spec)
+    end = tf.data.Dataset.from_tensors((blank, False))
+    real = dataset.map(lambda *parts: (parts if len(parts) > 1 else parts[0], True))
+    late = real.concatenate(end).scan(
+        (blank,), lambda before, now: ((now[0],), (before[0], now[1]))
+    )
+    return late.skip(1)
+
+
+def _next(iterator: Any, spec: Any, fill: bool) -> tuple[Any, Any]:
+    """The next element, and whether there was one."""
+    if not fill:
+        return iterator.get_next(), tf.constant(True)
+    optional = tf.compat.v1.data.experimental.get_next_as_optional(iterator)
+    present = optional.has_value()
+    element = tf.cond(present, optional.get_value, lambda: tf.nest.map_structure(_empty, spec))
+    return element, present
+
+
+def _can_be_empty(spec: Any) -> bool:
+    return all(
+        isinstance(each, tf.TensorSpec) and each.shape.rank for each in tf.nest.flatten(spec)
+    )
+
+
+def _empty(spec: Any) -> Any:
+    """A batch of no examples."""
+    return tf.zeros([0, *(size or 0 for size in spec.shape.as_list()[1:])], spec.dtype)
