@@ -7,9 +7,13 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
+from tests.cases import estimator_cases
 from tests.cases.common import scope
+from tests.cases.estimator_numbers import data
+from tfdist import estimator
 from tfdist.keras import saving
 
 
@@ -46,3 +50,20 @@ def exported(strategy: Any, path: str) -> dict[str, Any]:
         "x": x,
         "expected": np.asarray(model.predict(x, verbose=0)),
     }
+
+
+def exported_estimator(strategy: Any, *, path: str) -> dict[str, Any]:
+    """Two exports of a model, for plain tensors and for serialised examples."""
+    model = estimator_cases.made(path)
+    model.train(estimator_cases.batches(16), steps=5)
+    x, _ = data()
+    columns = {"x": tf.io.FixedLenFeature([3], tf.float32)}
+    build = estimator.export.build_raw_serving_input_receiver_fn
+    raw = build({"x": tf.TensorSpec([None, 3], tf.float32)})
+    parsing = estimator.export.build_parsing_serving_input_receiver_fn(columns)
+    (batch,) = model.predict(estimator_cases.batches(len(x), 1), yield_single_examples=False)
+    places = {
+        name: model.export_saved_model(f"{path}/{name}", receiver).decode()
+        for name, receiver in (("raw", raw), ("parsing", parsing))
+    }
+    return {**places, "x": x, "value": batch["value"]}

@@ -199,3 +199,23 @@ def test_models_of_a_job(name, cluster, tmp_path):
     served = tf.saved_model.load(str(tmp_path / "saved"))
     np.testing.assert_allclose(served.serve(x), expected, atol=1e-5)
     assert not [entry for entry in tmp_path.iterdir() if entry.name.endswith(".partial")]
+
+
+def test_what_an_estimator_exports(cluster, tmp_path):
+    place = tmp_path / "model"
+    written = cluster("plain").call("tests.export.cases:exported_estimator", path=str(place))[0]
+    path = tmp_path / "m.onnx"
+    tfdist.export(written["raw"], path)
+    values = dict(
+        zip(
+            ["twice", "value"],
+            session(path).run(["twice", "value"], {"x": written["x"]}),
+            strict=True,
+        )
+    )
+    np.testing.assert_allclose(values["value"], written["value"], atol=1e-6)
+    np.testing.assert_allclose(values["twice"], 2 * written["value"], atol=1e-6)
+    with pytest.raises(
+        tfdist.TfdistError, match=r"ParseExample.*Export a signature that takes plain"
+    ):
+        tfdist.export(written["parsing"], path)

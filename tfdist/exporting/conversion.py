@@ -14,7 +14,7 @@ from tfdist.exporting.packages import package
 from tfdist.exporting.subject import Subject
 from tfdist.exporting.tracing import joined
 
-__all__ = ["convert", "frozen", "write"]
+__all__ = ["check", "convert", "convertible", "frozen", "write"]
 
 _TOO_LARGE = ("2GB", "string too long", "exceeds maximum protobuf size")
 
@@ -30,9 +30,7 @@ def convert(subject: Subject, opset: int) -> Any:
         ExportError: if an operation has no operator in ONNX, with its layer, or the result is not
             a valid model.
     """
-    traced = subject.trace()
-    operators.refuse_foreign(traced.get_concrete_function().graph.as_graph_def(), subject.layers)
-    function = joined(traced)
+    function = joined(convertible(subject))
     with operators.collected() as messages:
         try:
             model, _ = package("tf2onnx").from_function(
@@ -49,6 +47,17 @@ def convert(subject: Subject, opset: int) -> Any:
     _tidy(model, function.get_concrete_function().structured_outputs, subject)
     check(model)
     return model
+
+
+def convertible(subject: Subject) -> Any:
+    """The subject's function, if ONNX has an operator for each of its operations.
+
+    Raises:
+        ExportError: naming the first that has none, and its layer.
+    """
+    traced = subject.trace()
+    operators.refuse_foreign(traced.get_concrete_function().graph.as_graph_def(), subject.layers)
+    return traced
 
 
 def check(model: Any) -> None:

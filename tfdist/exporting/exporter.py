@@ -105,7 +105,12 @@ def _run(
     note("trying the model")
     examples = None if arrays is None else Examples.of(arrays, subject)
     check_examples(examples, options)
-    cases = _cases(subject, examples, options.precision)
+    try:
+        cases = _cases(subject, examples, options.precision)
+    except ConfigError:
+        if options.format == "onnx":
+            conversion.convertible(subject)  # Its error says more than that nothing can be tried.
+        raise
     task = _Task(subject, options, examples, cases, note)
     make = _onnx if options.format == "onnx" else _saved_model
     found, scored = make(task, path)

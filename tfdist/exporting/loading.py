@@ -52,7 +52,8 @@ def load(source: str, weights: str | None = None) -> Any:
     if source.endswith(_WEIGHTS) or _is_checkpoint(path):
         raise ConfigError(
             f"{source!r} holds weights and not the model that they belong to. Give the model, such "
-            f"as file.py:function, and --weights {source}."
+            f"as file.py:function, and --weights {source}. Of an Estimator, give what its "
+            "export_saved_model has written."
         )
     if (path / "saved_model.pb").is_file():
         if weights is not None:
