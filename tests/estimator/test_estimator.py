@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.cases.estimator_numbers import RATE, data
+from tests.cases.estimator_numbers import RATE, data, sparse_batches
 
 CASES = "tests.cases.estimator_cases"
 
@@ -176,3 +176,20 @@ def test_two_workers_equal_one(cluster, tmp_path):
         assert each["after uneven"] == 15
         assert each["after wish"] == 17
     assert found[0]["metrics"] == found[1]["metrics"]
+
+
+@pytest.mark.parametrize("target", ["devices", "multi_worker"])
+def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target):
+    expected = np.full((50, 4), 0.1, "float32")
+    batches = sparse_batches()
+    for first in range(0, len(batches), 2):
+        step = np.zeros_like(expected)
+        for ids, labels in batches[first : first + 2]:
+            error = expected[ids].sum((1, 2))[:, None] - labels
+            np.add.at(step, ids, np.broadcast_to(error[..., None] / len(ids), (*ids.shape, 4)))
+        expected -= RATE * step  # Twice the error, and the mean of two replicas.
+    found = cluster(target).call(
+        "tests.cases.estimator_sparse_cases:trained", path=str(tmp_path / "model")
+    )
+    for each in found:
+        np.testing.assert_allclose(each, expected, atol=1e-5)

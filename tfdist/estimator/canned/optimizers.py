@@ -94,11 +94,7 @@ def minimize(
     """
     if isinstance(optimizer, keras.optimizers.Optimizer):
         return minimized(optimizer, loss, variables, global_step, prefix)
-    pairs = optimizer.compute_gradients(loss, list(variables))
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        # Replicas meet different categories, but TensorFlow gathers the same number of rows only.
-        pairs = [(None if g is None else tf.convert_to_tensor(g), v) for g, v in pairs]
-    return optimizer.apply_gradients(pairs, global_step=global_step)
+    return optimizer.minimize(loss, global_step=global_step, var_list=list(variables))
 
 
 def refuse_sync_replicas(what: str, optimizer: Any) -> None:
