@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from bench.pipeline.picture import draw
 from bench.pipeline.task import Job, Result
 from rich.console import Console
 
@@ -24,15 +25,19 @@ _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results" / "pipeline.md"
 _TASK = _ROOT / "benchmarks" / "bench" / "pipeline" / "task.py"
 _SHAPES = (("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("1f1b", 8), ("gpipe", 8))
+_PICTURE = _ROOT / "docs" / "pictures" / "pipeline_resnet50.png"
+#: How many of the shapes are run; all of the others.
+_COUNTS = {"resnet50": 4}
 _MODELS = {
     "mlp": "MLP of 25 million weights (6 x dense 2048), 512 examples a batch",
     "transformer": "transformer of 6 million weights (8 blocks of 256), 32 x 128 tokens a batch",
+    "resnet50": "ResNet-50 in two stages, 32 images of 128 x 128 a batch",
 }
 
 _HELP = """
-Trains models of two equal halves: whole on one core; and in two stages, on two processes with a
-core each that are connected over loopback. m = 1 is naive placement: one stage works while the
-other waits. Needs two cores with nothing else on them. Rounds in turns; medians.
+Trains models in two parts of about the same time: whole on one core; and in two stages, on two
+processes with a core each that are connected over loopback. m = 1 is naive placement: one stage
+works while the other waits. Needs two cores with nothing else on them. Rounds in turns; medians.
 
 Example: `python benchmarks/pipeline.py --rounds 1 --model transformer`
 """
@@ -50,6 +55,7 @@ def main(
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each.")] = 6,
     timeout: Annotated[float, typer.Option(help="Seconds until a process is killed.")] = 300.0,
     output: Annotated[Path, typer.Option(help="Markdown file.")] = _RESULTS,
+    picture: Annotated[Path, typer.Option(help="PNG file of resnet50's bars.")] = _PICTURE,
 ) -> None:
     """Runs all and writes the table; see `_HELP`."""
     lines = ["# A model in two stages", "", _about(rounds)]
@@ -63,6 +69,8 @@ def main(
                 found.setdefault(result.name, []).append(result)
                 console.print(f"{model:12} {result.name:14} {result.seconds:.3f} s a step")
         lines += ["", f"## {_MODELS[model]}", "", *_table(found)]
+        if model == "resnet50":
+            draw(picture, _MODELS[model], {name: _middle(found[name], "seconds") for name in found})
     output.write_text("\n".join([*lines, ""]))
     console.print(output)
 
@@ -81,7 +89,7 @@ def _about(rounds: int) -> str:
 def _pair(model: str, steps: int, timeout: float) -> list[Result]:
     with HeldPorts(2) as held:
         ports = tuple(held.ports)
-    job = {"model": model, "ports": ports, "shapes": _SHAPES, "steps": steps}
+    job = {"model": model, "ports": ports, "shapes": _SHAPES[: _COUNTS.get(model)], "steps": steps}
     with _process(Job(role="worker", **job), Path("unused")):
         return _run(Job(**job), timeout)
 
@@ -111,7 +119,7 @@ def _process(job: Job, out: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def _table(found: dict[str, list[Result]]) -> list[str]:
     def middle(name: str, field: str) -> float:
-        return statistics.median(getattr(each, field) for each in found[name])
+        return _middle(found[name], field)
 
     whole, naive = middle("whole", "seconds"), middle("1f1b, m = 1", "seconds")
     rows = [
@@ -126,6 +134,10 @@ def _table(found: dict[str, list[Result]]) -> list[str]:
             cells += [f"{middle(name, field):.3f}" for field in ("forward", "backward")]
         rows.append(f"| {' | '.join([*cells, *[''] * (8 - len(cells))])} |")
     return rows
+
+
+def _middle(found: list[Result], field: str) -> float:
+    return statistics.median(getattr(each, field) for each in found)
 
 
 if __name__ == "__main__":

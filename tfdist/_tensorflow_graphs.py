@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from tensorflow.python.eager import context
 
-__all__ = ["partitioned_graphs"]
+__all__ = ["FlatFunction", "flat_call", "partitioned_graphs"]
+
+#: From flat tensors to flat tensors.
+FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+
+
+def flat_call(concrete: Any) -> FlatFunction:
+    """A traced function without the matching of arguments, which takes 15 us for each tensor.
+
+    No tape records it.
+
+    Args:
+        concrete: what `get_concrete_function` returns for specs of tensors.
+    """
+    call, captured = concrete.inference_fn.call_flat, list(concrete.captured_inputs)
+
+    def run(tensors: Sequence[Any]) -> list[Any]:
+        return list(call(*tensors, *captured) or [])
+
+    run.concrete = concrete  # type: ignore[attr-defined]  # It owns the graph.
+    return run
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
 
-__all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check"]
+__all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check", "replicas_of"]
 
 #: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
 #: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream
@@ -49,6 +49,21 @@ def check(config: Any) -> None:
         _check_counts(config)
 
 
+def replicas_of(devices: int, stages: int) -> int:
+    """How many replicas of a pipeline there are.
+
+    Raises:
+        ConfigError: if the stages do not divide the devices.
+    """
+    replicas, rest = divmod(devices, stages)
+    if rest or not replicas:
+        raise ConfigError(
+            f"stages={stages} does not divide the {devices} devices of the pipeline. Give a "
+            "multiple of devices: each replica of the pipeline has one for each stage."
+        )
+    return replicas
+
+
 def _check_counts(config: Any) -> None:
     if config.processes > 1 and (config.devices or 1) > 1:
         raise ConfigError(
@@ -56,11 +71,8 @@ def _check_counts(config: Any) -> None:
             "of a pipeline gives its GPUs, or its CPU. Leave devices out, or processes."
         )
     count = config.processes if config.processes > 1 else config.devices
-    if config.stages is not None and count is not None and count % config.stages:
-        raise ConfigError(
-            f"stages={config.stages} does not divide the {count} devices of the pipeline. Give a "
-            "multiple of devices: each replica of the pipeline has one for each stage."
-        )
+    if config.stages is not None and count is not None:
+        replicas_of(count, config.stages)
     if config.vertical_sync and config.schedule != "pipedream":
         raise ConfigError(
             f"vertical_sync conflicts with schedule={config.schedule!r}: it is an option of "

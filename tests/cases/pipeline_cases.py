@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 from typing import Any
 
@@ -12,7 +13,8 @@ import tensorflow as tf
 
 from tests.cases import placement_cases as placed
 from tests.cases.placement_cases import apart
-from tfdist.pipelines.schedules import live_activations, make, version
+from tfdist.pipelines.board import PipelineError
+from tfdist.pipelines.schedules import live_activations, make
 from tfdist.strategies.pipeline import Pipeline
 
 layers = keras.layers
@@ -121,98 +123,51 @@ def equals_unsplit(
     }
 
 
-class Delayed:
-    """One process that trains as an asynchronous schedule says: gradients on old weights.
-
-    Args:
-        model: the model, in chunks of layers.
-        groups: for each stage its layers.
-        schedule: the schedule.
-        microbatches: parts of a batch.
-        vertical: whether all stages use the first one's version.
-    """
-
-    def __init__(
-        self, model: Any, groups: Any, schedule: str, microbatches: int, vertical: bool
-    ) -> None:
-        self.model, self.schedule, self.vertical = model, schedule, vertical
-        self.groups = [[w for layer in g for w in layer.trainable_weights] for g in groups]
-        self.microbatches = microbatches
-        self.rate = 0.05
-        self.restart()
-
-    def restart(self) -> None:
-        """The pipeline has been drained: all stages go on from the newest weights."""
-        self.versions = [[[w.numpy() for w in group]] for group in self.groups]
-        self.batch = 0
-
-    def train(self, x: Any, y: Any) -> float:
-        stages = len(self.groups)
-        newest = [list(group[-1]) for group in self.versions]
-        for stage, group in enumerate(self.groups):
-            number = version(self.schedule, stages, stage, self.batch, vertical_sync=self.vertical)
-            for w, value in zip(group, self.versions[stage][number], strict=True):
-                w.assign(value)
-        with tf.GradientTape() as tape:
-            out = self.model(x, training=True)
-            losses = keras.losses.sparse_categorical_crossentropy(y, out, from_logits=True)
-            loss = tf.reduce_mean(losses) + sum(self.model.losses)
-        grads = tape.gradient(loss, self.groups)
-        for stage, (values, own) in enumerate(zip(newest, grads, strict=True)):
-            following = [v - self.rate * np.asarray(g) for v, g in zip(values, own, strict=True)]
-            self.versions[stage].append(following)
-        self.batch += 1
-        return float(loss)
-
-    def flush(self) -> None:
-        for group, values in zip(self.groups, self.versions, strict=True):
-            for w, value in zip(group, values[-1], strict=True):
-                w.assign(value)
-        self.restart()
+def over_masks() -> keras.Model:
+    """A head for each token, with a mask of the ids, and one that is weighed by examples."""
+    ids = keras.Input((6,), dtype="int32")
+    h = layers.Embedding(
+        20, 8, mask_zero=True, name="embedding", embeddings_regularizer=keras.regularizers.L2(0.01)
+    )(ids)
+    h = layers.Dense(8, "tanh", name="hidden")(h)
+    tokens = layers.Dense(3, name="tokens")(h)
+    return keras.Model(ids, {"tokens": tokens, "whole": layers.Dense(1, name="whole")(pooled(h))})
 
 
-def equals_delayed(
-    strategy: Any, schedule: str, stages: int, microbatches: int, vertical_sync: bool = False
-) -> dict[str, Any]:
-    """Three epochs, each with a flush at its end, beside the simulation of the delays."""
-    x, y, _ = data("dense", 96)
-    simulated = dense()
-    start = simulated.get_weights()
-    borders = {2: [3], 3: [2, 4], 4: [2, 4, 5]}[stages]
-    rows = list(simulated.layers)
-    groups = [rows[a:b] for a, b in zip([0, *borders], [*borders, len(rows)], strict=True)]
-    by_hand = Delayed(simulated, groups, schedule, microbatches, vertical_sync)
-    losses = []
-    for _ in range(3):
-        batches = range(0, 96, 16)
-        losses.append(np.mean([by_hand.train(x[i : i + 16], y[i : i + 16]) for i in batches]))
-        by_hand.flush()
-    made = pipeline(
-        stages,
-        schedule=schedule,
-        microbatches=microbatches,
-        vertical_sync=vertical_sync,
-        cuts=[f"dense{border}" for border in borders],
-    )
-    with made.scope():
-        model = compiled(dense(), "plain")
-    model.set_weights(start)
-    looked: list[float] = []
-    seen = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: looked.append(float(model.layers[0].kernel.numpy().sum()))
-    )
-    fit = model.fit(x, y, 16, 3, verbose=0, shuffle=False, callbacks=[seen])
-    plain = compiled(dense(), "plain")
-    plain.set_weights(start)
-    plain.fit(x, y, 16, 3, verbose=0, shuffle=False)
-    return {
-        "weights": apart(simulated.get_weights(), model.get_weights()),
-        "losses": [losses, fit.history["loss"]],
-        "from_sync": apart(plain.get_weights(), model.get_weights()),
-        "updates": int(model.optimizer.iterations),
-        "looked": looked,
-        "live": [worker.live for worker in model.train_function.engine.workers[0]],
+def pooled(x: Any) -> Any:
+    return layers.GlobalAveragePooling1D(name="pooled")(x)
+
+
+def equals_over_masks(strategy: Any, **options: Any) -> dict[str, Any]:
+    """Losses that are divided by what a mask leaves, and by the sum of weights."""
+    rng = np.random.default_rng(0)
+    there = rng.uniform(size=(80, 6)) < np.linspace(0, 1, 80)[:, None]
+    ids = rng.integers(0, 20, (80, 6)) * there
+    ids[:, 0] = 1  # Of a row without a token Keras makes a mean of nothing.
+    y = {"tokens": ids % 3, "whole": ids.mean(1, keepdims=True) / 20}
+    weights = {"tokens": rng.uniform(0.1, 2, (80, 6)), "whole": np.linspace(0, 2, 80) ** 2}
+    losses = {
+        "tokens": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "whole": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
     }
+    found: dict[str, Any] = {}
+    start = None
+    for name, made in (("plain", contextlib.nullcontext()), ("piped", pipeline(**options).scope())):
+        with made:
+            model = over_masks()
+            model.compile(
+                keras.optimizers.SGD(0.1),
+                losses,
+                metrics={"tokens": ["accuracy"]},
+                loss_weights={"tokens": 1.0, "whole": 3.0},
+                jit_compile=False,
+            )
+        start = model.get_weights() if start is None else start
+        model.set_weights(start)
+        fit = model.fit(ids, y, 16, 2, sample_weight=weights, verbose=0, shuffle=False)
+        found[name] = model.get_weights()
+        found[f"{name} history"] = fit.history
+    return {**found, "weights": apart(found["plain"], found["piped"])}
 
 
 def with_statistics(drop: bool) -> keras.Model:
@@ -304,6 +259,14 @@ class Broken(layers.Layer):
         return x
 
 
+class Greedy(layers.Layer):
+    """Asks for 64 TiB where its input is large."""
+
+    def call(self, x: Any) -> Any:
+        count = tf.where(tf.reduce_max(x) > 1e3, tf.constant(2**44, tf.int64), 1)
+        return x + tf.reduce_sum(tf.fill([count], tf.reduce_min(x) * 0))
+
+
 def _stateful() -> keras.Model:
     first = keras.Input((5, 4), batch_size=16)
     h = layers.LSTM(4, stateful=True, name="memory")(first)
@@ -322,9 +285,9 @@ def _own_step() -> keras.Model:
 
 
 def _masked() -> keras.Model:
-    x = keras.Input((12,))
-    h = layers.Embedding(9, 4, mask_zero=True, name="embedding")(x)
-    return keras.Model(x, layers.Dense(3, name="head")(h))
+    x = keras.Input((12, 1))
+    h = layers.Dense(4, "relu", name="hidden")(x)
+    return keras.Model(x, layers.Dense(3, name="head")(layers.Masking(name="masking")(h)))
 
 
 INTERLEAVED = {"schedule": "interleaved", "virtual": 2}
@@ -352,7 +315,7 @@ def refused(strategy: Any, what: str) -> str:
     """What the user is told, before or at the first step."""
     make_model, options = WRONG[what]
     optimizer = options.pop("optimizer", "plain") if "optimizer" in options else "plain"
-    shape = {"stateful": (16, 5, 4)}.get(what, (16, 12))
+    shape = {"stateful": (16, 5, 4), "masked": (16, 12, 1)}.get(what, (16, 12))
     x = np.ones(shape, "float32")
     y = np.zeros((16, 12) if what == "masked" else 16, "int32")
     try:
@@ -365,24 +328,31 @@ def refused(strategy: Any, what: str) -> str:
     return ""
 
 
-def fails_in_the_middle(strategy: Any) -> dict[str, Any]:
+def fails_in_the_middle(strategy: Any, how: str) -> dict[str, Any]:
     """A stage fails: its error comes with its place, nothing hangs, and training can go on."""
     x = keras.Input((12,))
     h = layers.Dense(16, name="one")(x)
     made = pipeline(3, microbatches=4, cuts=["broken", "head"])
     with made.scope():
-        h = Broken(name="broken")(h)
+        h = {"fails": Broken, "memory": Greedy}[how](name="broken")(h)
         model = compiled(keras.Model(x, layers.Dense(3, name="head")(h)), "plain")
     good, y = np.ones((16, 12), "float32"), np.zeros(16, "int32")
     bad = good.copy()
-    bad[9] = 1e9
+    bad[9] = np.sign(model.layers[1].kernel.numpy().sum(1)) * 1e9
     model.fit(good, y, 16, verbose=0)
-    told = ""
+    told = kind = ""
     before = model.get_weights()
     try:
         model.fit(bad, y, 16, verbose=0)
-    except tf.errors.InvalidArgumentError as error:
-        told = "\n".join([str(error), *error.__notes__])
+    except (tf.errors.InvalidArgumentError, PipelineError) as error:
+        told, kind = "\n".join([str(error), *getattr(error, "__notes__", [])]), type(error).__name__
     unchanged = apart(before, model.get_weights())
+    under_way = model.train_function.is_under_way
     fit = model.fit(good, y, 16, verbose=0)
-    return {"told": told, "unchanged": unchanged, "loss": fit.history["loss"][0]}
+    return {
+        "told": told,
+        "kind": kind,
+        "unchanged": unchanged,
+        "under way": under_way,
+        "loss": fit.history["loss"][0],
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -64,13 +65,25 @@ def test_two_tasks_and_two_devices_train_what_one_does(folder):
     events = json.loads((folder / "step.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) >= 2 * 2 * 4
     run(folder, "-s", "pipeline", "--devices", 2, "--cuts", "dense2", "script.py", "devices.npz")
+    names = ["two.npz", "devices.npz"]
+    if shutil.which("mpirun"):
+        mpi = ("--on", "mpi", "--engine-args", "--allow-run-as-root --oversubscribe")
+        run(folder, *two, *mpi, "script.py", "mpi.npz")
+        names.append("mpi.npz")
     one = arrays(folder / "one.npz")
-    for other in (arrays(folder / "two.npz"), arrays(folder / "devices.npz")):
+    for other in (arrays(folder / name) for name in names):
         assert one.keys() == other.keys()
         for name, value in one.items():
             np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
     assert (folder / "two.keras").exists()
     assert not left_over(folder)
+
+
+def test_verify_compares_a_pipeline_with_one_process(folder):
+    options = ("--strategy", "pipeline", "--steps", 4, "--json")
+    done = run_command(folder, *TFDIST, "verify", *options, "script.py", "x.npz")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["ok"]
 
 
 def test_a_lost_stage_ends_the_job_with_its_name(folder):

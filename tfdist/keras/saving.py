@@ -39,9 +39,9 @@ _local = threading.local()
 _writing = Flag()
 
 
-def hooks() -> list[Hook]:
-    """The seams of Keras's writers and their helpers, and of variables that communicate."""
-    writers = [
+def writers() -> list[tuple[Any, str]]:
+    """Keras's functions that write a model to a file, but for `.h5`: owner and name."""
+    return [
         (saving_lib, "save_model"),
         (saving_lib, "save_weights_only"),
         (TFExportArchive, "write_out"),
@@ -49,8 +49,12 @@ def hooks() -> list[Hook]:
         (export, "export_openvino"),
         (export, "export_litert"),
     ]
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's writers and their helpers, and of variables that communicate."""
     return [
-        *(Hook(owner, name, _by_one_process) for owner, name in writers),
+        *(Hook(owner, name, _by_one_process) for owner, name in writers()),
         Hook(legacy_h5_format, "save_model_to_hdf5", _legacy_by_one_process),
         Hook(saving_lib, "get_attr_skipset", _undistributed),
         Hook(io_utils, "ask_to_proceed_with_overwrite", _chief_answers),

@@ -9,11 +9,15 @@ from typing import Any
 
 from tfdist.errors import TfdistError
 
-__all__ = ["Board", "PipelineError", "StoppedError"]
+__all__ = ["Board", "OutOfMemoryError", "PipelineError", "StoppedError"]
 
 
 class PipelineError(TfdistError):
     """A stage failed, or did not answer in time."""
+
+
+class OutOfMemoryError(PipelineError):
+    """A device has too little memory for its stage."""
 
 
 class StoppedError(Exception):

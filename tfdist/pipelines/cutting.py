@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigError
-from tfdist.placement.units import graph_of, nodes_in_order, units_of
+from tfdist.placement.units import Unit, graph_of, nodes_in_order, units_of
 
 __all__ = ["Call", "Chunk", "Cut", "check_cuttable", "cut"]
 
@@ -78,21 +78,21 @@ class Cut:
     outputs: tuple[Key, ...]
 
 
-def cut(model: Any, chunk_of: Mapping[str, int], count: int) -> Cut:
+def cut(graph: Any, units: Sequence[Unit], chunk_of: Mapping[str, int], count: int) -> Cut:
     """Cuts a model.
 
     Args:
-        model: a Functional or Sequential model that is built; nested ones are taken apart.
+        graph: the Functional graph, as `check_cuttable` returns it; nested ones are taken apart.
+        units: the model's units.
         chunk_of: the chunk of each unit, by path.
         count: the number of chunks.
 
     Raises:
-        ConfigError: if the model is no graph of layers, if a chunk has none, if a chunk would read
-            what a later one makes, or if a layer with weights is in two.
+        ConfigError: if a chunk has no layer, would read what a later one makes, or if a layer with
+            weights is in two.
     """
-    graph = check_cuttable(model)
     aliases: dict[Key, Key] = {}
-    paths = {id(unit.operation): unit.path for unit in units_of(model)}
+    paths = {id(unit.operation): unit.path for unit in units}
     calls = list(_calls(graph, (), paths, aliases))
     numbers = [chunk_of[call.path] for call in calls]
     _check(calls, numbers, count)
@@ -114,11 +114,11 @@ def cut(model: Any, chunk_of: Mapping[str, int], count: int) -> Cut:
     return Cut(graph, tuple(chunks), inputs, outputs)
 
 
-def check_cuttable(model: Any) -> Any:
-    """The Functional graph of a model.
+def check_cuttable(model: Any) -> tuple[Any, list[Unit]]:
+    """The Functional graph of a model, and its units.
 
     Raises:
-        ConfigError: if it has none, is not built, or has a layer that is stateful.
+        ConfigError: if it has no graph, is not built, or has a layer that is stateful.
     """
     units = units_of(model)
     graph = graph_of(model)
@@ -136,7 +136,7 @@ def check_cuttable(model: Any) -> Any:
                     "pipeline's microbatches have no order. Make it with stateful=False, or use "
                     "strategy='single'."
                 )
-    return graph
+    return graph, units
 
 
 def _calls(

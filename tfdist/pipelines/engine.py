@@ -9,14 +9,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.pipelines.board import Board, PipelineError
+from tfdist.pipelines.board import Board, OutOfMemoryError
 from tfdist.pipelines.cutting import Cut
+from tfdist.pipelines.objective import KerasObjective
 from tfdist.pipelines.parts import Part
 from tfdist.pipelines.schedules import Box, Kind, Program, Step, is_synchronous, version
 from tfdist.pipelines.shape import Shape
 from tfdist.pipelines.store import Batch, Store
 from tfdist.pipelines.sums import GradientSums
-from tfdist.pipelines.worker import Loss, Worker
+from tfdist.pipelines.totals import Totals
+from tfdist.pipelines.worker import Worker
 
 __all__ = ["Apply", "Engine"]
 
@@ -36,7 +38,7 @@ class Engine:
         shape: how.
         cut: the model.
         devices: full names; for each replica one for each stage.
-        loss: the loss of the last chunk's outputs.
+        objective: the loss of the last chunk's outputs, and metrics.
         apply: applies gradients.
         iterations: reads the optimizer's count of updates.
     """
@@ -46,16 +48,17 @@ class Engine:
         shape: Shape,
         cut: Cut,
         devices: Sequence[Sequence[str]],
-        loss: Loss,
+        objective: KerasObjective,
         apply: Apply,
         iterations: Callable[[], int],
     ) -> None:
         self.shape, self._cut, self._apply, self._iterations = shape, cut, apply, iterations
-        self._board = Board(shape.timeout)
+        self._board, self._objective = Board(shape.timeout), objective
         self.parts = _parts(shape, cut, devices)
+        objective.totals = Totals(self.parts[0], cut.inputs, objective.denominators)
         self._store = Store(cut, self.parts, shape.old_versions, self._board, self._update)
         self.workers = [
-            [self._worker(device, replica, loss) for device in range(shape.stages)]
+            [self._worker(device, replica) for device in range(shape.stages)]
             for replica in range(shape.replicas)
         ]
         self._number = self._empty_since = self._updates_before = 0
@@ -152,13 +155,12 @@ class Engine:
             for worker in workers:
                 worker.close()
 
-    def _worker(self, device: int, replica: int, loss: Loss) -> Worker:
+    def _worker(self, device: int, replica: int) -> Worker:
         stages = self.shape.stages
         own = {part.number: part for part in self.parts[replica] if part.number % stages == device}
         last = len(self._cut.chunks) - 1
-        return Worker(
-            device, replica, own, self._store, self._board, last, loss, self.shape.recompute
-        )
+        again = self.shape.recompute
+        return Worker(device, replica, own, self._store, self._board, last, again, self._objective)
 
     def _new_programs(self) -> list[Program]:
         """The programs of a schedule without a flush, which go on from batch to batch."""
@@ -215,7 +217,7 @@ class Engine:
         error = self._board.error
         if error is not None:
             self._abandon()
-            raise _explained(error, self) from error
+            raise _explained(error, self) from (error.__cause__ or error)
 
     def _abandon(self) -> None:
         """Leaves nothing of a training that has failed to the next one."""
@@ -231,9 +233,16 @@ class Engine:
         self._programs = self._new_programs()
 
     def _apply_all(self) -> None:
-        self._apply(
-            [(part, self._sums(part.number)) for part in self.parts[0] if part.weights], None
-        )
+        self._store.release()
+        sums = [(part, self._sums(part.number)) for part in self.parts[0] if part.weights]
+        try:
+            self._apply(sums, None)
+        except tf.errors.ResourceExhaustedError as error:
+            short = OutOfMemoryError(
+                "A stage ran out of memory where the optimizer updates weights."
+            )
+            self._abandon()
+            raise _explained(short, self) from error
         self._store.write_state()
 
     def _update(self, step: Step, batch: Batch) -> None:
@@ -268,16 +277,17 @@ def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[lis
 
 def _explained(error: BaseException, engine: Engine) -> BaseException:
     """The error of a stage; one about memory with what the stages hold."""
-    if not isinstance(error, tf.errors.ResourceExhaustedError):
+    if not isinstance(error, OutOfMemoryError):
         return error
-    held = "; ".join(
-        f"stage {part.number} on {part.device}: {part.weight_bytes / 2**20:.1f} MiB of weights"
+    parts = ", ".join(
+        f"stage {part.number} {part.weight_bytes / 2**20:.1f} MiB on {part.device}"
         for part in engine.parts[0]
     )
     live = ", ".join(str(worker.live) for worker in engine.workers[0])
-    note = " ".join(getattr(error, "__notes__", []))
-    return PipelineError(
-        f"A stage ran out of memory {note.removeprefix('tfdist: ')}. {held}. Gradients and the "
-        f"optimizer's state come on top, and the activations of {live} microbatches at once on the "
-        "devices. Give more stages, more microbatches, --recompute, or the schedule 1f1b."
+    return OutOfMemoryError(
+        f"{error} Weights: {parts}; as much again for gradients, and for each value that the "
+        f"optimizer keeps of a weight. On top are the activations of {live} microbatches at once, "
+        "device by device. Give more microbatches, so that each is smaller, --recompute "
+        "(Pipeline(recompute=True)), more stages or other --cuts, or the schedule 1f1b instead of "
+        "gpipe."
     )

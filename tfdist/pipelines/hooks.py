@@ -8,7 +8,9 @@ from typing import Any
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.callbacks.callback_list import CallbackList
+from keras.src.legacy.saving import legacy_h5_format
 
+from tfdist.keras import saving
 from tfdist.keras.hooks import Hook
 from tfdist.pipelines.training import PipelineFunction
 
@@ -18,15 +20,21 @@ _FUNCTION = "_tfdist_pipeline"
 
 
 def hooks(
-    make: Callable[[Any], PipelineFunction], report: Callable[[PipelineFunction], None]
+    make: Callable[[Any], PipelineFunction],
+    report: Callable[[PipelineFunction], None],
+    flush_all: Callable[[], None],
 ) -> list[Hook]:
     """The seams, for one strategy.
 
     Args:
         make: makes a model's training function.
         report: called at the end of `fit`.
+        flush_all: ends the batches of all models that are under way, before a file is written:
+            what is written may be a part of a model, or an archive that has one.
     """
+    writers = [*saving.writers(), (legacy_h5_format, "save_model_to_hdf5")]
     return [
+        *(Hook(owner, name, _complete_files(flush_all)) for owner, name in writers),
         Hook(TensorFlowTrainer, "make_train_function", _piped(make)),
         Hook(TensorFlowTrainer, "evaluate", _flushed),
         Hook(TensorFlowTrainer, "predict", _flushed),
@@ -69,6 +77,18 @@ def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return look
+
+
+def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            flush_all()
+            return original(*args, **kwargs)
+
+        return write
+
+    return hook
 
 
 def _reported(report: Callable[[PipelineFunction], None]) -> Callable[[Any], Any]:

@@ -1,15 +1,16 @@
-"""A chunk of a model as functions without side effects: forward, and forward once more."""
+"""A chunk of a model on a device, as a function without side effects."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.models.functional import operation_fn
 
+from tfdist._tensorflow_graphs import FlatFunction, flat_call
 from tfdist.pipelines.cutting import Chunk
 from tfdist.placement.devices import moved, on
 
@@ -54,13 +55,13 @@ class Part:
         self.weights = [v for v in unique if id(v) in trainable]
         self.state = [v for v in unique if id(v) not in trainable]
         self._is_copy = copies is not None
+        self._calls: dict[Any, FlatFunction] = {}
         for variable in unique if copies is None else ():
             moved(variable, device)
         self._readers = {
             "weights": tf.function(lambda: _values(self.weights), autograph=False),
             "state": tf.function(lambda: _values(self.state), autograph=False),
         }
-        self._function = tf.function(self._run, autograph=False, reduce_retracing=True)
 
     def read(self, which: str) -> list[Any]:
         """The present values of variables, which stay as they are when the variables change.
@@ -72,16 +73,40 @@ class Part:
             values = list(self._readers[which]())
             return [tf.identity(value) for value in values] if self._is_copy else values
 
+    def write_state(self, values: Sequence[Any]) -> None:
+        """Sets Keras's variables to the values of `self.state`, in one call."""
+        self._call("write", _assigned(self.state), values)
+
+    def averaged(self, values: Sequence[Any], shares: Sequence[float]) -> list[Any]:
+        """New values of some of the state, from those that microbatches have made.
+
+        Statistics are averaged by examples; random numbers go on where the first microbatch ends.
+
+        Args:
+            values: for each variable those of all microbatches.
+            shares: for each microbatch its part of the examples.
+        """
+        key = ("average", tuple(shares), len(values))
+        return self._call(key, _averages(list(shares)), values)
+
+    def _call(self, key: Any, run: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+        if key not in self._calls:
+            specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
+            function = tf.function(run, autograph=False)
+            self._calls[key] = flat_call(function.get_concrete_function(*specs))
+        with on(self.device):
+            return self._calls[key](values)
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of all its variables."""
         values = [variable._value for variable in (*self.weights, *self.state)]
         return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in values)
 
-    def forward(
+    def run(
         self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Any
     ) -> tuple[Values, list[Any], Any]:
-        """Runs the chunk on its device.
+        """The chunk as a function without side effects, in a graph.
 
         Args:
             weights: values for `self.weights`.
@@ -90,31 +115,27 @@ class Part:
             microbatch: its number, an int64 scalar: random layers draw other numbers for each.
 
         Returns:
-            What it writes; the new values of the state; and the sum of the losses that its layers
-            add, with those of regularizers.
+            What it writes; for each variable of the state its new value, None where it stays; and
+            the sum of the losses that its layers add, with those of regularizers, None for none.
         """
-        tensors, masks, following, loss = self._function(
-            list(weights), list(state), values.tensors, values.masks, microbatch
-        )
-        return Values(tensors, masks), following, loss
-
-    def _run(self, weights: Any, state: Any, tensors: Any, masks: Any, microbatch: Any) -> Any:
         drawn = [
             _for_microbatch(v, value, microbatch)
             for v, value in zip(self.state, state, strict=True)
         ]
         pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
-        known = dict(zip(self.chunk.reads, _masked(tensors, masks), strict=True))
-        with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope:
+        known = dict(zip(self.chunk.reads, _masked(values.tensors, values.masks), strict=True))
+        # Names of layers may begin as names at the root must not.
+        scopes = tf.name_scope(f"chunk{self.number}")
+        with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope, scopes:
             written = self._through(known)
             loss = self._losses(scope)
             following = [scope.get_current_value(v) for v in self.state]
         outputs = [written[key] for key in self.chunk.writes]
-        following = [
-            new if value is not None and new is not before else value
-            for new, before, value in zip(following, drawn, state, strict=True)
+        changed = [
+            None if new is None or new is before else new
+            for new, before in zip(following, drawn, strict=True)
         ]
-        return outputs, [getattr(each, "_keras_mask", None) for each in outputs], following, loss
+        return Values(outputs, [getattr(o, "_keras_mask", None) for o in outputs]), changed, loss
 
     def _through(self, known: dict[Any, Any]) -> dict[Any, Any]:
         for call in self.chunk.calls:
@@ -131,7 +152,8 @@ class Part:
         terms = list(scope.losses)
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()
-        return tf.add_n([tf.reduce_sum(tf.cast(t, tf.float32)) for t in terms] or [tf.zeros([])])
+        terms = [tf.reduce_sum(tf.cast(term, tf.float32)) for term in terms]
+        return tf.add_n(terms) if terms else None
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
@@ -140,6 +162,29 @@ def _values(variables: Sequence[Any]) -> list[Any]:
         with on(variable._value.device):
             found.append(variable._value.read_value())
     return found
+
+
+def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
+    def run(*values: Any) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable._value.assign(value, read_value=False)
+
+    return run
+
+
+def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
+    def run(*values: Any) -> list[Any]:
+        count, found = len(shares), []
+        for first in range(0, len(values), count):
+            each = values[first : first + count]
+            if not each[0].dtype.is_floating:
+                found.append(tf.identity(each[0]))
+                continue
+            weighed = [value * share for value, share in zip(each, shares, strict=True)]
+            found.append(tf.add_n(weighed))
+        return found
+
+    return run
 
 
 def _for_microbatch(variable: Any, value: Any, microbatch: Any) -> Any:

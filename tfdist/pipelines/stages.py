@@ -6,23 +6,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.pipelines.cutting import check_cuttable
 from tfdist.placement.costs import costs_of
 from tfdist.placement.device_map import devices_of
 from tfdist.placement.partition import split
 from tfdist.placement.plan import Plan
-from tfdist.placement.units import units_of
+from tfdist.placement.units import Unit
 
 __all__ = ["chunks_of"]
 
 
 def chunks_of(
-    model: Any, inputs: Any, count: int, wanted: Sequence[str] | Mapping[str, int] | None
+    model: Any,
+    units: Sequence[Unit],
+    inputs: Any,
+    count: int,
+    wanted: Sequence[str] | Mapping[str, int] | None,
 ) -> tuple[dict[str, int], str]:
     """The chunk of each layer.
 
     Args:
         model: a Functional or Sequential model that is built.
+        units: its units.
         inputs: a microbatch, to measure with.
         count: the number of chunks.
         wanted: the paths of the layers that the second chunk and those after it begin with; or
@@ -35,8 +39,6 @@ def chunks_of(
     Raises:
         ConfigError: if the model cannot be cut so.
     """
-    check_cuttable(model)
-    units = units_of(model)
     paths = [unit.path for unit in units]
     layers = [unit.path for unit in units if unit.is_layer]
     if count > len(layers):
@@ -45,7 +47,7 @@ def chunks_of(
             f"({', '.join(layers)}). Give at most {len(layers)} stages."
         )
     if isinstance(wanted, Mapping):
-        named = devices_of(units, {rule: str(chunk) for rule, chunk in wanted.items()})
+        named = devices_of(list(units), {rule: str(chunk) for rule, chunk in wanted.items()})
         return {path: int(chunk) for path, chunk in named.items()}, ""
     if wanted is not None:
         return _beginning(paths, wanted, count), ""

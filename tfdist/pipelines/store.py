@@ -27,6 +27,11 @@ class Batch:
     Attributes:
         number: its number since the pipeline was made.
         examples: for each microbatch its inputs, labels and sample weights.
+        inputs: the model's inputs, flat, of all microbatches.
+        targets: labels and sample weights of all microbatches, flat.
+        labels: for each microbatch its labels and sample weights, flat.
+        nest: the structure that they are flat of.
+        form: the same in words.
         sizes: for each microbatch its examples.
         scale: what losses are multiplied by before their gradients are taken.
         version: for each chunk the version of its weights.
@@ -34,6 +39,11 @@ class Batch:
 
     number: int
     examples: Sequence[Any]
+    inputs: Sequence[Any]
+    targets: Sequence[Any]
+    labels: Sequence[Sequence[Any]]
+    nest: Any
+    form: str
     sizes: Sequence[int]
     scale: float
     version: Sequence[int]
@@ -92,8 +102,15 @@ class Store:
         self._current = [0] * count
         self._weights = [[{0: part.read("weights")} for part in parts] for parts in self._parts]
         self._state = [part.read("state") for part in self._parts[0]]
+        self._unchanged = [list(values) for values in self._state]
         self._states: dict[tuple[int, int], list[Any]] = {}
-        self._losses: dict[int, list[Any]] = collections.defaultdict(list)
+        self._losses: dict[int, list[tuple[str, Any]]] = collections.defaultdict(list)
+
+    def release(self) -> None:
+        """Lets go of the weights before an update: memory that is held is copied when assigned."""
+        for parts in self._weights:
+            for held in parts:
+                held.clear()
 
     def weights(self, chunk: int, version: int, replica: int) -> list[Any]:
         """The values of a chunk's weights after so many updates since `reload`."""
@@ -119,7 +136,7 @@ class Store:
     def note_state(self, step: Step, batch: Batch, following: Sequence[Any]) -> None:
         """Notes what a microbatch makes of the state, which becomes the average over the batch."""
         part = self._parts[0][step.chunk]
-        if not part.state:
+        if all(value is None for value in following):
             return
         with self._changed:
             noted = self._states.setdefault((step.batch, step.chunk), [])
@@ -128,30 +145,31 @@ class Store:
                 return
             del self._states[step.batch, step.chunk]
         noted.sort(key=lambda each: each[0])
-        with on(part.device):
-            self._state[step.chunk] = [
-                _average([values[i] for _, values in noted], batch.shares)
-                for i in range(len(part.state))
-            ]
+        numbers = [i for i, value in enumerate(following) if value is not None]
+        rows = [values[i] for i in numbers for _, values in noted]
+        found = part.averaged(rows, batch.shares)
+        for i, value in zip(numbers, found, strict=True):
+            self._state[step.chunk][i] = value
 
     def write_state(self) -> None:
         """Puts the state into Keras's variables."""
-        for part, values in zip(self._parts[0], self._state, strict=True):
-            with on(part.device):
-                for variable, value in zip(part.state, values, strict=True):
-                    variable._value.assign(value)
+        rows = zip(self._parts[0], self._state, self._unchanged, strict=True)
+        for part, values, unchanged in rows:
+            if any(value is not before for value, before in zip(values, unchanged, strict=True)):
+                part.write_state(values)
+        self._unchanged = [list(values) for values in self._state]
 
     def note_loss(self, step: Step, loss: Any) -> None:
         """Notes a chunk's part of the loss of a batch."""
         with self._changed:
-            self._losses[step.batch].append(loss)
+            self._losses[step.batch].append((self._parts[0][step.chunk].device, loss))
 
     def take_losses(self) -> dict[int, float]:
         """The losses of the batches that have ended since the last call."""
         with self._changed:
             found = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
             self._finished.clear()
-        return {number: sum(float(loss) for loss in losses) for number, losses in found.items()}
+        return {number: _sum(losses) for number, losses in found.items()}
 
     def readers(self, key: Key) -> list[int]:
         """The chunks that read a tensor."""
@@ -161,9 +179,9 @@ class Store:
         """Whether a tensor that a chunk makes has gradients."""
         return self._made[key]
 
-    def is_made(self, key: Key) -> bool:
-        """Whether a chunk makes a tensor; else it is an input of the model."""
-        return key in self._made
+    def wants_gradient(self, key: Key) -> bool:
+        """Whether a tensor that a chunk reads has gradients: an earlier chunk makes it."""
+        return self._made.get(key, False)
 
     def expect(self, batch: int, steps: int) -> None:
         """Notes how many more steps a batch takes."""
@@ -209,8 +227,10 @@ class Store:
                 self._changed.wait(min(left, 0.2))
 
 
-def _average(values: Sequence[Any], shares: Sequence[float]) -> Any:
-    """Statistics are averaged by examples; random numbers go on where the first microbatch ends."""
-    if not values[0].dtype.is_floating:
-        return tf.identity(values[0])
-    return tf.add_n([value * share for value, share in zip(values, shares, strict=True)])
+def _sum(losses: Sequence[tuple[str, Any]]) -> float:
+    """The sum of scalars by device: those of another task cost a call each to read."""
+    total = 0.0
+    for device in dict.fromkeys(device for device, _ in losses):
+        with on(device):
+            total += float(tf.add_n([loss for own, loss in losses if own == device]))
+    return total

@@ -17,11 +17,17 @@ __all__ = ["GradientSums"]
 class GradientSums:
     """One sum for each weight of a chunk, in place.
 
+    The first gradient after `clear` takes the place of what was there before, so that nothing is
+    set to zero. Gradients of some rows of a weight, an embedding's, are put one after the other:
+    some of Keras's optimizers, such as Adam, and its clipping by the global norm do something else
+    with rows that come several times than with their sum.
+
     Args:
         part: the chunk.
 
     Attributes:
-        touched: for each weight whether there has ever been a gradient.
+        touched: for each weight whether there has ever been a dense gradient.
+        rows: for each weight the values and numbers of rows since `clear`.
     """
 
     def __init__(self, part: Part) -> None:
@@ -32,25 +38,44 @@ class GradientSums:
             ]
         self.touched = [False] * len(self.variables)
         self._device = part.device
-        self._function = tf.function(_add, autograph=False, reduce_retracing=True)
+        self.clear()
 
-    def add(self, grads: Sequence[Any]) -> None:
-        """Adds a microbatch's gradients, None where a weight has none."""
-        present = [i for i, grad in enumerate(grads) if grad is not None]
-        for i in present:
-            self.touched[i] = True
-        if present:
-            with on(self._device):
-                handles = [self.variables[i].handle for i in present]
-                self._function(handles, [tf.convert_to_tensor(grads[i]) for i in present])
+    def begin(self, numbers: Sequence[int]) -> bool:
+        """Notes that dense gradients of some weights are going to be added.
+
+        Returns:
+            Whether they replace what is there: none has been added since `clear`, of any weight.
+        """
+        first = not any(self._written)
+        for number in numbers:
+            if not first and not self._written[number]:
+                self._set_to_zero(number)
+            self._written[number] = self.touched[number] = True
+        return first
+
+    def add(self, number: int, grad: Any, *, first: bool) -> None:
+        """Adds a gradient, in a graph.
+
+        Args:
+            number: of the weight.
+            grad: a dense tensor.
+            first: whether it replaces what is there.
+        """
+        variable = self.variables[number]
+        (variable.assign if first else variable.assign_add)(grad, read_value=False)
 
     def clear(self) -> None:
         """Begins anew."""
+        self._written = [False] * len(self.variables)
+        self.rows: list[list[tuple[Any, Any]]] = [[] for _ in self.variables]
+
+    def settle(self) -> None:
+        """Sets to zero what has had no gradient since `clear`, so that all sums can be read."""
+        for number, touched in enumerate(self.touched):
+            if touched and not self._written[number]:
+                self._set_to_zero(number)
+
+    def _set_to_zero(self, number: int) -> None:
         with on(self._device):
-            for variable in self.variables:
-                variable.assign(tf.zeros_like(variable))
-
-
-def _add(handles: Sequence[Any], grads: Sequence[Any]) -> None:
-    for handle, grad in zip(handles, grads, strict=True):
-        tf.raw_ops.AssignAddVariableOp(resource=handle, value=grad)
+            variable = self.variables[number]
+            variable.assign(tf.zeros(variable.shape, variable.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,11 +15,10 @@ from keras.src.trainers.trainer import Trainer
 
 from tfdist.errors import ConfigError
 from tfdist.keras.flags import exchanged
-from tfdist.keras.step import Step as KerasStep
-from tfdist.keras.step import entered
-from tfdist.pipelines.cutting import cut
+from tfdist.pipelines.cutting import check_cuttable, cut
 from tfdist.pipelines.engine import Engine
-from tfdist.pipelines.parts import Part, Values
+from tfdist.pipelines.objective import KerasObjective
+from tfdist.pipelines.parts import Part
 from tfdist.pipelines.schedules import is_synchronous
 from tfdist.pipelines.shape import Shape
 from tfdist.pipelines.splitting import examples_of, sizes_of, split_rows
@@ -32,23 +31,6 @@ from tfdist.placement.place import place
 __all__ = ["PipelineFunction"]
 
 
-class _Microbatch(KerasStep):
-    """A microbatch's share of a Keras step: it counts as a replica does."""
-
-    def sum(self, values: Any) -> Any:
-        """Refuses what needs all microbatches in the middle of one.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "strategy='pipeline' cannot average a loss over a mask, or over sample weights "
-            "(reduction='mean_with_sample_weight'): the number that it divides by is known only "
-            "when all microbatches have been computed. Give the weights as sample_weight, with the "
-            "loss's default reduction."
-        )
-
-
 class PipelineFunction:
     """What Keras calls for each step: `model.train_function`.
 
@@ -57,7 +39,12 @@ class PipelineFunction:
         shape: the pipeline.
         devices: full names; for each replica of the pipeline one for each stage.
         stages: the paths of the layers that stages begin with; None to plan by measurement.
+
+    Attributes:
+        seen: called with the data of each step, before it is run.
     """
+
+    seen: Callable[[Any], None] | None = None
 
     def __init__(
         self,
@@ -72,11 +59,9 @@ class PipelineFunction:
         self.engine: Engine | None = None
         self._sizes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._measured = threading.Event()
         self._graph: Any = None
-        self._loss = tf.function(self._compute_loss, autograph=False, reduce_retracing=True)
-        self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
-        self._updates: dict[tuple[int, ...], Any] = {}
+        self._objective: Any = None
+        self._updates: dict[Any, Any] = {}
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the steps of an execution.
@@ -116,40 +101,52 @@ class PipelineFunction:
             self._track(self.engine.flush())
 
     def _step(self, data: Any) -> None:
-        examples = examples_of(data)
-        sizes = sizes_of(examples, self._shape.microbatches, first=self.engine is None)
+        if self.seen is not None:
+            self.seen(data)
+        count = examples_of(data)
+        sizes = sizes_of(count, self._shape.microbatches, first=self.engine is None)
         if len(sizes) < self._shape.microbatches and not is_synchronous(self._shape.schedule):
             raise ConfigError(
-                f"A batch of {examples} examples conflicts with microbatches="
+                f"A batch of {count} examples conflicts with microbatches="
                 f"{self._shape.microbatches}, as schedule={self._shape.schedule!r} goes on from "
                 "batch to batch. Leave the last batch out (drop_remainder=True)."
             )
         engine = self.engine or self._build(data, sizes[0])
-        x, _, _ = unpack_x_y_sample_weight(data)
+        x, *targets = unpack_x_y_sample_weight(data)
         flat = self._graph._standardize_inputs(x)
         inputs = split_rows(flat, sizes)
         scale = 1.0
         if self._model.optimizer is not None:
             scale = float(self._model.optimizer.scale_loss(tf.constant(1.0)))
+        examples = [unpack_x_y_sample_weight(part) for part in split_rows(data, sizes)]
+        nest = keras.tree.map_structure(lambda leaf: leaf is not None, examples[0][1:])
         batch = Batch(
             number=0,
-            examples=[unpack_x_y_sample_weight(part) for part in split_rows(data, sizes)],
+            examples=examples,
+            inputs=flat,
+            targets=keras.tree.flatten(tuple(targets)),
+            labels=[keras.tree.flatten(each[1:]) for each in examples],
+            nest=nest,
+            form=repr(nest),
             sizes=sizes,
             scale=scale,
             version=(),
         )
-        self._sizes[engine.number] = examples
+        self._sizes[engine.number] = count
         self._track(engine.train(inputs, batch))
         # Keras's metrics have a result when they have seen a microbatch.
-        engine.wait_for(self._measured)
+        engine.wait_for(self._objective.measured)
 
     def _build(self, data: Any, size: int) -> Engine:
         """Cuts and places the model when the first batch is known."""
         x, _, _ = unpack_x_y_sample_weight(data)
         (first, *_) = split_rows(x, [size, examples_of(data) - size])
-        chunk_of, table = chunks_of(self._model, first, self._shape.chunks, self._stages)
-        made = cut(self._model, chunk_of, self._shape.chunks)
-        self._graph = made.graph
+        if not self._model.built:
+            self._model(first)
+        self._graph, units = check_cuttable(self._model)
+        count = self._shape.chunks
+        chunk_of, table = chunks_of(self._model, units, first, count, self._stages)
+        made = cut(self._graph, units, chunk_of, count)
         names = self._devices[0]
         if table:
             print(table, file=sys.stderr, flush=True)
@@ -159,8 +156,9 @@ class PipelineFunction:
             {path: names[chunk % len(names)] for path, chunk in chunk_of.items()},
         )
         self._model.train_function = function
+        self._objective = KerasObjective(self._model, self._graph, self._lock)
         self.engine = Engine(
-            self._shape, made, self._devices, self._loss_of, self._apply, self._iterations
+            self._shape, made, self._devices, self._objective, self._apply, self._iterations
         )
         return self.engine
 
@@ -171,56 +169,46 @@ class PipelineFunction:
         for number, loss in losses.items():
             self._model._loss_tracker.update_state(loss, sample_weight=self._sizes.pop(number))
 
-    def _loss_of(self, batch: Batch, microbatch: int, outputs: Values) -> Any:
-        x, y, weight = batch.examples[microbatch]
-        counts = tf.constant([batch.sizes[microbatch], sum(batch.sizes)], tf.int64)
-        loss = self._loss(y, weight, outputs.tensors, outputs.masks, counts)
-        with self._lock:
-            self._metrics(x, y, weight, outputs.tensors)
-        self._measured.set()
-        return loss
-
-    def _compute_loss(self, y: Any, weight: Any, tensors: Any, masks: Any, counts: Any) -> Any:
-        # Of a size that is known Keras weighs some batches by it, and those of other sizes by 1.
-        y, weight, tensors = keras.tree.map_structure(_of_any_size, (y, weight, tensors))
-        for tensor, mask in zip(tensors, masks, strict=True):
-            if mask is not None:
-                tensor._keras_mask = mask
-        outputs = keras.tree.pack_sequence_as(self._graph._outputs_struct, tensors)
-        step = _Microbatch(self._model, counts[0], counts[1], even=False, replicas=1)
-        with entered(step):
-            loss = self._model._compile_loss(y, outputs, weight)
-        return tf.zeros([]) if loss is None else loss
-
-    def _update_metrics(self, x: Any, y: Any, weight: Any, tensors: Any) -> None:
-        outputs = keras.tree.pack_sequence_as(self._graph._outputs_struct, tensors)
-        self._model.compute_metrics(x, y, outputs, sample_weight=weight)
-
     def _apply(
         self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: int | None
     ) -> None:
         """Applies and clears gradients; see `tfdist.pipelines.engine.Apply`."""
-        key = tuple(part.number for part, _ in sums)
+        every = [each for _, parts in sums for each in parts]
+        for each in every:
+            each.settle()
+        rows = [_rows_of(part, parts) for part, parts in sums]
+        key = tuple(
+            (part.number, *found, *(t for each in parts for t in each.touched))
+            for (part, parts), found in zip(sums, rows, strict=True)
+        )
         with self._lock:
             if key not in self._updates:
                 self._updates[key] = tf.function(
-                    lambda count: self._applied(sums, count), autograph=False
+                    lambda count, rows: self._applied(sums, count, rows),
+                    autograph=False,
+                    reduce_retracing=True,
                 )
             # The threads of a pipeline are in no scope of their own.
             with self._strategy.scope():
-                self._updates[key](None if before is None else tf.constant(before, tf.int64))
+                count = None if before is None else tf.constant(before, tf.int64)
+                self._updates[key](count, rows)
+        for each in every:
+            each.clear()
 
-    def _applied(self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: Any) -> None:
+    def _applied(
+        self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: Any, rows: Any
+    ) -> None:
         optimizer = self._model.optimizer
         if before is not None:
             iterations = optimizer.iterations._value
             iterations.assign(tf.cast(before, iterations.dtype))
         grads, weights = [], []
-        for part, parts in sums:
+        for (part, parts), own in zip(sums, rows, strict=True):
             for i, weight in enumerate(part.weights):
-                if any(each.touched[i] for each in parts):
-                    with on(part.device):
-                        grads.append(tf.add_n([each.variables[i].read_value() for each in parts]))
+                with on(part.device):
+                    grad = _sum_of(weight, i, parts, own.get(str(i)))
+                if grad is not None:
+                    grads.append(grad)
                     weights.append(weight)
 
         def on_replica() -> None:
@@ -228,15 +216,27 @@ class PipelineFunction:
                 optimizer.apply(grads, weights)
 
         self._strategy.run(on_replica)
-        for _, parts in sums:
-            for each in parts:
-                each.clear()
 
 
-def _of_any_size(tensor: Any) -> Any:
-    if tensor is None or not tensor.shape.rank:
-        return tensor
-    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
+    """The gradients of rows of all microbatches and replicas, by the number of their weight."""
+    found = {}
+    with on(part.device):
+        for i in range(len(part.weights)):
+            rows = [each for sums in parts for each in sums.rows[i]]
+            if rows:
+                values, numbers = zip(*rows, strict=True)
+                found[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
+    return found
+
+
+def _sum_of(weight: Any, i: int, parts: Sequence[GradientSums], rows: Any) -> Any:
+    """The gradient of a weight, in a graph; None where there is none."""
+    dense = [each.variables[i].read_value() for each in parts if each.touched[i]]
+    if rows is None:
+        return tf.add_n(dense) if dense else None
+    sparse = tf.IndexedSlices(*rows, tf.constant(list(weight.shape), rows[1].dtype))
+    return tf.add_n([*dense, tf.convert_to_tensor(sparse)]) if dense else sparse
 
 
 def _check(model: Any, shape: Shape) -> None:

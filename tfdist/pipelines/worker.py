@@ -7,38 +7,28 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from tfdist.pipelines.board import Board, StoppedError
+from tfdist.pipelines.board import Board, OutOfMemoryError, StoppedError
+from tfdist.pipelines.graphs import Given, Job
+from tfdist.pipelines.objective import KerasObjective
 from tfdist.pipelines.parts import Part, Values
+from tfdist.pipelines.passes import Kept, Passes
 from tfdist.pipelines.schedules import Box, Kind, Step
 from tfdist.pipelines.store import Batch, Store
 from tfdist.pipelines.sums import GradientSums
 from tfdist.placement.devices import on
 
-__all__ = ["Loss", "Worker"]
+__all__ = ["Worker"]
 
 
 #: Steps that are kept for a timeline.
 _BOXES = 1024
 
-#: From the batch, the microbatch and the model's outputs: the loss, a scalar of which gradients are
-#: taken.
-Loss = Callable[[Batch, int, Values], Any]
-
-
 #: A step, what to set when all steps before are done, or the end.
 _Entry: TypeAlias = tuple[Step, Batch] | threading.Event | None
-
-
-class _Kept:
-    """What a forward step leaves for its backward step."""
-
-    def __init__(self, tape: Any, sources: Any, targets: Any, values: Any) -> None:
-        self.tape, self.sources, self.targets, self.values = tape, sources, targets, values
 
 
 class Worker:
@@ -51,8 +41,8 @@ class Worker:
         store: what the threads share.
         board: where other threads' tensors are.
         last: the number of the last chunk.
-        loss: the loss of the model's outputs.
         recompute: chunks that are run again in their backward step.
+        objective: the loss.
 
     Attributes:
         boxes: the last steps, with their times.
@@ -67,17 +57,18 @@ class Worker:
         store: Store,
         board: Board,
         last: int,
-        loss: Loss,
         recompute: frozenset[int],
+        objective: KerasObjective,
     ) -> None:
         self.device, self._replica = device, replica
         self._parts, self._store, self._board = parts, store, board
-        self._last, self._loss, self._recompute = last, loss, recompute
-        self._kept: dict[tuple[int, int, int], _Kept] = {}
-        self._alive: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._last, self._objective = last, objective
+        self._kept: dict[tuple[int, int, int], Kept] = {}
+        self._alive: weakref.WeakSet[Kept] = weakref.WeakSet()
         self.boxes: collections.deque[Box] = collections.deque(maxlen=_BOXES)
         self.live = 0
         self.sums = {number: GradientSums(part) for number, part in parts.items()}
+        self._passes = {number: Passes(self._job(number, number in recompute)) for number in parts}
         self._steps: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._serve, name=f"tfdist-stage-{device}", daemon=True
@@ -137,51 +128,48 @@ class Worker:
         begin = run[step.kind](step, batch)
         self.boxes.append(Box(self.device, step, begin, time.perf_counter()))
 
+    def _job(self, number: int, recompute: bool) -> Job:
+        part, store, is_last = self._parts[number], self._store, number == self._last
+        return Job(
+            part=part,
+            sums=self.sums[number],
+            floating=[not is_last and store.is_floating(key) for key in part.chunk.writes],
+            wanted=[store.wants_gradient(key) for key in part.chunk.reads],
+            objective=self._objective.value if is_last else None,
+            recompute=recompute and not is_last,
+        )
+
     def _forward(self, step: Step, batch: Batch) -> float:
-        part = self._parts[step.chunk]
+        part, passes = self._parts[step.chunk], self._passes[step.chunk]
         values = self._read(step, part)
         begin = time.perf_counter()
-        weights = self._store.weights(step.chunk, batch.version[step.chunk], self._replica)
-        state = self._store.state(step.chunk, self._replica)
-        number = tf.constant(step.microbatch, tf.int64)
-        again = step.chunk in self._recompute and step.chunk != self._last
-        with on(part.device):
-            if again:
-                written, following, _ = part.forward(weights, state, values, number)
-                kept = _Kept(None, (weights, state), None, values)
-            else:
-                kept, written, following = self._taped(step, batch, part, weights, state, values)
-        self._store.note_state(step, batch, following)
+        given = Given(
+            numbers=passes.numbers(step.microbatch, batch.sizes),
+            scale=passes.scale(batch.scale),
+            weights=self._store.weights(step.chunk, batch.version[step.chunk], self._replica),
+            state=self._store.state(step.chunk, self._replica),
+            values=values,
+        )
+        if step.chunk == self._last:
+            run = self._objective.run
+            kept, result = run(passes.forward, given, batch, step.microbatch)
+            self._objective.note(batch, step.microbatch, result)
+        else:
+            kept, result = passes.forward(given)
+        self._store.note_state(step, batch, result.following)
+        if result.loss is not None:
+            self._store.note_loss(step, result.loss)
         self._kept[step.chunk, step.batch, step.microbatch] = kept
         self._alive.add(kept)
         self.live = max(self.live, len(self._alive))
         if step.chunk != self._last:
-            for key, tensor, mask in zip(
-                part.chunk.writes, written.tensors, written.masks, strict=True
-            ):
-                for reader in self._store.readers(key):
-                    self._board.put(("F", step.batch, step.microbatch, reader, key), (tensor, mask))
+            self._send_on(step, part, result.values)
         return begin
 
-    def _taped(
-        self, step: Step, batch: Batch, part: Part, weights: Any, state: Any, values: Values
-    ) -> tuple[_Kept, Values, Any]:
-        number = tf.constant(step.microbatch, tf.int64)
-        inputs = [tensor for tensor in values.tensors if tensor.dtype.is_floating]
-        with tf.GradientTape() as tape:
-            tape.watch([weights, inputs])
-            written, following, added = part.forward(weights, state, values, number)
-            share = batch.shares[step.microbatch]
-            if step.chunk == self._last:
-                loss = self._loss(batch, step.microbatch, written) + added
-                self._store.note_loss(step, loss * share)
-                targets = [loss * (share * batch.scale)]
-            else:
-                self._store.note_loss(step, added * share)
-                floating = zip(part.chunk.writes, written.tensors, strict=True)
-                targets = [t for key, t in floating if self._store.is_floating(key)]
-                targets.append(added * (share * batch.scale))
-        return _Kept(tape, (weights, inputs), targets, values), written, following
+    def _send_on(self, step: Step, part: Part, values: Values) -> None:
+        for key, tensor, mask in zip(part.chunk.writes, values.tensors, values.masks, strict=True):
+            for reader in self._store.readers(key):
+                self._board.put(("F", step.batch, step.microbatch, reader, key), (tensor, mask))
 
     def _read(self, step: Step, part: Part) -> Values:
         found = [
@@ -198,25 +186,10 @@ class Worker:
         grads = [] if step.chunk == self._last else self._received(step, part)
         begin = time.perf_counter()
         kept = self._kept.pop((step.chunk, step.batch, step.microbatch))
-        with on(part.device):
-            if kept.tape is None:
-                weights, state = kept.sources
-                kept, _, _ = self._taped(step, batch, part, weights, state, kept.values)
-            found = self._gradients(kept, grads)
-            self.sums[step.chunk].add(found[0])
-        self._send_back(step, part, kept.values, found[1])
+        found = iter(self._passes[step.chunk].backward(kept, grads))
+        for key in filter(self._store.wants_gradient, part.chunk.reads):
+            self._board.put(("B", step.batch, step.microbatch, step.chunk, key), next(found))
         return begin
-
-    def _gradients(self, kept: _Kept, grads: list[Any]) -> Any:
-        """The gradients of weights and of inputs."""
-        targets = list(kept.targets)
-        if not grads:
-            return kept.tape.gradient(targets, kept.sources)
-        one = tf.ones([], targets[-1].dtype)
-        pairs = [(t, g) for t, g in zip(targets, [*grads, one], strict=True) if g is not None]
-        return kept.tape.gradient(
-            [t for t, _ in pairs], kept.sources, output_gradients=[g for _, g in pairs]
-        )
 
     def _received(self, step: Step, part: Part) -> list[Any]:
         """The gradients of what was written, summed over all chunks that have read it."""
@@ -237,13 +210,6 @@ class Worker:
                 found.append(tf.add_n(present) if len(present) > 1 else (present or [None])[0])
         return found
 
-    def _send_back(self, step: Step, part: Part, values: Values, grads: Sequence[Any]) -> None:
-        following = iter(grads)
-        for key, tensor in zip(part.chunk.reads, values.tensors, strict=True):
-            grad = next(following) if tensor.dtype.is_floating else None
-            if tensor.dtype.is_floating and self._store.is_made(key):
-                self._board.put(("B", step.batch, step.microbatch, step.chunk, key), grad)
-
     def _update(self, step: Step, batch: Batch) -> float:
         begin = time.perf_counter()
         self._store.update(step, batch)
@@ -256,9 +222,11 @@ def _named(error: BaseException, step: Step, worker: Worker) -> BaseException:
         return error
     names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
     part = worker._parts[step.chunk]
-    note = (
-        f"in stage {step.chunk} on {part.device}: {names[step.kind]} step of microbatch "
-        f"{step.microbatch}, batch {step.batch}"
-    )
-    error.add_note(f"tfdist: {note}")
+    place = f"stage {step.chunk} on {part.device}"
+    work = f"{names[step.kind]} step of microbatch {step.microbatch}, batch {step.batch}"
+    if isinstance(error, tf.errors.ResourceExhaustedError | MemoryError):
+        short = OutOfMemoryError(f"S{place[1:]} ran out of memory in the {work}.")
+        short.__cause__ = error
+        return short
+    error.add_note(f"tfdist: in {place}: {work}")
     return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import HookSet
+from tfdist.pipeline_options import replicas_of
 from tfdist.pipelines import hooks
 from tfdist.pipelines.schedules import Box, check, ideal_bubble
 from tfdist.pipelines.shape import Shape
@@ -65,12 +67,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         timeout: float = 600.0,
     ) -> None:
         stages = stages or len(devices)
-        replicas, rest = divmod(len(devices), stages)
-        if rest or not replicas:
-            raise ConfigError(
-                f"stages={stages} does not divide the {len(devices)} devices of the pipeline. Give "
-                "a multiple: each replica of the pipeline has one device for each stage."
-            )
+        replicas = replicas_of(len(devices), stages)
         if microbatches is None:
             microbatches = 1 if schedule == "pipedream" else 4 * len(devices)
         check(schedule, stages, microbatches, virtual)
@@ -91,7 +88,8 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
         self._cuts = cuts
         super().__init__("/CPU:0")
-        self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report))
+        self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
+        self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
@@ -137,7 +135,13 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
 
     def _function(self, model: Any) -> PipelineFunction:
-        return PipelineFunction(model, self.shape, self._names, self._cuts)
+        function = PipelineFunction(model, self.shape, self._names, self._cuts)
+        self._functions.add(function)
+        return function
+
+    def _flush_all(self) -> None:
+        for function in list(self._functions):
+            function.flush()
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from tfdist import environment
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.keras.step import current_step
+from tfdist.pipelines.training import PipelineFunction
 
 #: Elements of each weight that are compared, evenly spaced.
 SAMPLES = 1000
@@ -100,6 +101,9 @@ class Recorder:
 
         object.__setattr__(model, "train_step", types.MethodType(train_step, model))
         model.make_train_function(force=True)
+        if isinstance(model.train_function, PipelineFunction):
+            # It runs the model in parts, and not its `train_step`.
+            model.train_function.seen = self._note_examples
         self._notes.update(_random_layers(model))
 
     def _note_examples(self, data: Any) -> None:

@@ -16,12 +16,16 @@ from bench.lines import Line
 __all__ = ["Job", "Result", "main"]
 
 
+#: Where models are cut; the others have a layer of that name.
+_CUTS = {"resnet50": "conv4_block1_1_conv"}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(Line):
     """One start.
 
     Attributes:
-        model: `"mlp"` or `"transformer"`.
+        model: `"mlp"`, `"transformer"` or `"resnet50"`.
         ports: of chief and worker; none for the whole model on one core.
         shapes: schedule and microbatches of each pipeline, one after the other.
         steps: timed steps of each.
@@ -90,8 +94,7 @@ def _serve(job: Job, tf: Any) -> None:
 
 
 def _whole(job: Job) -> Result:
-    model, x = _model(job.model)
-    return Result(name="whole", seconds=_median_step(model, x, job.steps))
+    return Result(name="whole", seconds=_median_step(*_model(job.model), job.steps))
 
 
 def _piped(job: Job, schedule: str, count: int) -> Result:
@@ -99,10 +102,13 @@ def _piped(job: Job, schedule: str, count: int) -> Result:
     from tfdist.strategies.pipeline import Pipeline
 
     tasks = ["/job:chief/task:0", "/job:worker/task:0"]
-    strategy = Pipeline(tasks, microbatches=count, schedule=schedule, cuts=["middle"])
+    strategy = Pipeline(
+        tasks, microbatches=count, schedule=schedule, cuts=[_CUTS.get(job.model, "middle")]
+    )
     with strategy.scope():
-        model, x = _model(job.model)
-    seconds = _median_step(model, x, job.steps)
+        made = _model(job.model)
+    model = made[0]
+    seconds = _median_step(*made, job.steps)
     boxes = model.train_function.engine.last_batch()
     spent = {
         kind: sum(box.end - box.begin for box in boxes if box.step.kind is kind) / 2
@@ -118,10 +124,10 @@ def _piped(job: Job, schedule: str, count: int) -> Result:
     )
 
 
-def _median_step(model: Any, x: Any, steps: int) -> float:
+def _median_step(model: Any, x: Any, y: Any, loss: str, steps: int) -> float:
     import keras
 
-    model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
+    model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=False)
     times: list[float] = []
 
     class Clock(keras.callbacks.Callback):
@@ -133,12 +139,12 @@ def _median_step(model: Any, x: Any, steps: int) -> float:
 
     size = len(x) // 3
     for _ in range(1 + steps // 3):
-        model.fit(x, x, size, 1, verbose=0, shuffle=False, callbacks=[Clock()])
+        model.fit(x, y, size, 1, verbose=0, shuffle=False, callbacks=[Clock()])
     return statistics.median(times[3:])
 
 
-def _model(name: str) -> tuple[Any, Any]:
-    """A model of two equal halves, and three batches."""
+def _model(name: str) -> tuple[Any, Any, Any, str]:
+    """A model of two halves that take about as long, three batches with labels, and the loss."""
     import keras
     import numpy as np
     from keras import layers
@@ -149,14 +155,19 @@ def _model(name: str) -> tuple[Any, Any]:
         names = ["one", "two", "three", "middle", "five", "six"]
         rows = [layers.Dense(2048, "relu", name=each) for each in names]
         x = numbers.normal(size=(3 * 512, 2048)).astype("float32")
-        return keras.Sequential([keras.Input((2048,)), *rows]), x
+        return keras.Sequential([keras.Input((2048,)), *rows]), x, x, "mse"
+    if name == "resnet50":
+        model = keras.applications.ResNet50(weights=None, input_shape=(128, 128, 3), classes=100)
+        x = numbers.normal(size=(3 * 32, 128, 128, 3)).astype("float32")
+        return model, x, numbers.integers(0, 100, 3 * 32), "sparse_categorical_crossentropy"
     inputs = x = keras.Input((128, 256))
     for number in range(8):
         first = layers.LayerNormalization(name="middle" if number == 4 else f"first{number}")(x)
         x = x + layers.MultiHeadAttention(4, 64)(first, first)
         second = layers.LayerNormalization()(x)
         x = x + layers.Dense(256)(layers.Dense(1024, "relu")(second))
-    return keras.Model(inputs, x), numbers.normal(size=(3 * 32, 128, 256)).astype("float32")
+    data = numbers.normal(size=(3 * 32, 128, 256)).astype("float32")
+    return keras.Model(inputs, x), data, data, "mse"
 
 
 if __name__ == "__main__":
