@@ -146,11 +146,11 @@ def _different_numbers(
 
 def targets_of(request: pytest.FixtureRequest) -> list[str]:
     """The targets that the same case is going to run on in this session."""
-    return [
-        item.callspec.params["target"]
-        for item in request.session.items
-        if _case_of(item) == _case_of(request.node)
-    ]
+    case = _case_of(request.node)
+    if case is None:
+        return []
+    items = [item for item in request.session.items if _case_of(item) == case]
+    return [item.callspec.params["target"] for item in items]
 
 
 def _case_of(item: pytest.Item) -> tuple[Any, ...] | None:

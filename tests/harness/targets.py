@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import secrets
 import socket
 from typing import Any
+
+from tfdist import environment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,12 +97,27 @@ KINDS = ("mirrored", "multi_worker", "parameter_server")
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct free ports of this host, held together until all are known."""
+    """Distinct free ports of this host, below those that the system hands out by itself.
+
+    They are not held until a server listens, so nobody else may be given one: not the jobs of other
+    tests, and not the test sessions beside this one (`-n 2`), which take other ones.
+    """
+    session = int((environment.snapshot().get("PYTEST_XDIST_WORKER", "gw0"))[2:]) % _SESSIONS
+    random = secrets.SystemRandom()
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            port = random.randrange(_LOWEST_PORT, _HIGHEST_PORT, _SESSIONS) + session
+            listener = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                listener.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
+
+
+_SESSIONS = 8
+#: The system hands out 32768 and higher ones (/proc/sys/net/ipv4/ip_local_port_range).
+_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
 
 
 def server_configs(target: Target) -> list[str]:

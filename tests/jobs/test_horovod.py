@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.jobs.test_jobs import SCRIPT, TFDIST, free_ports, left_over, results, run
+from tests.harness.targets import free_ports
+from tests.jobs.test_jobs import SCRIPT, TFDIST, left_over, results, run
 from tfdist import environment
 
 BIN = Path(sys.executable).parent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.targets import free_ports
 from tfdist import environment
 
 ROOT = Path(__file__).parents[2]
@@ -65,14 +65,6 @@ def results(text):
 
 def log(folder, task):
     return (folder / "tfdist-logs/latest" / f"{task}.log").read_text()
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def tf_config(ports, index):

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.test_jobs import SCRIPT, TFDIST, free_ports, left_over, log, run, wait_until_gone
+from tests.harness.targets import free_ports
+from tests.jobs.test_jobs import SCRIPT, TFDIST, left_over, log, run, wait_until_gone
 from tfdist import environment
 
 #: Seconds for Ray to come up on a machine that is busy, and to notice an end.

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, free_ports, left_over, run
+from tests.harness.targets import free_ports
+from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, left_over, run
 from tests.jobs.test_jobs import folder as _folder
 from tfdist import environment
 

@@ -55,13 +55,14 @@ def verify(
         with console.status("one process …"):
             one = _observe(StrategyConfig(strategy="single"), 1, place / "one", shared)
         config, tasks = _many(strategy, processes)
-        with console.status(f"{processes} replicas ({strategy}) …"):
+        parts = f"{processes} {'stages' if config.strategy == 'pipeline' else 'replicas'}"
+        with console.status(f"{parts} ({strategy}) …"):
             many = _observe(config, tasks, place / "many", shared)
     comparison = compare(one[0], many, tolerance)
     if as_json:
         print(json.dumps(_as_dict(comparison), indent=2))
     else:
-        _show(comparison, processes, Console())
+        _show(comparison, processes, parts, Console())
     raise typer.Exit(0 if comparison.ok else 1)
 
 
@@ -132,8 +133,8 @@ def _recording(plan: JobPlan, place: Path, steps: int) -> JobPlan:
     return dataclasses.replace(plan, tasks=tasks)
 
 
-def _show(comparison: Comparison, processes: int, console: Console) -> None:
-    table = Table(title=f"One process and {processes} replicas", title_justify="left")
+def _show(comparison: Comparison, processes: int, parts: str, console: Console) -> None:
+    table = Table(title=f"One process and {parts}", title_justify="left")
     for name in ("step", "loss, one", f"loss, {processes}", "largest weight difference", "in"):
         table.add_column(name, justify="left" if name == "in" else "right")
     first = comparison.first_difference
@@ -150,7 +151,7 @@ def _show(comparison: Comparison, processes: int, console: Console) -> None:
     console.print(table)
     console.print(
         f"examples: {comparison.examples_one} on one process, {comparison.examples_many} on "
-        f"{processes} replicas together, {comparison.missing} missing, "
+        f"{parts} together, {comparison.missing} missing, "
         f"{comparison.repeated} too many"
     )
     for note in comparison.notes:
