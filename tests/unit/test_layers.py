@@ -23,6 +23,7 @@ ROOMS = (
         "_tensorflow_graphs",
         "_tensorflow_sessions",
         "files",
+        "logs",
     ),
     ("agreement", "joining"),
     ("data", "servers", "updates", "placement"),

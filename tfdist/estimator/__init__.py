@@ -61,7 +61,7 @@ _MODULES = {
             "StopAtStepHook",
             "SummarySaverHook",
         ),
-        "tfdist.estimator.hooks",
+        "tensorflow.compat.v1.train",  # TensorFlow still ships them.
     ),
 }
 

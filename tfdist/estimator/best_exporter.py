@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
 from tfdist.estimator import events
 from tfdist.estimator.calling import parameters_of
-from tfdist.estimator.exporters import Exporter, Writing, keep_newest
+from tfdist.estimator.exporters import WritingExporter
 
 __all__ = ["BestExporter", "loss_smaller"]
 
@@ -30,8 +29,8 @@ def loss_smaller(
     return bool(best_eval_result["loss"] > current_eval_result["loss"])
 
 
-class BestExporter(Exporter):
-    """Exports when an evaluation is better than all before; see `exporters.Writing`.
+class BestExporter(WritingExporter):
+    """Exports when an evaluation is better than all before; see `exporters.WritingExporter`.
 
     Args:
         event_file_pattern: event files, relative to the model's directory, such as
@@ -39,7 +38,6 @@ class BestExporter(Exporter):
             None starts anew.
         compare_fn: of `best_eval_result` and `current_eval_result`, returns whether the current
             one is better.
-        exports_to_keep: how many exports are kept; None keeps all.
     """
 
     def __init__(
@@ -57,19 +55,11 @@ class BestExporter(Exporter):
             raise ConfigError(
                 f"compare_fn={compare_fn!r} is no function of {' and '.join(needed)}."
             )
-        self._writing = Writing(name, serving_input_receiver_fn, assets_extra, as_text)
-        if exports_to_keep is not None:
-            option_checks.check_number("exports_to_keep", exports_to_keep, 1)
-        self._keep = exports_to_keep
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
         self._better = compare_fn
         self._pattern = event_file_pattern
         self._best: Mapping[str, Any] | None = None
         self._told = event_file_pattern is None
-
-    @property
-    def name(self) -> str:
-        """The name; see `Exporter.name`."""
-        return self._writing.name
 
     def export(
         self,
@@ -87,9 +77,7 @@ class BestExporter(Exporter):
         if self._best is not None and not self._improves(self._best, eval_result):
             return None
         self._best = dict(eval_result)
-        path = self._writing.write(estimator, export_path, checkpoint_path)
-        keep_newest(export_path, self._keep)
-        return path
+        return self._write(estimator, export_path, checkpoint_path)
 
     def _improves(self, best: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
         return bool(self._better(best_eval_result=best, current_eval_result=result))

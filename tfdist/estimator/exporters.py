@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist import option_checks
 from tfdist.errors import ConfigError
 
-__all__ = ["Exporter", "FinalExporter", "LatestExporter", "Writing", "keep_newest"]
+__all__ = ["Exporter", "FinalExporter", "LatestExporter", "WritingExporter"]
 
 
 class Exporter(abc.ABC):
@@ -47,14 +47,18 @@ class Exporter(abc.ABC):
         """
 
 
-class Writing:
-    """How an exporter writes.
+class WritingExporter(Exporter):
+    """What the exporters have in common that write a SavedModel.
 
     Args:
         name: the exporter's.
         serving_input_receiver_fn: returns what the model is fed with.
         assets_extra: files to add, by their paths in `assets.extra`.
         as_text: whether the protocol buffer is written as text.
+        exports_to_keep: how many exports are kept; None keeps all.
+
+    Raises:
+        ConfigError: if the receiver is no function, or fewer than one export are kept.
     """
 
     def __init__(
@@ -63,19 +67,28 @@ class Writing:
         serving_input_receiver_fn: Callable[[], Any],
         assets_extra: Mapping[str, str] | None,
         as_text: bool,
+        exports_to_keep: int | None = None,
     ) -> None:
         if not callable(serving_input_receiver_fn):
             raise ConfigError(
                 f"serving_input_receiver_fn={serving_input_receiver_fn!r} of exporter {name!r} is "
                 "no function. Make one with tfdist.estimator.export."
             )
-        self.name = name
+        if exports_to_keep is not None:
+            option_checks.check_number("exports_to_keep", exports_to_keep, 1)
+        self._name = name
         self._receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra
         self._as_text = as_text
+        self._keep = exports_to_keep
 
-    def write(self, estimator: Any, export_path: str, checkpoint_path: str) -> bytes:
-        """Exports the model of a checkpoint and returns the directory."""
+    @property
+    def name(self) -> str:
+        """The name; see `Exporter.name`."""
+        return self._name
+
+    def _write(self, estimator: Any, export_path: str, checkpoint_path: str) -> bytes:
+        """Exports the model of a checkpoint, removes old exports and returns the directory."""
         path: bytes = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -83,11 +96,12 @@ class Writing:
             as_text=self._as_text,
             checkpoint_path=checkpoint_path,
         )
+        _keep_newest(export_path, self._keep)
         return path
 
 
-class FinalExporter(Exporter):
-    """Exports once, when the training has ended; for the arguments see `Writing`."""
+class FinalExporter(WritingExporter):
+    """Exports once, when the training has ended; for the arguments see `WritingExporter`."""
 
     def __init__(
         self,
@@ -96,12 +110,7 @@ class FinalExporter(Exporter):
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
     ) -> None:
-        self._writing = Writing(name, serving_input_receiver_fn, assets_extra, as_text)
-
-    @property
-    def name(self) -> str:
-        """The name; see `Exporter.name`."""
-        return self._writing.name
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
 
     def export(
         self,
@@ -115,15 +124,11 @@ class FinalExporter(Exporter):
         del eval_result
         if not is_the_final_export:
             return None
-        return self._writing.write(estimator, export_path, checkpoint_path)
+        return self._write(estimator, export_path, checkpoint_path)
 
 
-class LatestExporter(Exporter):
-    """Exports after each evaluation, and removes old exports; see `Writing`.
-
-    Args:
-        exports_to_keep: how many exports are kept; None keeps all.
-    """
+class LatestExporter(WritingExporter):
+    """Exports after each evaluation, and removes old exports; see `WritingExporter`."""
 
     def __init__(
         self,
@@ -133,15 +138,7 @@ class LatestExporter(Exporter):
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
-        self._writing = Writing(name, serving_input_receiver_fn, assets_extra, as_text)
-        if exports_to_keep is not None:
-            option_checks.check_number("exports_to_keep", exports_to_keep, 1)
-        self._keep = exports_to_keep
-
-    @property
-    def name(self) -> str:
-        """The name; see `Exporter.name`."""
-        return self._writing.name
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
     def export(
         self,
@@ -153,12 +150,10 @@ class LatestExporter(Exporter):
     ) -> bytes | None:
         """Exports; see `Exporter.export`."""
         del eval_result, is_the_final_export
-        path = self._writing.write(estimator, export_path, checkpoint_path)
-        keep_newest(export_path, self._keep)
-        return path
+        return self._write(estimator, export_path, checkpoint_path)
 
 
-def keep_newest(place: str, count: int | None) -> None:
+def _keep_newest(place: str, count: int | None) -> None:
     """Removes all but the newest exports of a directory; None keeps all."""
     if count is None:
         return

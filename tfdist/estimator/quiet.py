@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 
-import tensorflow as tf
+from tfdist.logs import log_without
 
-__all__ = ["without_own_deprecations"]
+__all__ = ["without_deprecations", "without_own_deprecations"]
 
 #: Where the calls are that a user cannot change.
 _OWN = (
@@ -20,18 +19,16 @@ _OWN = (
 )
 
 
-@contextlib.contextmanager
-def without_own_deprecations() -> Iterator[None]:
+def without_own_deprecations() -> contextlib.AbstractContextManager[None]:
     """Keeps those warnings out of TensorFlow's log; those about the user's own calls stay."""
+    return log_without(_is_own)
 
-    def kept(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        first = text.partition("\n")[0]
-        return "is deprecated" not in first or not any(place in first for place in _OWN)
 
-    logger = tf.get_logger()
-    logger.addFilter(kept)
-    try:
-        yield
-    finally:
-        logger.removeFilter(kept)
+def without_deprecations() -> contextlib.AbstractContextManager[None]:
+    """Keeps all of them out, while a ready-made model is built."""
+    return log_without(lambda record: "deprecated" in record.getMessage())
+
+
+def _is_own(record: logging.LogRecord) -> bool:
+    first = record.getMessage().partition("\n")[0]
+    return "is deprecated" in first and any(place in first for place in _OWN)

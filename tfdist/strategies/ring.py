@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +13,7 @@ from tfdist._tensorflow import (
     cross_device_ops,
     cross_device_utils,
 )
+from tfdist.logs import log_without
 
 __all__ = ["RingExtended", "RingLauncher"]
 
@@ -59,22 +58,6 @@ class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignor
         return tf.IndexedSlices(values, indices, input_slices.dense_shape)
 
 
-@contextlib.contextmanager
-def _without_a_word() -> Iterator[None]:
-    """Keeps TensorFlow's Python code from logging."""
-    logger = tf.get_logger()
-    logger.addFilter(_nothing)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_nothing)
-
-
-def _nothing(record: Any) -> bool:
-    del record
-    return False
-
-
 class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """One replica in each of several processes, which exchange tensors by a ring of tfdist's.
 
@@ -93,7 +76,7 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
         super().__init__(strategy, nobody, options)
 
     def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
-        with _without_a_word():  # It warns that its own collectives are not set up.
+        with log_without(lambda _: True):  # It warns that its own collectives are not set up.
             super()._initialize_local(cluster_resolver, devices=(self._ring_device,))
         self._num_workers = self._ring.size
         self._id_in_cluster = self._ring.rank

@@ -16,9 +16,9 @@ from tfdist.estimator.canned.optimizers import (
     optimizer_of,
     refuse_sync_replicas,
 )
-from tfdist.estimator.canned.quiet import quietly
 from tfdist.estimator.canned.retired_names import saver_for
 from tfdist.estimator.estimator import Estimator
+from tfdist.estimator.quiet import without_deprecations
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 
@@ -90,7 +90,7 @@ class CannedEstimator(Estimator):
                 refuse_sync_replicas(part.argument, part.optimizer)
 
         def model_fn(features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
-            with quietly():
+            with without_deprecations():
                 return _build(head, parts, features, labels, mode, config)
 
         super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)

@@ -21,7 +21,7 @@ from tfdist._tensorflow_columns import (
     StateManager,
 )
 from tfdist.errors import ConfigError
-from tfdist.estimator.canned.quiet import quietly
+from tfdist.estimator.quiet import without_deprecations
 
 __all__ = ["checked_columns", "input_layer", "linear_model"]
 
@@ -82,7 +82,7 @@ def input_layer(features: Any, columns: Sequence[Any]) -> Any:
     features = _dictionary(features)
     outputs: dict[Any, Any] = {}
     if old := [column for column in columns if _is_old(column)]:
-        with quietly():
+        with without_deprecations():
             tf1.feature_column.input_layer(features, old, cols_to_output_tensors=outputs)
     cache, state = FeatureTransformationCache(features), _Variables()
     with tf1.variable_scope("input_layer"):
