@@ -212,17 +212,60 @@ def metrics(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "evaluate": common.numbers(score)}
 
 
-def mixed_precision(strategy: Any, *, policy: str) -> dict[str, Any]:
-    """Trains in mixed precision and tells what the loss scale has become."""
-    x, y = common.table(UNEVEN)
+def mixed_precision(
+    strategy: Any, *, policy: str, target: float = 1.0, growth: int = 2000, built: bool = True
+) -> dict[str, Any]:
+    """Trains a regression in mixed precision for 40 steps.
+
+    Args:
+        strategy: the strategy to train on.
+        policy: a name of a Keras policy.
+        target: size of the labels; large ones make scaled gradients overflow.
+        growth: finite steps after which the loss scale doubles.
+        built: whether the model has an `Input`.
+    """
+    x, _ = common.table(UNEVEN)
+    y = target * x.sum(1, keepdims=True)
     with scope(strategy):
         keras.mixed_precision.set_global_policy(policy)
-        model = common.dense_model()
-        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = model.fit(x, y, BATCH, 5, shuffle=False, verbose=0)
-        scale = float(np.asarray(getattr(model.optimizer, "dynamic_scale", 0.0)))
-        keras.mixed_precision.set_global_policy("float32")
+        try:
+            layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(1, dtype="float32")]
+            model = keras.Sequential([*([keras.Input((8,))] if built else []), *layers])
+            optimizer: Any = keras.optimizers.Adam(0.02, epsilon=1e-3)
+            if policy == "mixed_float16":
+                optimizer = keras.optimizers.LossScaleOptimizer(
+                    optimizer, dynamic_growth_steps=growth
+                )
+            model.compile(optimizer, "mse", auto_scale_loss=False)
+            done = model.fit(x, y, BATCH, 4, shuffle=False, verbose=0)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        scale = {
+            name: float(np.asarray(getattr(model.optimizer, name, 0.0)))
+            for name in ("dynamic_scale", "step_counter", "iterations")
+        }
     return {"history": common.history(done), "weights": common.weights(model), "scale": scale}
+
+
+def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
+    """Trains float32 weights for 30 steps with a loss scale that overflows at first, or grows."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        model = common.dense_model()
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            initial_scale=start,
+            dynamic_growth_steps=growth,
+        )
+        model.compile(optimizer, common.sparse_crossentropy(), metrics=["accuracy"])
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "scale": float(np.asarray(optimizer.dynamic_scale)),
+        "counter": int(np.asarray(optimizer.step_counter)),
+        "iterations": int(np.asarray(optimizer.iterations)),
+    }
 
 
 def dropout_masks(strategy: Any) -> dict[str, Any]:
