@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
@@ -318,3 +319,56 @@ def variables_as_numbers(strategy: Any) -> dict[str, Any]:
             "format": f"{float(optimizer.learning_rate):.3f}",
             "text": "value=" in repr(optimizer.learning_rate),
         }
+
+
+class _Table(keras.layers.Layer):
+    """One table for tokens and positions, or a lookup of positions as the batch is long."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embedding = keras.layers.Embedding(12, 4, embeddings_initializer=_ramp)
+
+    def call(self, ids: Any) -> Any:
+        """Looks rows of shape (batch, length, 4) up."""
+        if self.how == "tokens":
+            return self.embedding(ids)
+        positions = tf.range(tf.shape(ids)[1])
+        if self.how == "concatenated":
+            both = self.embedding(tf.concat([tf.reshape(ids, [-1]), positions], 0))
+            here = tf.size(ids)
+            return tf.reshape(both[:here], [-1, tf.shape(ids)[1], 4]) + both[here:]
+        return self.embedding(ids) + self.embedding(positions)
+
+
+def _ramp(shape: Any, dtype: Any = None) -> Any:
+    return keras.ops.reshape(keras.ops.arange(48, dtype=dtype) / 48.0, shape)
+
+
+def lookups(
+    strategy: Any, *, how: str, vocabulary: int = 2, optimizer: str = "Adam", batch: int = 8
+) -> dict[str, Any]:
+    """Trains a table that few ids are looked up in, for 3 epochs of uneven batches.
+
+    Args:
+        strategy: the strategy to train on.
+        how: tokens only; tokens and positions by two lookups, or by one.
+        vocabulary: number of ids; with 1 or 2 the ids of all replicas are often equal.
+        optimizer: the name of one that squares gradients.
+        batch: the size of a batch, of which the last one has three examples.
+    """
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, vocabulary, (3 * batch + 3, 1 if how == "tokens" else 3)).astype("int32")
+    y = rng.normal(size=(len(x), 1)).astype("float32")
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                _Table(how),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
+        done = model.fit(x, y, batch, 3, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}

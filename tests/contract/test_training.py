@@ -59,6 +59,17 @@ def test_position_embedding(agree: Agree, optimizer: str) -> None:
     agree(TRAIN, model="position", optimizer=optimizer, epochs=2)
 
 
+@pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "Adagrad"])
+@pytest.mark.parametrize("vocabulary", [1, 2, 3])
+def test_few_ids_that_replicas_look_up_alike(agree: Agree, vocabulary: int, optimizer: str) -> None:
+    agree("contract_cases:lookups", how="tokens", vocabulary=vocabulary, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("how", ["twice", "concatenated"])
+def test_one_table_for_tokens_and_positions(agree: Agree, how: str) -> None:
+    agree("contract_cases:lookups", how=how, vocabulary=3)
+
+
 def test_weight_decay(agree: Agree) -> None:
     agree(TRAIN, optimizer="adamw", epochs=2)
 
