@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.cases import common
@@ -139,7 +141,8 @@ class OwnStep(keras.Model):
             gradients = [g / (tf.norm(g) + 1e-6) for g in gradients]
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         if self.loss_of is LOSSES["by example"]:
-            return {}
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
         self.tracker.update_state(loss)
         self.total.update_state(loss)
         return {"loss": self.tracker.result(), "total": self.total.result(), "raw": loss}
@@ -155,3 +158,94 @@ def by_hand(strategy: Any, *, name: str, change: str = "") -> dict[str, Any]:
         done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
     history = {k: v for k, v in common.history(done).items() if k != "raw"}
     return {"history": history, "weights": common.weights(model)}
+
+
+class Counting(keras.layers.Layer):
+    """Keeps counts and statistics of what it has seen."""
+
+    def build(self, shape: Any) -> None:
+        """Makes weights that no optimizer trains."""
+        make = self.add_weight
+        self.examples = make(name="examples", dtype="int64", initializer="zeros", trainable=False)
+        self.steps = make(name="steps", dtype="int32", initializer="zeros", trainable=False)
+        self.total = make(name="total", shape=(shape[-1],), initializer="zeros", trainable=False)
+        self.mean = make(name="mean", shape=(shape[-1],), initializer="zeros", trainable=False)
+        self.scale = make(name="scale", initializer="ones", trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the inputs."""
+        if training:
+            self.examples.assign_add(tf.shape(inputs, tf.int64)[0])
+            self.steps.assign_add(1)
+            self.total.assign(0.9 * self.total + 0.1 * tf.reduce_sum(inputs, 0))
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(inputs, 0))
+            self.scale.assign(tf.sqrt(tf.reduce_mean(tf.square(inputs))))
+        return inputs
+
+
+def counters(strategy: Any) -> dict[str, Any]:
+    """Trains with a layer that counts examples and steps, and keeps sums and a deviation."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Counting(), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+    return {"weights": common.weights(model), "examples": int(np.asarray(model.layers[0].examples))}
+
+
+class Bank(keras.layers.Layer):
+    """Keeps the newest rows that it has seen, like MoCo's queue."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the queue."""
+        self.queue = self.add_weight(
+            name="queue", shape=(64, shape[-1]), initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the inputs."""
+        if training:
+            self.queue.assign(tf.concat([inputs, self.queue], 0)[:64])
+        return inputs
+
+
+def memory_bank(strategy: Any) -> str:
+    """What a model says that keeps rows of its batches."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Bank(), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        try:
+            model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        except Exception as error:
+            return str(error)
+    return ""
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error so far: its states are no sums."""
+
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.largest = self.add_weight(name="largest", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Takes a batch."""
+        del sample_weight
+        error = keras.ops.max(keras.ops.abs(keras.ops.cast(y_true, "float32") - y_pred))
+        self.largest.assign(keras.ops.maximum(self.largest, error))
+
+    def result(self) -> Any:
+        """The largest."""
+        return self.largest.value
+
+
+def largest(strategy: Any) -> list[str]:
+    """The warnings of a fit with a metric that is a maximum."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae", "accuracy", keras.metrics.R2Score(), Largest()])
+        model.fit(x, x[:, :1], BATCH, 1, verbose=0)
+    return [str(w.message) for w in caught if "metric's variable" in str(w.message)]

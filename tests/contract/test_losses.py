@@ -58,3 +58,25 @@ def test_losses_that_layers_add(agree: Agree, how: str) -> None:
 )
 def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
     agree("loss_cases:by_hand", name=name)
+
+
+@pytest.mark.parametrize("change", ["clip", "normalize"])
+def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
+    agree("loss_cases:by_hand", name="mean", change=change)
+
+
+def test_weights_that_count(agree: Agree) -> None:
+    results = agree("loss_cases:counters")
+    assert {result["examples"] for result in results} == {3 * 77}
+
+
+def test_weights_that_hold_examples_are_refused(run: Agree) -> None:
+    for message in run("loss_cases:memory_bank"):
+        assert "rows of the batch" in message
+        assert "queue" in message
+
+
+def test_metrics_that_are_no_sums_are_named(run: Agree) -> None:
+    for messages in run("loss_cases:largest"):
+        assert messages
+        assert all("largest" in message for message in messages)

@@ -34,7 +34,10 @@ SIGNATURES = {
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
-    "Variable._initialize": "(self, value)",
+    "Variable.__init__": (
+        "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
+        "aggregation='none', synchronization='auto', name=None, **kwargs)"
+    ),
     "Variable._direct_assign": "(self, value)",
     "SeedGenerator.next": "(self, ordered=True)",
     "Sum.update_state": "(self, values, sample_weight=None)",

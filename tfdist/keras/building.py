@@ -22,7 +22,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.core import Variable
+from keras.src.backend.common import KerasVariable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.models import Functional
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -31,15 +31,16 @@ from keras.src.trainers.trainer import Trainer
 from tfdist._tensorflow import outside_of_function
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.keras.own_gradients import is_known, mark_known
 
-__all__ = ["hooks", "on_built_model"]
+__all__ = ["build_optimizer", "hooks", "on_built_model"]
 
 
 def hooks() -> list[Hook]:
     """The seams of Keras's symbolic build and of its variables' creation."""
     return [
         Hook(TensorFlowTrainer, "_maybe_symbolic_build", _left_to_first_step),
-        Hook(Variable, "_initialize", _outside_of_replica),
+        Hook(KerasVariable, "__init__", _outside_of_replica),
         Hook(Trainer, "compile", _without_xla),
     ]
 
@@ -55,16 +56,19 @@ def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
     Returns:
         What `run(fn)` returns.
     """
-    if tf.executing_eagerly() or _is_built(model, fn):
+    own = fn.__name__ == "train_step" and _has_own_step(model, fn)
+    if tf.executing_eagerly() or (_is_built(model, fn) and (not own or is_known(model))):
         return run(fn)
-    if fn.__name__ == "train_step" and not _has_own_step(model, fn):
+    if fn.__name__ == "train_step" and not own:
         _build_optimizer(model)
-    if not _is_built(model, fn):
+    if own or not _is_built(model, fn):
         # The forward pass and the gradients of a built Functional model with Keras's own step do
         # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
         short = _outputs_are_known(model) and not _has_own_step(model, fn)
         with tf.__internal__.FuncGraph("tfdist_build").as_default():
             run(functools.partial(_build_compiled, model) if short else fn)
+    if own:
+        mark_known(model)
     return run(fn)
 
 
@@ -77,15 +81,23 @@ def _is_built(model: Any, fn: Any) -> bool:
 
 def _build_optimizer(model: Any) -> None:
     """Builds the optimizer of Keras's own `train_step`, which trains all trainable weights."""
-    optimizer = model.optimizer
     layers_are_built = all(layer.built for layer in model._flatten_layers())
-    if optimizer is None or optimizer.built or not layers_are_built:
+    if model.optimizer is not None and layers_are_built:
+        build_optimizer(model.optimizer, model.trainable_variables)
+
+
+def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
+    """Builds an optimizer unless it is built, outside of any graph.
+
+    What it assigns to its variables meanwhile is assigned once, and not in each step.
+    """
+    if optimizer.built:
         return
     with (
         outside_of_function(tf.distribute.get_strategy()),
         keras.name_scope(optimizer.name, caller=optimizer),
     ):
-        optimizer.build(model.trainable_variables)
+        optimizer.build(variables)
         optimizer.built = True
 
 
@@ -127,12 +139,14 @@ def _left_to_first_step(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
+    """Makes a variable, and the tensor that its value becomes, outside of the replica's graph."""
+
     @functools.wraps(original)
-    def initialize(self: Any, value: Any) -> None:
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
-            return original(self, value)
+            return original(self, *args, **kwargs)
         with outside_of_function(tf.distribute.get_strategy()):
-            return original(self, value)
+            return original(self, *args, **kwargs)
 
     return initialize
 

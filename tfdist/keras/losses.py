@@ -168,7 +168,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
     ) -> Any:
         step = current_step()
-        if step is None or output_gradients is not None or not _has_weights(sources):
+        if step is None or output_gradients is not None or not has_weights(sources):
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
         parts = [targets_of(step, each) for each in targets]
@@ -185,7 +185,8 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def _has_weights(sources: Any) -> bool:
+def has_weights(sources: Any) -> bool:
+    """Whether there is a variable among the sources of a gradient."""
     return any(
         isinstance(getattr(each, "value", each), tf.Variable) or isinstance(each, keras.Variable)
         for each in tf.nest.flatten(sources)

@@ -18,8 +18,11 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
 from tfdist.keras import fused
+from tfdist.keras.building import build_optimizer
 from tfdist.keras.flags import exchanged
 from tfdist.keras.hooks import Hook
+from tfdist.keras.losses import has_weights
+from tfdist.keras.own_gradients import check_unchanged
 from tfdist.keras.step import current_step, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.updates.sums import sum_over_replicas
@@ -33,6 +36,7 @@ def hooks() -> list[Hook]:
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
         Hook(LossScaleOptimizer, "scale_loss", _weigh_scaled_loss),
+        Hook(tf.GradientTape, "gradient", _note_gradients),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
         Hook(Adam, "update_step", fused.adam_while(exchanged)),
     ]
@@ -66,14 +70,39 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         if tf.distribute.in_cross_replica_context():
             return _apply_everywhere(original, self, list(grads), trainable_variables)
+        grads, step = list(grads), current_step()
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            build_optimizer(self, trainable_variables)
+        if step is not None and not step.exchanges_at_tape:
+            check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
-            return step_by_rule(updater, self, list(grads), trainable_variables)
-        grads = exchange(list(grads), self)
+            return step_by_rule(updater, self, grads, trainable_variables)
+        if step is None or not step.exchanges_at_tape:
+            grads = exchange(grads, self)
         with exchanged.up():
             return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the gradients of weights, and exchanges them if the step is going to change them."""
+
+    @functools.wraps(original)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        found, step = original(self, target, sources, *args, **kwargs), current_step()
+        if step is None or tf.executing_eagerly() or not has_weights(sources):
+            return found
+        flat = tf.nest.flatten(found)
+        if step.exchanges_at_tape:
+            scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
+            flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+        step.gradients.update((id(each), each) for each in flat if each is not None)
+        return tf.nest.pack_sequence_as(found, flat)
+
+    return gradient
 
 
 def _apply_everywhere(original: Callable[..., Any], *args: Any) -> Any:

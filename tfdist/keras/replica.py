@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from tfdist.keras import weights
 from tfdist.keras.building import on_built_model
 from tfdist.keras.flags import Flag
 from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
+from tfdist.keras.own_gradients import step_changes_gradients
 from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
 
 #: Up where calls of `Strategy.run` are Keras's predictions.
@@ -51,7 +53,9 @@ def run_keras_step(
         noticed = NoticedResults(summed_metrics(model))
 
         def on_replica(batch: Any) -> Any:
-            with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
+            step = measure(model, batch, strategy.num_replicas_in_sync)
+            step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
+            with entered(step):
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))

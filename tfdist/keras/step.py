@@ -35,10 +35,15 @@ class Step:
         total: examples in the global batch, a scalar int64 tensor.
         even: whether all replicas are known to hold the same number of examples.
         replicas: number of replicas.
-        assigned: layer weights that were assigned in this step, by `id`, in order.
+        assigned: layer weights that were assigned in this step, by `id`, in order, each with the
+            value that it was given last.
         scaled_by: `id`s of the optimizers that scaled this step's loss, and weighed it with that.
+        scaled_losses: those losses, by `id`, each with its optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: tells which tensors of the step's graph depend on the batch.
+        gradients: what gradient tapes have returned for weights, by `id`.
+        exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
+            changes them before it applies them.
     """
 
     model: Any
@@ -46,10 +51,13 @@ class Step:
     total: Any
     even: bool
     replicas: int
-    assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
+    assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     scaled_by: set[int] = dataclasses.field(default_factory=set)
+    scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
+    gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
+    exchanges_at_tape: bool = False
 
     def share(self, dtype: Any = tf.float32) -> Any:
         """`count / total`: the weight of this replica in an average over examples."""
@@ -74,7 +82,9 @@ class Step:
         overflow at the same scale as on one device; those of a replica's own mean are larger.
         """
         self.scaled_by.add(id(optimizer))
-        return self.note_mean(self.weigh(loss))
+        scaled = self.note_mean(self.weigh(loss))
+        self.scaled_losses[id(scaled)] = (scaled, optimizer)
+        return scaled
 
     def weigh_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """A gradient of the replica's own mean, weighed; see `weigh`.

@@ -20,6 +20,7 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.errors import ConfigError
+from tfdist.keras.building import build_optimizer
 from tfdist.keras.flags import Flag, exchanged
 from tfdist.keras.hooks import Hook
 from tfdist.keras.learning_rate import learning_rate_times
@@ -74,7 +75,7 @@ def step_by_rule(updater: Updater, optimizer: Any, grads: list[Any], weights: An
     else:
         shares = (now.count, now.total)
         owned = {id(weight) for weight in now.model.weights}
-        updater.changed.update({k: v.value for k, v in now.assigned.items() if k in owned})
+        updater.changed.update({k: v.value for k, (v, _) in now.assigned.items() if k in owned})
     updater.rate.note_batch(None if now is None else now.total)
 
     def apply_all(sums: list[Any]) -> None:
@@ -121,10 +122,7 @@ def _built(optimizer: Any, weights: Any) -> list[Any]:
     if weights is None:
         return list(_core(optimizer)._trainable_variables)
     given: list[Any] = list(weights)
-    if not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(given)
-        optimizer.built = True
+    build_optimizer(optimizer, given)
     return given
 
 

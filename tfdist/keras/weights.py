@@ -18,6 +18,7 @@ from keras.src.backend.tensorflow.core import Variable
 from keras.src.random.seed_generator import SeedGenerator
 
 from tfdist._tensorflow import is_distributed
+from tfdist.keras.assignments import on_whole_batch, warn_unless_added
 from tfdist.keras.flags import exchanged
 from tfdist.keras.hooks import Hook
 from tfdist.keras.step import Step, current_step
@@ -38,19 +39,31 @@ def hooks() -> list[Hook]:
 
 
 def average_assigned(step: Step) -> None:
-    """Averages the layer weights that were assigned in `step` over the replicas.
+    """Gives the layer weights that were assigned in `step` one value on all replicas.
 
-    Replicas that train by themselves for some steps average them with their weights.
+    Statistics are averaged, weighted by examples. What is computed from sums over the examples,
+    such as a counter of them, is computed again from the sums over the whole batch. Replicas that
+    train by themselves for some steps average them with their weights.
+
+    Raises:
+        ConfigError: if a weight holds examples of the batch, of which each replica has others.
     """
     if leaves_to_updates(step.model):
         return
     owned = {id(weight) for weight in step.model.weights}
-    weights = [v for key, v in step.assigned.items() if key in owned]
-    if not weights:
+    given = [pair for key, pair in step.assigned.items() if key in owned]
+    averaged = []
+    for weight, value in given:
+        whole = on_whole_batch(step, value, weight.path)
+        if whole is not None:
+            weight.value.assign(tf.cast(whole, weight.dtype))
+        elif tf.as_dtype(weight.dtype).is_floating:
+            averaged.append(weight)
+    if not averaged:
         return
-    weighed = [step.weigh(tf.convert_to_tensor(v.value)) for v in weights]
-    for weight, value in zip(weights, sum_over_replicas(weighed), strict=True):
-        weight.value.assign(value)
+    weighed = [step.weigh(tf.convert_to_tensor(v.value)) for v in averaged]
+    for weight, mean in zip(averaged, sum_over_replicas(weighed), strict=True):
+        weight.value.assign(mean)
 
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
@@ -61,9 +74,10 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             return original(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)
+            warn_unless_added(step, self, value)
             return original(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
-        if tf.as_dtype(self.dtype).is_floating:
-            step.assigned[id(self)] = self
+        if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
+            step.assigned[id(self)] = (self, value)
         return original(self, value)
 
     return direct_assign

@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.step import Step
 
-__all__ = ["as_average", "is_symbolic", "targets_of"]
+__all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
 
 
 #: Arguments of ops that `tf.raw_ops` calls otherwise.
@@ -94,8 +94,8 @@ def _derivatives(step: Step, value: Any, found: Reduction) -> tuple[Any, list[tu
         more = [_more_of_sum(step, leaf, f) for leaf, f in zip(found.leaves, factors, strict=True)]
         total = tf.add_n([value, *[each for each in more if each is not None]])
     else:
-        whole = _over_whole_batch(step, found.leaves)
-        total = _again(value, found, whole)
+        whole = over_whole_batch(step, found.leaves)
+        total = computed_again(value, found, whole)
         factors = tf.gradients(total, whole, stop_gradients=whole)
     parts = []
     for leaf, factor in zip(found.leaves, factors, strict=True):
@@ -117,7 +117,7 @@ def _per_share(step: Step, dtype: Any) -> Any:
     return tf.math.divide_no_nan(tf.ones([], dtype), step.share(dtype))
 
 
-def _over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
+def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     """The values that means and sums have on the whole batch, by one all-reduce for each type."""
     own = []
     for leaf in leaves:
@@ -130,7 +130,7 @@ def _over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     ]
 
 
-def _again(value: Any, found: Reduction, whole: list[Any]) -> Any:
+def computed_again(value: Any, found: Reduction, whole: list[Any]) -> Any:
     """Computes a value once more, from other leaves; all else that it reads is shared."""
     new = {id(leaf.tensor): total for leaf, total in zip(found.leaves, whole, strict=True)}
     for op in found.between:

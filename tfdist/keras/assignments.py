@@ -1,0 +1,102 @@
+"""What a traced step assigns to variables, judged by the graph that computes the value."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from tfdist.errors import ConfigError
+from tfdist.keras.reductions import batch_axis, reduction_of
+from tfdist.keras.step import Step
+from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
+
+__all__ = ["on_whole_batch", "warn_unless_added"]
+
+#: Ops that put rows into a tensor.
+_PUTTING = frozenset({"ConcatV2", "TensorScatterUpdate", "Pack"})
+#: Ops through which the rows of a tensor stay rows.
+_PASSING = frozenset({"Identity", "Cast", "StopGradient", "StridedSlice", "Reshape", "EnsureShape"})
+#: Ops by which something is added to their first input, or to any of them.
+_ADDING = frozenset(
+    {"AddV2", "Add", "AddN", "Sub", "TensorScatterAdd", "TensorScatterSub", *_PASSING}
+)
+
+
+def on_whole_batch(step: Step, value: Any, name: str) -> Any:
+    """The value that a weight would have been given on one device.
+
+    Args:
+        step: the calling replica's step.
+        value: what the weight was given on this replica.
+        name: the weight's name.
+
+    Returns:
+        None where the replicas' values are to be averaged, or are the same.
+
+    Raises:
+        ConfigError: if the weight holds examples.
+    """
+    if not is_symbolic(value) or not step.depends(value):
+        return None
+    if _holds_examples(step, value):
+        raise ConfigError(
+            f"The weight {name!r} is given rows of the batch, like a memory bank or a queue of "
+            f"examples. With {step.replicas} replicas each has rows of its own, and tfdist keeps "
+            "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
+            ".all_gather(rows, axis=0)), or train on one replica."
+        )
+    found = reduction_of(value, step.depends, step.means)
+    if found.unknown or found.is_mean:
+        return None
+    return computed_again(value, found, over_whole_batch(step, found.leaves))
+
+
+def _holds_examples(step: Step, value: Any) -> bool:
+    op = value.op
+    while op.type in _PASSING and step.depends(op.inputs[0]):
+        op = op.inputs[0].op
+    if op.type not in _PUTTING:
+        return False
+    # A batch of unknown size is told from a statistic with as many elements by its open shape.
+    return any(
+        step.depends(each)
+        and batch_axis(each, step.depends) is not None
+        and (each.shape.rank or 0) > 0
+        and each.shape[0] is None
+        for each in op.inputs
+    )
+
+
+def warn_unless_added(step: Step, variable: Any, value: Any) -> None:
+    """Warns of a metric's variable that is not given its old value plus something.
+
+    Replicas' states of metrics are added up when they are read.
+
+    Args:
+        step: the calling replica's step.
+        variable: the metric's Keras variable.
+        value: what it is given.
+    """
+    if not is_symbolic(value) or not step.depends(value) or _adds_to_old(value):
+        return
+    warnings.warn(
+        f"The metric's variable {variable.path!r} is given something else than its old value plus "
+        "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
+        "states are added up: what this metric shows is not what one process shows. Use a metric "
+        "whose states are sums, or compute this one in evaluate on one replica.",
+        stacklevel=4,
+    )
+
+
+def _adds_to_old(value: Any) -> bool:
+    """Whether a value is that of a variable, plus something."""
+    waiting = [value.op]
+    while waiting:
+        op = waiting.pop()
+        if op.type == "ReadVariableOp":
+            return True
+        if op.type in ("AddV2", "Add", "AddN"):
+            waiting.extend(each.op for each in op.inputs)
+        elif op.type in _ADDING:
+            waiting.append(op.inputs[0].op)
+    return False
