@@ -15,6 +15,7 @@ from tfdist.keras import scope
 from tfdist.keras.served import hooks as served_hooks
 from tfdist.keras.served.serving import Serving
 from tfdist.pipelines import hooks as pipeline_hooks
+from tfdist.strategies import constructors
 
 SIGNATURES = {
     "TensorFlowTrainer.__init__": "(self)",
@@ -73,11 +74,21 @@ SIGNATURES = {
 }
 
 
-def seams():
+def all_seams():
+    """Every hook of tfdist."""
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
     piped = pipeline_hooks.hooks(lambda model: None, lambda function: None, lambda: None)
-    found = [*scope.all_hooks(), *served, *horovod_program.hooks(), *piped]
-    return {hook.path: hook for hook in found}
+    return [
+        *scope.all_hooks(),
+        *served,
+        *horovod_program.hooks(),
+        *piped,
+        *constructors.hooks(),
+    ]
+
+
+def seams():
+    return {hook.path: hook for hook in all_seams()}
 
 
 class _Servers:
