@@ -226,6 +226,17 @@ class StrategyMixin:
             updating.flush(model, batches=True)
 
     @property
+    def cluster_resolver(self) -> Any:
+        """The cluster and this task's place in it; of one process, a cluster without tasks.
+
+        Programs for several workers ask it for their task's type and index, also on one.
+        """
+        known = super().cluster_resolver  # type: ignore[misc]
+        if known is not None:
+            return known
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes what only one process should write."""
         return self.shard.worker == 0

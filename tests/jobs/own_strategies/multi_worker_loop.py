@@ -6,13 +6,10 @@ import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
-from tensorflow.distribute import MultiWorkerMirroredStrategy
+import tensorflow.compat.v2 as tf
 
-strategy = MultiWorkerMirroredStrategy(
-    communication_options=tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
+strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy(
+    communication=tf.distribute.experimental.CollectiveCommunication.RING
 )
 global_batch_size = int(sys.argv[1]) * strategy.num_replicas_in_sync
 num_epochs, num_steps_per_epoch = 2, 4
