@@ -34,6 +34,9 @@ SIGNATURES = {
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
+    "TrackableSaver.save": (
+        "(self, file_prefix, checkpoint_number=None, session=None, options=None)"
+    ),
     "Variable._initialize": "(self, value)",
     "Variable._direct_assign": "(self, value)",
     "SeedGenerator.next": "(self, ordered=True)",

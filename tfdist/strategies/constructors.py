@@ -39,7 +39,7 @@ _ServerStrategy = tf.distribute.ParameterServerStrategy
 #: The strategies whose scopes are open, the outermost first. Threads share them, as the hooks.
 _open: list[Any] = []
 
-#: What has been said already.
+#: What has been said since the outermost scope was opened.
 _said: set[str] = set()
 
 
@@ -61,6 +61,8 @@ class Given:
     def leave(self) -> None:
         """Restores TensorFlow when the outermost scope closes."""
         _open.remove(self._strategy)
+        if not _open:
+            _said.clear()
         _hooks.leave()
 
 
