@@ -113,6 +113,21 @@ def test_every_seam_exists():
         assert hasattr(hook.owner, hook.name), f"Keras has no {path} any more"
 
 
+def test_the_constructors_that_stand_ins_replace():
+    """Stand-ins answer the call of a class; TensorFlow has 12 such names, in two places."""
+    import tensorflow as tf
+
+    classes = [hook for hook in constructors.hooks() if isinstance(hook.owner, type(tf))]
+    originals = [getattr(hook.owner, hook.name) for hook in classes]
+    kinds = [each for each in originals if isinstance(each, type)]
+    assert len(kinds) == 2 * 12
+    assert all(type(kind).__call__ is type.__call__ for kind in kinds)
+    (function,) = {each for each in originals if not isinstance(each, type)}
+    assert str(inspect.signature(function)) == "(strategy)"
+    coordinator = tf.distribute.coordinator.ClusterCoordinator
+    assert str(inspect.signature(coordinator.__new__)) == "(cls, strategy)"
+
+
 def test_hooks_are_undone_when_the_scope_closes():
     hooks = scope.all_hooks()
     before = [vars(h.owner).get(h.name) for h in hooks]
