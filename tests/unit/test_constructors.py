@@ -10,13 +10,6 @@ import tensorflow as tf
 import tfdist
 from tfdist.errors import ConfigError
 
-LOCKSTEP = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
-    tf.distribute.experimental.CentralStorageStrategy,
-    tf.distribute.experimental.MultiWorkerMirroredStrategy,
-)
 NAMES = (
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
@@ -117,6 +110,11 @@ def test_a_coordinator_needs_servers(strategy, name):
         named(name).ClusterCoordinator(strategy)
     with pytest.raises(AttributeError):
         named(name).ClusterCoordinator(strategy)
+
+
+def test_a_task_that_trains_is_no_server(strategy):
+    with strategy.scope(), pytest.raises(ConfigError, match=r"Server of .*parameter_server, whose"):
+        tf.distribute.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
 
 
 def test_setting_the_strategy_that_is_set(strategy):

@@ -73,6 +73,7 @@ def hooks() -> list[Hook]:
         **dict.fromkeys(_SERVED, functools.partial(_constructor, _if_served)),
         **dict.fromkeys(_TPU, functools.partial(_constructor, _never)),
         **dict.fromkeys(_COORDINATOR, _coordinator),
+        "Server": _server,
         "cluster_resolver.TFConfigClusterResolver": _resolver,
         "experimental_set_strategy": _set_strategy,
     }
@@ -171,6 +172,19 @@ def _coordinator(path: str, original: Any) -> Any:
         if strategy in _open and not isinstance(strategy, _ServerStrategy):
             raise _conflict(path, strategy, "It needs servers: use --strategy parameter_server")
         return original(strategy)
+
+    return _stand_in(original, answer)
+
+
+def _server(path: str, original: Any) -> Any:
+    """A stand-in that starts no server in a task that trains: it would wait without an end."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        if current is not None and not isinstance(current, _ServerStrategy):
+            advice = "It serves a chief: use --strategy parameter_server, whose tasks are servers"
+            raise _conflict(path, current, advice)
+        return original(*args, **kwargs)
 
     return _stand_in(original, answer)
 
