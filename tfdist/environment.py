@@ -31,6 +31,7 @@ VARIABLES: dict[str, str] = {
     "TFDIST_SERVICE": "The headless service of a Kubernetes job's pods, set by its manifest.",
     "HOROVOD_RANK": "This process's number, set by horovodrun.",
     "HOROVOD_SIZE": "The number of processes, set by horovodrun.",
+    "PYTHONFAULTHANDLER": "Set to 1 in the tasks, so that the log of a crash has its stacks.",
     "PYTHONUNBUFFERED": "Set to 1 in the tasks, so that logs are complete when a task dies.",
     "XDG_CACHE_HOME": "Where `tfdist build-horovod` keeps its wheels; ~/.cache unless it is set.",
     "COLUMNS": "Width of the terminal, carried over to the chief.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist.cli import hosts
+from tfdist.cluster.launch.ssh import Ssh
 from tfdist.errors import ConfigError
 
 
@@ -20,3 +21,8 @@ def test_both_options_are_one_too_many(tmp_path):
         hosts.of("a:2", tmp_path / "hosts")
     (tmp_path / "hosts").write_text("a slots=2\nb\n")
     assert hosts.of(None, tmp_path / "hosts") == {"a": 2, "b": 1}
+
+
+def test_a_host_is_no_option_of_ssh():
+    command = Ssh(arguments=("-p", "22")).command("-Fevil", ["echo", "a b"])
+    assert command[-3:] == ("--", "-Fevil", "echo 'a b'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.server
 import json
@@ -95,6 +96,59 @@ def test_ports_are_free_after_the_start(ports: Callable[[int], list[int]]) -> No
 def test_a_cluster_of_one_starts_at_once(ports: Callable[[int], list[int]]) -> None:
     report = join(cluster_of(ports(1)), Task("worker", 0), timeout=5, identity=SAME)
     assert report.seconds < 1
+
+
+def meeting_of(*hosts: str) -> meeting_module.Meeting:
+    addresses = tuple(Address(host, 2222 + index) for index, host in enumerate(hosts))
+    return meeting_module.Meeting(
+        cluster=ClusterSpec({"worker": addresses}),
+        task=Task("worker", 0),
+        address=addresses[0],
+        timeout=1.0,
+        identity=SAME,
+        report=lambda text: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listens"),
+    [
+        (("127.0.0.1", "127.0.0.1"), "127.0.0.1"),
+        (("127.0.0.5", "localhost"), "127.0.0.5"),
+        (("localhost", "127.0.0.1"), "127.0.0.1"),
+        (("::1", "::1"), "::1"),
+        (("127.0.0.1", "192.0.2.77"), "127.0.0.1"),  # Its own address, whatever the others have.
+        (("192.0.2.77", "192.0.2.78"), None),  # Not this machine's: it is behind a translation.
+        (("0.0.0.0", "192.0.2.78"), None),
+        (("a.example", "192.0.2.78"), None),
+    ],
+)
+def test_a_task_listens_where_the_others_look_for_it(
+    hosts: tuple[str, ...], listens: str | None
+) -> None:
+    assert meeting_module.listening_host(meeting_of(*hosts)) == listens
+
+
+def test_other_interfaces_do_not_see_the_port_of_a_cluster_on_loopback(
+    ports: Callable[[int], list[int]],
+) -> None:
+    (port,) = ports(1)
+
+    async def listen() -> list[str]:
+        door = wire.Door("worker 0", on_join=None)
+        await door.open(port, "127.0.0.1")
+        try:
+            found = []
+            for host in ("127.0.0.1", "127.0.0.2"):
+                try:
+                    found.append(await wire.probe(Address(host, port), 0.5))
+                except wire.ContactError as error:
+                    found.append(str(error))
+            return found
+        finally:
+            door.close()
+
+    assert asyncio.run(listen()) == ["worker 0", "connection refused"]
 
 
 def test_a_late_chief_is_waited_for(ports: Callable[[int], list[int]]) -> None:

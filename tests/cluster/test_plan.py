@@ -20,6 +20,9 @@ from tfdist.errors import ConfigError
 PROGRAM = Program(script="train.py", args=("--epochs", "3"), config='{"a": 1}', seed=7)
 LOGS = Path("logs")
 
+#: What is set in each task for its log.
+FOR_LOGS = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED")
+
 
 def planned(count: int | None, environ: dict[str, str] | None = None, **more: object) -> JobPlan:
     cluster = local_cluster(range(4000, 4000 + count)) if count else None
@@ -47,6 +50,7 @@ def test_the_environment_of_a_task() -> None:
     environ = dict(planned(2).tasks[0].environ)
     del environ["TF_CONFIG"]
     assert environ == {
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -74,7 +78,7 @@ def test_env_only_runs_the_script_itself() -> None:
     program = Program(script="train.py", config="{}", seed=7, env_only=True)
     plan = planned(2, program=program)
     assert plan.tasks[1].command == (sys.executable, "train.py")
-    assert set(plan.tasks[1].environ) == {"TF_CONFIG", "PYTHONUNBUFFERED"}
+    assert set(plan.tasks[1].environ) == {"TF_CONFIG", *FOR_LOGS}
 
 
 def test_gpus_are_spread_over_the_workers() -> None:
@@ -195,7 +199,7 @@ def test_every_task_runs_the_script_and_may_get_flags() -> None:
     plan = planned(None, program=program, cluster=cluster)
     assert [task.role for task in plan.tasks] == [Role.MAIN, Role.MAIN, Role.NEEDED]
     assert {task.command[1:] for task in plan.tasks} == {("a.py", "-x")}
-    assert all(set(task.environ) == {"TF_CONFIG", "PYTHONUNBUFFERED"} for task in plan.tasks)
+    assert all(set(task.environ) == {"TF_CONFIG", *FOR_LOGS} for task in plan.tasks)
     flagged = planned(
         None, program=dataclasses.replace(program, task_flags=True), cluster=cluster
     ).tasks[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.launch import blame, supervise
+from tfdist.cluster.launch import blame, crash, supervise
 from tfdist.cluster.launch.output import Pump, TaskOutput
 from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
 from tfdist.cluster.launch.program import Program
@@ -192,6 +192,59 @@ finally:
     assert "worker 0 failed with exit status 1 because it lost another task" in outcome.message
 
 
+CRASH = """
+import ctypes
+def broken():
+    ctypes.string_at(0)
+if index == 1:
+    print("before the crash", flush=True)
+    broken()
+time.sleep(30)
+"""
+
+
+def test_a_crash_names_the_line_of_the_program(here: Path) -> None:
+    outcome = run(CRASH)
+    line = (HEAD + CRASH).splitlines().index("    ctypes.string_at(0)") + 1
+    assert outcome.message.startswith("worker 1 was ended by signal 11 (SIGSEGV).")
+    assert f"native code, which was called by line {line} of " in outcome.message
+    assert "task.py, in broken. Its log has" in outcome.message
+    assert "  before the crash\n" in outcome.message
+    assert "most recent call first" not in outcome.message
+    assert 'string_at\n  File "' in Path("worker-1.log").read_text()
+
+
+STACKS = f"""\
+UNAVAILABLE: Socket closed
+Fatal Python error: Aborted
+
+Thread 0x00007ff3ece786c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007ff3ece786c1 (most recent call first):
+  <no Python frame>
+
+Thread 0x00007ff3eda15b80 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/keras/src/trainer.py", line 377 in fit
+  File "{Path(blame.__file__).parents[2]}/keras/binding.py", line 57 in call
+  File "/home/me/train.py", line 20 in main
+  File "/home/me/train.py", line 30 in <module>
+  File "<frozen runpy>", line 88 in _run_code
+
+Extension modules: numpy._core._multiarray_umath (total: 1)""".splitlines()
+
+
+def test_the_stacks_of_a_crash_are_told_from_what_was_said() -> None:
+    assert crash.without_stacks(STACKS) == STACKS[:2]
+    assert blame.is_consequence(crash.without_stacks(STACKS), -6)
+    assert crash.site(STACKS) == (
+        "The crash is in another thread, while the program was at line 20 of /home/me/train.py, "
+        "in main."
+    )
+    assert crash.site(["ValueError: x"]) is None
+    assert crash.without_stacks(['  File "a.py", line 1 in f']) == ['  File "a.py", line 1 in f']
+
+
 def test_a_program_that_does_not_exist(here: Path) -> None:
     program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
     plan = plan_local(program, cluster=None, log_dir=here, environ={})
@@ -355,7 +408,7 @@ def test_the_log_has_the_last_state_of_each_line(tmp_path: Path) -> None:
     pump.close()
     output.close()
     assert (tmp_path / "log").read_text() == "3/3 done\nplain\n4/4\nwithout an end\n"
-    assert output.tail(2) == ["4/4", "without an end"]
+    assert output.tail()[-2:] == ["4/4", "without an end"]
 
 
 def test_no_descriptor_is_left_open(here: Path) -> None:

@@ -72,7 +72,7 @@ def test_cpus_are_split_where_there_is_no_gpu(monkeypatch, count):
 def test_cpus_cannot_be_split_after_the_start(monkeypatch):
     Machine(gpus=0, started=True).install(monkeypatch)
     assert devices.prepare_devices(1) == ["CPU:0"]
-    with pytest.raises(ConfigError, match="before any other TensorFlow operation"):
+    with pytest.raises(ConfigError, match=r"devices=2 .*first.*`tfdist run --devices 2`"):
         devices.prepare_devices(2)
 
 

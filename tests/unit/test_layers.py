@@ -19,6 +19,7 @@ ROOMS = (
     (
         "config",
         "_tensorflow",
+        "_tensorflow_checkpoints",
         "_tensorflow_columns",
         "_tensorflow_graphs",
         "_tensorflow_sessions",

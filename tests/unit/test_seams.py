@@ -15,6 +15,7 @@ from tfdist.keras import scope
 from tfdist.keras.served import hooks as served_hooks
 from tfdist.keras.served.serving import Serving
 from tfdist.pipelines import hooks as pipeline_hooks
+from tfdist.strategies import constructors
 
 SIGNATURES = {
     "TensorFlowTrainer.__init__": "(self)",
@@ -34,9 +35,12 @@ SIGNATURES = {
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
-    "Variable.__init__": (
+    "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
-        "aggregation='none', synchronization='auto', name=None, **kwargs)"
+        "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)"
+    ),
+    "TrackableSaver.save": (
+        "(self, file_prefix, checkpoint_number=None, session=None, options=None)"
     ),
     "Variable._direct_assign": "(self, value)",
     "SeedGenerator.next": "(self, ordered=True)",
@@ -79,11 +83,21 @@ SIGNATURES = {
 }
 
 
-def seams():
+def all_seams():
+    """Every hook of tfdist."""
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
     piped = pipeline_hooks.hooks(lambda model: None, lambda function: None, lambda: None)
-    found = [*scope.all_hooks(), *served, *horovod_program.hooks(), *piped]
-    return {hook.path: hook for hook in found}
+    return [
+        *scope.all_hooks(),
+        *served,
+        *horovod_program.hooks(),
+        *piped,
+        *constructors.hooks(),
+    ]
+
+
+def seams():
+    return {hook.path: hook for hook in all_seams()}
 
 
 class _Servers:
@@ -103,6 +117,21 @@ def test_a_seam_is_where_it_was(name):
 def test_every_seam_exists():
     for path, hook in seams().items():
         assert hasattr(hook.owner, hook.name), f"Keras has no {path} any more"
+
+
+def test_the_constructors_that_stand_ins_replace():
+    """Stand-ins answer the call of a class; TensorFlow has 13 such names, in two places."""
+    import tensorflow as tf
+
+    classes = [hook for hook in constructors.hooks() if isinstance(hook.owner, type(tf))]
+    originals = [getattr(hook.owner, hook.name) for hook in classes]
+    kinds = [each for each in originals if isinstance(each, type)]
+    assert len(kinds) == 2 * 13
+    assert all(type(kind).__call__ is type.__call__ for kind in kinds)
+    (function,) = {each for each in originals if not isinstance(each, type)}
+    assert str(inspect.signature(function)) == "(strategy)"
+    coordinator = tf.distribute.coordinator.ClusterCoordinator
+    assert str(inspect.signature(coordinator.__new__)) == "(cls, strategy)"
 
 
 def test_hooks_are_undone_when_the_scope_closes():

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 __all__ = ["explain"]
 
+_DEVICES = (
+    "tfdist sets up the devices before the script, with memory growth. Give their number with "
+    "--devices, or the GPUs in CUDA_VISIBLE_DEVICES, and leave the call out."
+)
+
 #: Parts of a message, all of which it must contain, and what to do.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("tf.distribute.Strategy", "different"),
         "the script makes a strategy of its own inside the one that tfdist made. Take tfdist's, "
         "`strategy = tfdist.strategy()`, or run it with --env-only.",
+    ),
+    (
+        ("cannot be modified after being initialized",),
+        _DEVICES,
+    ),
+    (
+        ("parallelism cannot be modified after initialization",),
+        "tfdist starts TensorFlow before the script. Set the number of threads in the environment, "
+        "TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS, and leave the call out.",
     ),
     (
         ("Horovod has been shut down",),

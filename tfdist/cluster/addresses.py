@@ -8,7 +8,7 @@ import re
 
 from tfdist.errors import ConfigError
 
-__all__ = ["Address", "address_mistake", "is_any_address", "is_loopback"]
+__all__ = ["Address", "address_mistake", "is_any_address", "is_ip", "is_loopback"]
 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
@@ -80,6 +80,9 @@ def _host_mistake(text: str) -> tuple[str, str] | None:
         )
     elif re.fullmatch(r"[\d.]+", host) and not _is_ip(host, 4):
         return f'"{host}" is not an IPv4 address.', "Write four numbers from 0 to 255, or a name."
+    elif host.startswith("-"):
+        # A program that is given such a name, as ssh is, takes it for an option.
+        return f'"{host}" is not a host name.', "A name begins with a letter or a digit."
     elif re.search(r"[^\w.\-]", host):
         return f'"{host}" is not a host name.', "Write only letters, digits, hyphens and dots."
     return None
@@ -102,6 +105,11 @@ def _is_ip(host: str, version: int) -> bool:
         return ipaddress.ip_address(host).version == version
     except ValueError:
         return False
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is an address, not a name."""
+    return _is_ip(host, 4) or _is_ip(host, 6)
 
 
 def is_loopback(host: str) -> bool:

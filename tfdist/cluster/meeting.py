@@ -10,6 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from tfdist.cluster.addresses import is_any_address, is_ip, is_loopback
+from tfdist.cluster.ports import is_local_host
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.cluster.wire import ContactError, Door, probe
 from tfdist.errors import StartError
@@ -90,22 +92,36 @@ async def identify(meeting: Meeting, task: Task) -> str | None:
     return None if name == str(task) else f"answered as {name} instead of {task}"
 
 
+def listening_host(meeting: Meeting) -> str | None:
+    """The one address on which this task listens, or None for all interfaces.
+
+    Nobody but tasks of the cluster has to reach the port, and they use the address that is listed.
+    Where all are on loopback addresses, nobody else can. A name may stand for other addresses on
+    other machines, so a task with a name listens on all.
+    """
+    own = meeting.address.host
+    if all(is_loopback(address.host) for _, address in meeting.cluster.tasks()):
+        return own if is_ip(own) else "127.0.0.1"
+    return own if is_ip(own) and not is_any_address(own) and is_local_host(own) else None
+
+
 async def open_door(meeting: Meeting, door: Door) -> None:
     """Opens this task's port. A program that is just ending gets some seconds to free it.
 
     Raises:
         StartError: if another program keeps the port.
     """
+    host = listening_host(meeting)
     seconds = min(_SECONDS_FOR_OWN_PORT, meeting.timeout)
     deadline = time.monotonic() + seconds
     told = False
     while True:
         try:
-            await door.open(meeting.address.port)
+            await door.open(meeting.address.port, host)
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise StartError(await _port_problem(meeting, error)) from error
+                raise StartError(await _port_problem(meeting, error, host)) from error
             if not told:
                 told = True
                 port = meeting.address.port
@@ -130,7 +146,7 @@ async def report_regularly(meeting: Meeting, status: Callable[[], str]) -> Async
         reporting.cancel()
 
 
-async def _port_problem(meeting: Meeting, error: OSError) -> str:
+async def _port_problem(meeting: Meeting, error: OSError, host: str | None) -> str:
     port = meeting.address.port
     if error.errno != errno.EADDRINUSE:
         return (
@@ -140,7 +156,7 @@ async def _port_problem(meeting: Meeting, error: OSError) -> str:
         )
     start = f"{meeting.task} cannot start, since its own port {port} is in use"
     try:
-        name = await probe(Address("127.0.0.1", port), CONNECT_SECONDS)
+        name = await probe(Address(host or "127.0.0.1", port), CONNECT_SECONDS)
     except ContactError:
         return (
             f"{start} by another program (`ss -ltnp sport = :{port}` shows which). End that "

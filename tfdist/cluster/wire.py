@@ -171,13 +171,17 @@ class Door:
         self._on_join = on_join
         self._server: asyncio.Server | None = None
 
-    async def open(self, port: int) -> None:
-        """Starts to listen, on all interfaces.
+    async def open(self, port: int, host: str | None = None) -> None:
+        """Starts to listen.
+
+        Args:
+            port: the port.
+            host: an address of this machine; None means all interfaces.
 
         Raises:
-            OSError: if another program has the port.
+            OSError: if another program has the port, or the address is not of this machine.
         """
-        listener = _bind(port)
+        listener = _bind(port, host)
         try:
             self._server = await asyncio.start_server(
                 self._greet, sock=listener, limit=_LONGEST_LINE
@@ -205,19 +209,20 @@ class Door:
             await line.close()
 
 
-def _bind(port: int) -> socket.socket:
-    """A socket on all interfaces.
+def _bind(port: int, host: str | None) -> socket.socket:
+    """A socket on one address, or on all interfaces.
 
     SO_REUSEADDR lets it have a port that the launcher holds (see `tfdist.cluster.ports`), but not
     one where somebody listens.
     """
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    over_ipv6 = socket.has_dualstack_ipv6() if host is None else ":" in host
+    family = socket.AF_INET6 if over_ipv6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
+        if host is None and over_ipv6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("", port))
+        listener.bind((host or "", port))
         listener.listen(_QUEUE)
     except OSError:
         listener.close()

@@ -53,9 +53,11 @@ def init(*args: Any, **kwargs: Any) -> None:
 
 def shutdown() -> None:
     """Leaves the job, and puts Keras back as it was."""
-    load().shutdown()
-    if _hooks.installed:
-        _hooks.leave()
+    try:
+        load().shutdown()
+    finally:
+        if _hooks.installed:
+            _hooks.leave()
 
 
 def adapt_keras() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,15 @@ from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace, Position
 from tfdist.errors import TfdistError
 from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
-from tfdist.keras.keeping import State, put_back, restore, take, values_of
+from tfdist.keras.keeping import (
+    State,
+    packed,
+    put_back,
+    restore,
+    take,
+    unpacked,
+    values_of,
+)
 
 __all__ = ["PERIOD_SECONDS", "begin", "end", "hooks", "leave_state"]
 
@@ -95,7 +102,7 @@ def leave_state() -> str:
     job = _jobs[0]
     if job.kept is None:
         return "nothing had been trained yet"
-    job.place.write(job.kept.position, job.rank, pickle.dumps(job.kept))
+    job.place.write(job.kept.position, job.rank, packed(job.kept))
     return f"the training is kept at {job.kept.position}"
 
 
@@ -255,7 +262,10 @@ def _read(place: ElasticPlace) -> State | None:
         )
     if found is None:
         return None
-    with found[1].open("rb") as file:
-        state = pickle.load(file)
-    assert isinstance(state, State)
-    return state
+    try:
+        return unpacked(found[1].read_bytes())
+    except (OSError, ValueError) as error:
+        raise TfdistError(
+            f"The state of the training in {str(found[1])!r} cannot be read: {error}. Remove the "
+            "file to go on from the state before it."
+        ) from error

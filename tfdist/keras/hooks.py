@@ -1,11 +1,13 @@
 """Hooks into Keras that hold inside a strategy's scope and are undone on exit.
 
-A hook replaces one attribute of a Keras module or class. Scopes nest and threads share them, so the
-hooks go in with the first scope that is entered and out with the last one that is left.
+A hook replaces one attribute of a module or class of Keras or TensorFlow. Scopes nest and threads
+share them, so the hooks go in with the first scope that is entered and out with the last one that
+is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,14 +28,67 @@ class Hook(NamedTuple):
         return f"{module}.{own}.{self.name}" if module else f"{own}.{self.name}"
 
 
+class _Seam:
+    """One attribute and all hooks on it, the innermost first, whichever set they belong to.
+
+    Sets are not always left in the reverse order of their entry: Horovod may be initialised within
+    a scope and shut down after it. The hooks that remain are therefore made again on the original.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._owner, self._name = hook.owner, hook.name
+        self._own = hook.name in vars(hook.owner)
+        self._original = getattr(hook.owner, hook.name)
+        # A class's dictionary holds what `getattr` unwraps, such as a static method.
+        self._kept = vars(hook.owner)[hook.name] if self._own else None
+        self.hooks: list[Hook] = []
+
+    def add(self, hook: Hook) -> None:
+        setattr(self._owner, self._name, hook.make(getattr(self._owner, self._name)))
+        self.hooks.append(hook)
+
+    def remove(self, hook: Hook) -> None:
+        self.hooks = [other for other in self.hooks if other is not hook]
+        if self.hooks:
+            made = self._original
+            for other in self.hooks:
+                made = other.make(made)
+            setattr(self._owner, self._name, made)
+        elif self._own:
+            setattr(self._owner, self._name, self._kept)
+        else:
+            delattr(self._owner, self._name)
+
+
+_lock = threading.RLock()
+_seams: dict[tuple[int, str], _Seam] = {}
+
+
+def _install(hook: Hook) -> None:
+    key = id(hook.owner), hook.name
+    seam = _seams.get(key) or _Seam(hook)
+    seam.add(hook)
+    # Kept when it is hooked, so that an attribute that could not be replaced is not restored.
+    _seams[key] = seam
+
+
+def _remove(hook: Hook) -> None:
+    key = id(hook.owner), hook.name
+    seam = _seams[key]
+    try:
+        seam.remove(hook)
+    finally:
+        if not seam.hooks:
+            del _seams[key]
+
+
 class HookSet:
     """Hooks that are installed while at least one scope is open."""
 
     def __init__(self, hooks: Callable[[], list[Hook]]) -> None:
         self._hooks = hooks
-        self._lock = threading.RLock()
         self._depth = 0
-        self._undo: list[tuple[Any, str, bool, Any]] = []
+        self._installed: list[Hook] = []
 
     @property
     def installed(self) -> bool:
@@ -41,28 +96,32 @@ class HookSet:
         return self._depth > 0
 
     def enter(self) -> None:
-        """Installs the hooks unless an outer scope has done so."""
-        with self._lock:
+        """Installs the hooks unless an outer scope has done so.
+
+        Either all of them are installed, or none is and the error of the first one that could not
+        be is raised.
+        """
+        with _lock:
             if self._depth == 0:
-                for hook in self._hooks():
-                    self._install(hook)
+                try:
+                    for hook in self._hooks():
+                        _install(hook)
+                        self._installed.append(hook)
+                except BaseException:
+                    self._restore()
+                    raise
             self._depth += 1
 
     def leave(self) -> None:
         """Restores what was there, when the outermost scope closes."""
-        with self._lock:
+        with _lock:
             self._depth -= 1
             if self._depth == 0:
-                while self._undo:
-                    owner, name, own, original = self._undo.pop()
-                    if own:
-                        setattr(owner, name, original)
-                    else:
-                        delattr(owner, name)
+                self._restore()
 
-    def _install(self, hook: Hook) -> None:
-        original = getattr(hook.owner, hook.name)
-        own = hook.name in vars(hook.owner)
-        kept = vars(hook.owner)[hook.name] if own else original
-        self._undo.append((hook.owner, hook.name, own, kept))
-        setattr(hook.owner, hook.name, hook.make(original))
+    def _restore(self) -> None:
+        """Removes all hooks, last one first; an error of one is raised after the others."""
+        installed, self._installed = self._installed, []
+        with contextlib.ExitStack() as undoing:
+            for hook in installed:
+                undoing.callback(_remove, hook)

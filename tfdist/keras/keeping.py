@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
+import json
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from tfdist.cluster.elastic import Position
 from tfdist.errors import TfdistError
 from tfdist.keras.model_optimizers import optimizers_of
 
-__all__ = ["State", "put_back", "restore", "take", "values_of"]
+__all__ = ["State", "packed", "put_back", "restore", "take", "unpacked", "values_of"]
 
 #: Attributes of callbacks of these types are kept, such as the patience used up and the best value.
 _PLAIN = (bool, int, float, str, type(None), np.floating, np.integer)
@@ -60,6 +63,73 @@ def take(model: Any, position: Position, callbacks: list[Any], job: Any) -> Stat
         finished=list(job.finished),
         last_end=job.last_end,
     )
+
+
+def packed(state: State) -> bytes:
+    """A state as a file: arrays and a description in JSON, in the form of NumPy's archives.
+
+    Whoever can write to the directory of a job can leave a file there. Nothing in a file of this
+    form is executed, other than of a pickled object.
+    """
+    lists = {"arrays": state.arrays, "last_end": state.last_end}
+    header = {
+        **{f.name: getattr(state, f.name) for f in dataclasses.fields(state)},
+        "position": dataclasses.astuple(state.position),
+        **{name: None if a is None else list(map(_form, a)) for name, a in lists.items()},
+    }
+    content = {"header": np.frombuffer(json.dumps(header, default=_as_text).encode(), np.uint8)}
+    for name, arrays in lists.items():
+        for number, array in enumerate(arrays or ()):
+            # As bytes, since NumPy's archives do not know all of TensorFlow's types.
+            data = (
+                tf.io.serialize_tensor(array).numpy() if array.dtype == object else array.tobytes()
+            )
+            content[f"{name}{number}"] = np.frombuffer(data, np.uint8)
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **content)
+    return file.getvalue()
+
+
+def unpacked(data: bytes) -> State:
+    """The state that `packed` made a file of.
+
+    Raises:
+        ValueError: if it is no such file.
+    """
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            header = json.loads(file["header"].tobytes())
+            for name in ("arrays", "last_end"):
+                if header[name] is not None:
+                    header[name] = [
+                        _array(form, file[f"{name}{number}"].tobytes())
+                        for number, form in enumerate(header[name])
+                    ]
+        header["position"] = Position(*header["position"])
+        header["callbacks"] = [(name, attributes) for name, attributes in header["callbacks"]]
+        return State(**{**header, "history": tuple(header["history"])})
+    except (EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"it is not the state of a training ({error})") from error
+
+
+def _form(array: Any) -> tuple[str, list[int]]:
+    return tf.as_dtype(array.dtype).name, list(array.shape)
+
+
+def _array(form: Any, data: bytes) -> Any:
+    name, shape = form
+    kind = tf.as_dtype(name)
+    if kind == tf.string:
+        return tf.io.parse_tensor(data, tf.string).numpy()
+    return np.frombuffer(data, kind.as_numpy_dtype).reshape(shape)
+
+
+def _as_text(value: Any) -> Any:
+    """Numbers and arrays of NumPy or TensorFlow as JSON has them; anything else as it prints."""
+    try:
+        return np.asarray(value).tolist()
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def values_of(model: Any) -> list[Any] | None:

@@ -7,6 +7,7 @@ from tfdist.keras import (
     binding,
     building,
     callbacks,
+    checkpoints,
     elastic,
     executions,
     feeding,
@@ -29,6 +30,7 @@ def all_hooks() -> list[Hook]:
     rooms = (
         saving,
         callbacks,
+        checkpoints,
         batches,
         binding,
         building,

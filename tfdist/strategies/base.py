@@ -27,6 +27,7 @@ from tfdist.keras.replica import (
     run_prediction,
     step_model,
 )
+from tfdist.strategies import constructors
 from tfdist.updates.link import Link, ReplicaLink
 from tfdist.updates.meter import Meter
 from tfdist.updates.rule import PLAIN, GradientRule
@@ -36,24 +37,29 @@ _Policy = tf.data.experimental.AutoShardPolicy
 
 
 class Scope:
-    """TensorFlow's scope with Keras hooked while it is open.
+    """TensorFlow's scope with Keras, and TensorFlow's constructors, hooked while it is open.
 
     Args:
-        inner: TensorFlow's scope.
+        strategy: the strategy.
+        inner: TensorFlow's scope of the strategy.
         hooks: what is hooked besides what all strategies hook.
     """
 
-    def __init__(self, inner: Any, hooks: Any = None) -> None:
+    def __init__(self, strategy: Any, inner: Any, hooks: Any = None) -> None:
         self._inner = inner
-        self._hooks = [keras_scope, *([] if hooks is None else [hooks])]
+        own = [] if hooks is None else [hooks]
+        self._hooks: list[Any] = [keras_scope, constructors.Given(strategy), *own]
+        self._opened: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> Any:
-        self._enter_hooks()
-        try:
-            return self._inner.__enter__()
-        except BaseException:
-            self._leave_hooks()
-            raise
+        # The stack undoes what has succeeded, in reverse, whichever step fails.
+        with contextlib.ExitStack() as undoing:
+            for hooks in self._hooks:
+                hooks.enter()
+                undoing.callback(hooks.leave)
+            entered = undoing.enter_context(self._inner)
+            self._opened.append(undoing.pop_all())
+        return entered
 
     def __exit__(
         self,
@@ -61,18 +67,7 @@ class Scope:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> Any:
-        try:
-            return self._inner.__exit__(kind, error, trace)
-        finally:
-            self._leave_hooks()
-
-    def _enter_hooks(self) -> None:
-        for hooks in self._hooks:
-            hooks.enter()
-
-    def _leave_hooks(self) -> None:
-        for hooks in reversed(self._hooks):
-            hooks.leave()
+        return self._opened.pop().__exit__(kind, error, trace)
 
 
 class StrategyMixin:
@@ -98,7 +93,7 @@ class StrategyMixin:
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(super().scope())  # type: ignore[misc]
+        return Scope(self, super().scope())  # type: ignore[misc]
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
@@ -234,6 +229,17 @@ class StrategyMixin:
         """
         with self.scope():
             updating.flush(model, batches=True)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster and this task's place in it; of one process, a cluster without tasks.
+
+        Programs for several workers ask it for their task's type and index, also on one.
+        """
+        known = super().cluster_resolver  # type: ignore[misc]
+        if known is not None:
+            return known
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
 
     @property
     def is_chief(self) -> bool:

@@ -33,8 +33,10 @@ def prepare_devices(count: int | None) -> list[str]:
         _split_cpu(wanted)
     except RuntimeError as error:
         raise ConfigError(
-            f"devices={wanted} cannot be set up, since TensorFlow has started already. Make the "
-            "strategy before any other TensorFlow operation of the program."
+            f"devices={wanted} cannot be set up, since TensorFlow has started already: something "
+            "has made a tensor or read data before. Make the strategy first in the program, or "
+            f"start it with `tfdist run --devices {wanted}` and the strategy, which sets up the "
+            "devices before the script begins."
         ) from error
     return _names("CPU", wanted)
 
@@ -67,8 +69,9 @@ def prepare_one_of(local_rank: int, local_size: int) -> str:
         tf.config.set_visible_devices(own, "GPU")
     except RuntimeError as error:
         raise ConfigError(
-            "The GPU of this process cannot be chosen, since TensorFlow has started already. Make "
-            "the strategy before any other TensorFlow operation of the program."
+            "The GPU of this process cannot be chosen, since TensorFlow has started already: "
+            "something has made a tensor or read data before. Make the strategy first in the "
+            "program, or start it with `tfdist run`, which chooses before the script begins."
         ) from error
     return _prepare_gpus([own], 1)[0]
 

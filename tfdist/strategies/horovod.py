@@ -27,6 +27,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
     Args:
         device: this process's device, such as `"GPU:0"`.
         gradients: how gradients are exchanged; by default summed as they are, in one group.
+        cluster_resolver: the cluster and this task, where the addresses are known.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
@@ -35,12 +36,25 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
 
     name = "horovod"
 
-    def __init__(self, device: str = "CPU:0", gradients: GradientSum | None = None) -> None:
+    def __init__(
+        self,
+        device: str = "CPU:0",
+        gradients: GradientSum | None = None,
+        cluster_resolver: Any = None,
+    ) -> None:
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
+        self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({}), task_type="worker", task_id=self._ring.rank
+        )
         # Keras gathers predictions where it sees this base class; see its `_multi_worker_concat`.
         tf.distribute.Strategy.__init__(self, RingExtended(self, device, self._ring))
         agree_on_seed(self)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """This process's place among the ranks, and their cluster where it is known."""
+        return self._place
 
     @property
     def shard(self) -> data.Shard:

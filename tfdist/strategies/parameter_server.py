@@ -80,7 +80,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(ServerStrategy.scope(self), self._hooks)
+        return Scope(self, ServerStrategy.scope(self), self._hooks)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""

@@ -93,7 +93,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
+        return Scope(self, tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """The data set itself: batches are read in this process, and go to the stages from here.

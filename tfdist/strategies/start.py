@@ -78,7 +78,10 @@ def start_horovod(member: Member | None, config: StrategyConfig) -> Horovod:
         hvd.init()
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
     gradients = GradientSum(reduction=config.reduction, groups=config.groups or 1)
-    return Horovod(device, gradients)
+    place = None
+    if member is not None:
+        place = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
+    return Horovod(device, gradients, place)
 
 
 def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterServer:

@@ -216,6 +216,8 @@ def test_forms_of_a_line() -> None:
         ("a gpus=2", "'gpus=2'"),
         ("a 2", "'2' is not slots=N"),
         ("user@a slots=2", '"user@a" is not a host name'),
+        ("-Fevil:1", '"-Fevil" is not a host name. A name begins with a letter or a digit'),
+        ("-oProxyCommand slots=2", '"-oProxyCommand" is not a host name'),
     ],
 )
 def test_mistakes_in_a_file(text: str, words: str) -> None:
@@ -225,7 +227,7 @@ def test_mistakes_in_a_file(text: str, words: str) -> None:
     assert "hostfile 'h'" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["a,,b", "", "a b", "a:x"])
+@pytest.mark.parametrize("text", ["a,,b", "", "a b", "a:x", "-Fevil:1", "a,-la:2"])
 def test_mistakes_in_a_list(text: str) -> None:
     with pytest.raises(ConfigError, match="--hosts"):
         hostfile.parse_list(text)

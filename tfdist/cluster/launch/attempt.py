@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from tfdist.cluster.launch import blame
+from tfdist.cluster.launch import blame, crash
 from tfdist.cluster.launch.output import Pump
 from tfdist.cluster.launch.plan import JobPlan, TaskPlan
 from tfdist.cluster.launch.program import Role
@@ -21,6 +21,8 @@ from tfdist.cluster.wire import speaks_grpc
 __all__ = ["Attempt", "Requests", "Restarts", "Screen", "stop_requests"]
 
 _POLL = 0.05
+#: The last lines of a task's output in which the reason of its end is looked for.
+_LINES_SEEN = 100
 #: Seconds in which other failures are collected after the first.
 _SETTLE = 1.0
 #: The same while all that failed look like consequences: the cause may take longer to exit.
@@ -281,10 +283,11 @@ class Attempt:
             task=task.plan.task,
             returncode=task.returncode,
             log=task.plan.log if task.output.logged else None,
-            lines=task.output.tail(100),
+            lines=crash.without_stacks(task.output.tail())[-_LINES_SEEN:],
             stopped=stopped,
             shown=task.plan.task == self._plan.shown and self._screen.terminal is not None,
             host=task.plan.host,
+            crash=crash.site(task.output.tail()),
         )
 
 
@@ -295,7 +298,9 @@ def _is_main(task: RunningTask) -> bool:
 def _settling(failed: Sequence[RunningTask], elsewhere: bool) -> float:
     """Seconds to wait for further failures; `elsewhere` if some tasks are on other machines."""
     followers = all(
-        blame.is_consequence(task.output.tail(blame.LINES_SHOWN), task.returncode or 0)
+        blame.is_consequence(
+            crash.without_stacks(task.output.tail())[-blame.LINES_SHOWN :], task.returncode or 0
+        )
         for task in failed
     )
     if not followers:

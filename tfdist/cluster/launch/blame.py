@@ -67,6 +67,7 @@ class Ending:
         stopped: whether it ended because the job was being stopped.
         shown: whether its output is on the terminal already.
         host: the machine on which it ran, if it was another.
+        crash: where in the program native code has crashed, in words, if it has.
     """
 
     task: Task
@@ -76,6 +77,7 @@ class Ending:
     stopped: bool = False
     shown: bool = False
     host: str | None = None
+    crash: str | None = None
 
 
 def exit_status(returncode: int) -> int:
@@ -188,6 +190,8 @@ def _hint(ending: Ending) -> str:
             "Either it was busy for longer than --stall-timeout, or it is at another place of the "
             "program: all ranks must run the same steps."
         )
+    if ending.crash is not None:
+        return f"{ending.crash} Its log has the stacks of all threads."
     if ending.returncode == -signal.SIGKILL and not ending.stopped:
         return (
             "tfdist did not send that signal. Often it is the kernel, because memory ran out: "

@@ -24,7 +24,8 @@ __all__ = ["Pump", "TaskOutput", "write_all"]
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _LONGEST_PART = 1 << 16
 _BLOCK = 1 << 16
-_LINES_KEPT = 400
+#: So many that the stacks of all threads, which Python prints at a crash, leave what came before.
+_LINES_KEPT = 1000
 
 
 class _Lines:
@@ -87,9 +88,9 @@ class TaskOutput:
         """Whether the log file is complete so far."""
         return self._file is not None
 
-    def tail(self, count: int) -> list[str]:
-        """The last lines, at most `count`."""
-        return list(self._tail)[-count:]
+    def tail(self) -> list[str]:
+        """The last lines, as many as are kept."""
+        return list(self._tail)
 
     def write(self, lines: list[bytes]) -> None:
         """Adds finished lines."""

@@ -18,9 +18,13 @@ TASK_MODULE = "tfdist.cli.task"
 #: The module that joins the cluster and serves the chief; it runs no script.
 SERVER_MODULE = "tfdist.cli.server"
 
-#: Set in a task unless the user set them: quiet and complete logs, GPUs that can be shared.
+#: Set in a task unless the user set them, also where the script makes its own strategy: complete
+#: logs, with the stacks of a task that crashes.
+_FOR_LOGS = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+
+#: The same where tfdist makes the strategy: quiet logs, GPUs that can be shared.
 _DEFAULTS = {
-    "PYTHONUNBUFFERED": "1",
+    **_FOR_LOGS,
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
@@ -63,7 +67,7 @@ class Program:
         seed: the one seed of the job; goes to the tasks as TFDIST_SEED. None where the tasks get
             the chief's when they join.
         env_only: whether the script builds its own strategy from TF_CONFIG: it then is run by
-            itself, and besides TF_CONFIG only its output is made unbuffered.
+            itself, and besides TF_CONFIG only what serves its log is set.
         roles: the roles of task types other than `Role.MAIN`. Unless `env_only`, these tasks run a
             server instead of the script.
         task_flags: whether the script gets its place as the flags of TensorFlow 1's tutorials.
@@ -110,7 +114,7 @@ class Program:
             name: value for name, value in _DEFAULTS.items() if name not in base
         }
         if self.env_only and self.roles is not ESTIMATORS:
-            return {name: changes[name] for name in changes if name == "PYTHONUNBUFFERED"}
+            return {name: changes[name] for name in changes if name in _FOR_LOGS}
         if self.roles and "GRPC_FAIL_FAST" not in base:
             changes["GRPC_FAIL_FAST"] = "use_caller"
         if self.env_only:

@@ -62,7 +62,7 @@ class Ssh:
     def command(self, host: str, words: Sequence[str]) -> tuple[str, ...]:
         """The local command that runs `words` on a host."""
         options = [part for k, v in _DEFAULTS.items() for part in ("-o", f"{k}={v}")]
-        return ("ssh", "-T", *self.arguments, *options, host, shlex.join(words))
+        return ("ssh", "-T", *self.arguments, *options, "--", host, shlex.join(words))
 
     def look(self, host: str, ports: int, seconds: float) -> dict[str, Any]:
         """Asks a host for free ports, its versions and its clock.

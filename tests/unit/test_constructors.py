@@ -1,0 +1,154 @@
+"""TensorFlow's constructors of strategies, and what goes with them, inside a scope."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.errors import ConfigError
+
+NAMES = (
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "experimental.CentralStorageStrategy",
+    "experimental.MultiWorkerMirroredStrategy",
+)
+
+
+@pytest.fixture(params=["single", "mirrored"])
+def strategy(request):
+    return tfdist.Single("CPU:0") if request.param == "single" else tfdist.Mirrored(["CPU:0"])
+
+
+def named(name, api=tf.distribute):
+    for part in name.split("."):
+        api = getattr(api, part)
+    return api
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("api", [tf.distribute, tf.compat.v2.distribute], ids=["tf", "v2"])
+def test_a_strategy_of_the_program_is_the_active_one(strategy, name, api, capsys):
+    original = named(name, api)
+    with strategy.scope():
+        assert named(name, api)() is strategy
+        assert named(name, api)("CPU:0") is strategy
+        with named(name, api)().scope() as entered:
+            assert entered is strategy
+            assert tf.distribute.get_strategy() is strategy
+    said = capsys.readouterr().err
+    assert f"tf.distribute.{name} of the program is the active strategy {strategy.name!r}" in said
+    assert named(name, api) is original
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_types_are_what_they_were(strategy, name):
+    original = named(name)
+    expected = isinstance(strategy, original)
+    with strategy.scope():
+        inside = named(name)
+        assert isinstance(strategy, inside) is expected
+        assert issubclass(type(strategy), inside) is issubclass(type(strategy), original)
+        assert issubclass(inside, original)
+        assert issubclass(original, inside)
+        assert inside.__doc__ == original.__doc__
+        assert (inside.__name__, inside.__module__) == (original.__name__, original.__module__)
+    assert isinstance(strategy, inside) is expected
+
+
+def test_a_class_of_the_program_s_own_is_made_as_written(strategy):
+    with strategy.scope():
+
+        class Own(tf.distribute.MirroredStrategy):
+            """Has something more."""
+
+            def __init__(self):
+                super().__init__(["CPU:0"])
+                self.more = 1
+
+        made = Own()
+        assert type(made) is Own
+        assert made.more == 1
+        assert isinstance(made, tf.distribute.MirroredStrategy)
+        assert not isinstance(strategy, Own)
+        assert not issubclass(type(strategy), Own)
+
+
+def test_outside_of_all_scopes_everything_is_tensorflow_s_own(strategy):
+    with strategy.scope():
+        kept = tf.distribute.MirroredStrategy
+    made = kept(["CPU:0"])
+    assert type(made) is tf.distribute.MirroredStrategy
+    assert made is not strategy
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ParameterServerStrategy", "use --strategy parameter_server"),
+        ("experimental.ParameterServerStrategy", "use --strategy parameter_server"),
+        ("TPUStrategy", "not on TPUs"),
+        ("experimental.TPUStrategy", "not on TPUs"),
+    ],
+)
+def test_a_strategy_of_another_kind_is_refused(strategy, name, words):
+    with strategy.scope(), pytest.raises(ConfigError) as caught:
+        named(name)(None)
+    text = str(caught.value)
+    assert f"tf.distribute.{name} of the program conflicts" in text
+    assert f"the active strategy {strategy.name!r}" in text
+    assert words in text
+
+
+@pytest.mark.parametrize("name", ["coordinator", "experimental.coordinator"])
+def test_a_coordinator_needs_servers(strategy, name):
+    with strategy.scope(), pytest.raises(ConfigError, match="ClusterCoordinator of the program"):
+        named(name).ClusterCoordinator(strategy)
+    with pytest.raises(AttributeError):
+        named(name).ClusterCoordinator(strategy)
+
+
+def test_a_task_that_trains_is_no_server(strategy):
+    with strategy.scope(), pytest.raises(ConfigError, match=r"Server of .*parameter_server, whose"):
+        tf.distribute.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
+
+
+def test_setting_the_strategy_that_is_set(strategy):
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        tf.distribute.experimental_set_strategy(strategy)
+        tf.distribute.experimental_set_strategy(None)
+        assert tf.distribute.get_strategy() is strategy
+        with pytest.raises(ConfigError, match="experimental_set_strategy of the program conflicts"):
+            tf.distribute.experimental_set_strategy(other)
+    tf.distribute.experimental_set_strategy(other)
+    try:
+        assert tf.distribute.get_strategy() is other
+    finally:
+        tf.distribute.experimental_set_strategy(None)
+
+
+def test_another_thread_gets_the_open_strategy(strategy):
+    found = []
+    with strategy.scope():
+        thread = threading.Thread(target=lambda: found.append(tf.distribute.MirroredStrategy()))
+        thread.start()
+        thread.join()
+    assert found == [strategy]
+
+
+def test_the_task_of_a_program_for_several_workers(strategy, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with strategy.scope():
+        for place in (
+            strategy.cluster_resolver,
+            tf.distribute.MultiWorkerMirroredStrategy().cluster_resolver,
+            tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+        ):
+            assert place.task_type is None
+            assert place.task_id is None
+            assert place.cluster_spec().as_dict() == {}

@@ -1,0 +1,237 @@
+"""TensorFlow's constructors of strategies give the open strategy inside its scope.
+
+A program that is written for `tf.distribute` makes a strategy by itself. Under `tfdist run` the
+strategy exists already, and a process has one. Within a scope, classes of TensorFlow's public API
+are therefore replaced by stand-ins: types that equal them, but whose call gives the open strategy
+where it can do what the program asks for, and else raises an error that names both.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import Hook, HookSet
+
+__all__ = ["Given", "hooks"]
+
+#: Classes below `tf.distribute` whose replicas train in lockstep, so that each of tfdist's
+#: strategies in lockstep can take their place.
+_LOCKSTEP = (
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "experimental.CentralStorageStrategy",
+    "experimental.MultiWorkerMirroredStrategy",
+)
+_SERVED = ("ParameterServerStrategy", "experimental.ParameterServerStrategy")
+_TPU = ("TPUStrategy", "experimental.TPUStrategy")
+_COORDINATOR = ("coordinator.ClusterCoordinator", "experimental.coordinator.ClusterCoordinator")
+
+#: TensorFlow's own class, also while a stand-in is in its place.
+_ServerStrategy = tf.distribute.ParameterServerStrategy
+
+#: The strategies whose scopes are open, the outermost first. Threads share them, as the hooks.
+_open: list[Any] = []
+
+#: What has been said since the outermost scope was opened.
+_said: set[str] = set()
+
+
+class Given:
+    """Lets TensorFlow's constructors give a strategy while its scope is open.
+
+    Args:
+        strategy: the strategy.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def enter(self) -> None:
+        """Hooks TensorFlow, unless an outer scope has."""
+        _hooks.enter()
+        _open.append(self._strategy)
+
+    def leave(self) -> None:
+        """Restores TensorFlow when the outermost scope closes."""
+        _open.remove(self._strategy)
+        if not _open:
+            _said.clear()
+        _hooks.leave()
+
+
+def hooks() -> list[Hook]:
+    """The seams of TensorFlow's public API, below `tf.distribute` and `tf.compat.v2.distribute`."""
+    makers: dict[str, Callable[[str, Any], Any]] = {
+        **dict.fromkeys(_LOCKSTEP, functools.partial(_constructor, _unless_served)),
+        **dict.fromkeys(_SERVED, functools.partial(_constructor, _if_served)),
+        **dict.fromkeys(_TPU, functools.partial(_constructor, _never)),
+        **dict.fromkeys(_COORDINATOR, _coordinator),
+        "Server": _server,
+        "cluster_resolver.TFConfigClusterResolver": _resolver,
+        "experimental_set_strategy": _set_strategy,
+    }
+    found = []
+    for api in (tf.distribute, tf.compat.v2.distribute):
+        for path, make in makers.items():
+            *modules, name = path.split(".")
+            owner = functools.reduce(getattr, modules, api)
+            found.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
+    return found
+
+
+_hooks = HookSet(hooks)
+
+
+class _StandIn(type):
+    """The type of stand-ins, and of the classes that a program derives from them.
+
+    Only a stand-in has the two attributes in its own dictionary: a class that is derived from it is
+    called and compared like any other.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        answer = vars(cls).get("_tfdist_answer")
+        return super().__call__(*args, **kwargs) if answer is None else answer(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        original = vars(cls).get("_tfdist_original")
+        if original is None:
+            return super().__instancecheck__(instance)
+        return isinstance(instance, original)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        original = vars(cls).get("_tfdist_original")
+        if original is None:
+            return super().__subclasscheck__(subclass)
+        return issubclass(subclass, original)
+
+
+def _stand_in(original: Any, answer: Callable[..., Any]) -> Any:
+    """A type that equals `original`, and whose call is `answer`."""
+    own = type(original)
+    kind = _StandIn if own is type else type(own.__name__, (_StandIn, own), {})
+    names = ("__module__", "__qualname__", "__doc__")
+    attributes = {name: getattr(original, name) for name in names}
+    attributes.update(_tfdist_answer=answer, _tfdist_original=original)
+    return kind(original.__name__, (original,), attributes)
+
+
+def _current() -> Any:
+    """The open strategy: this thread's, or else the outermost; None where none is open.
+
+    A program may keep a stand-in and call it when all scopes are closed.
+    """
+    own = tf.distribute.get_strategy()
+    return own if own in _open else next(iter(_open), None)
+
+
+def _constructor(refusal: Callable[[Any], str | None], path: str, original: Any) -> Any:
+    """A stand-in that gives the open strategy, unless `refusal` says what to do instead."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        if current is None:
+            return original(*args, **kwargs)
+        advice = refusal(current)
+        if advice is not None:
+            raise _conflict(path, current, advice)
+        _say_given(path, current, bool(args or kwargs))
+        return current
+
+    return _stand_in(original, answer)
+
+
+def _unless_served(current: Any) -> str | None:
+    if not isinstance(current, _ServerStrategy):
+        return None
+    return "Its replicas train in lockstep: use --strategy mirrored, multi_worker or horovod"
+
+
+def _if_served(current: Any) -> str | None:
+    if isinstance(current, _ServerStrategy):
+        return None
+    return "Its weights are on servers: use --strategy parameter_server"
+
+
+def _never(current: Any) -> str | None:
+    del current
+    return "tfdist trains on CPUs and GPUs, not on TPUs: take it out of the program"
+
+
+def _coordinator(path: str, original: Any) -> Any:
+    """A stand-in that coordinates parameter servers only, as the original, with words for it."""
+
+    def answer(strategy: Any) -> Any:
+        if strategy in _open and not isinstance(strategy, _ServerStrategy):
+            raise _conflict(path, strategy, "It needs servers: use --strategy parameter_server")
+        return original(strategy)
+
+    return _stand_in(original, answer)
+
+
+def _server(path: str, original: Any) -> Any:
+    """A stand-in that starts no server in a task that trains: it would wait without an end."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        if current is not None and not isinstance(current, _ServerStrategy):
+            advice = "It serves a chief: use --strategy parameter_server, whose tasks are servers"
+            raise _conflict(path, current, advice)
+        return original(*args, **kwargs)
+
+    return _stand_in(original, answer)
+
+
+def _resolver(path: str, original: Any) -> Any:
+    """A stand-in that gives the cluster of the open strategy, which may not be in TF_CONFIG."""
+    del path
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        known = getattr(_current(), "cluster_resolver", None)
+        if args or kwargs or known is None or not known.cluster_spec().as_dict():
+            return original(*args, **kwargs)
+        return known
+
+    return _stand_in(original, answer)
+
+
+def _set_strategy(path: str, original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The open strategy is set already, and stays set as long as its scope is open."""
+
+    @functools.wraps(original)
+    def set_strategy(strategy: Any) -> None:
+        own = tf.distribute.get_strategy()
+        if own not in _open:
+            original(strategy)
+        elif strategy is not None and strategy is not own:
+            raise _conflict(
+                path, own, f"A process has one strategy, not {type(strategy).__name__} besides"
+            )
+
+    return set_strategy
+
+
+def _conflict(path: str, current: Any, advice: str) -> ConfigError:
+    return ConfigError(
+        f"{path} of the program conflicts with the active strategy {current.name!r}. {advice}; or "
+        "call tfdist.strategy() in its place, which gives the active strategy."
+    )
+
+
+def _say_given(path: str, current: Any, arguments: bool) -> None:
+    """Tells the user, once, that the strategy is the job's and not the program's own."""
+    replicas = current.num_replicas_in_sync
+    text = f"{path} of the program is the active strategy {current.name!r}"
+    text += f" ({replicas} replica{'s' * (replicas != 1)} in sync)"
+    if arguments:
+        text += "; its arguments have no effect"
+    if text not in _said and current.is_chief:
+        _said.add(text)
+        print(f"tfdist: {text}", file=sys.stderr, flush=True)
