@@ -351,6 +351,24 @@ def mirrored(strategy: Any, *, path: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def mirrored_alone(strategy: Any, *, path: str, replicas: int, same: bool) -> dict[str, Any]:
+    """`train_and_evaluate` on some devices: each evaluation opens a scope within the training's."""
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    training = tfdist.Mirrored(devices)
+    more = {
+        "train_distribute": training,
+        "eval_distribute": training if same else tfdist.Mirrored(devices),
+    }
+    model = made(path, save_checkpoints_steps=5, **(more if replicas > 1 else {}))
+    metrics, _ = estimator.train_and_evaluate(
+        model,
+        estimator.TrainSpec(batches(16 // replicas), max_steps=12),
+        estimator.EvalSpec(batches(8, 1), steps=None, throttle_secs=0),
+    )
+    evaluations = dict(eval_metrics(model.eval_dir()))
+    return {"metrics": metrics, "weights": weights(model), "evaluations": evaluations}
+
+
 def _shard(input_context: Any, sizes: tuple[int, int]) -> Any:
     x, y = data()
     own, count = input_context.input_pipeline_id, input_context.num_input_pipelines

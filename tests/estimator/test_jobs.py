@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.estimator.test_estimator import descended, predicted
-from tests.jobs.test_jobs import ROOT, TFDIST, left_over, run
+from tests.harness.targets import free_ports
+from tests.jobs.test_jobs import ROOT, TFDIST, left_over, run, tf_config
 
 #: A job whose model is that of the other tests. Its tasks find what differs in `settings.json`.
 SCRIPT = f"""
@@ -150,3 +153,45 @@ def test_a_killed_worker_rejoins(job, cluster, tmp_path):
     assert found["step"] > 20
     value, y = predicted(found["weights"])
     assert ((value - y) ** 2).mean() < 0.1
+
+
+#: As TensorFlow's guide to Estimators begins, on `tf.estimator`.
+ON_GRAPHS = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tensorflow as tf
+tf.compat.v1.disable_eager_execution()
+import tfdist
+from tests.cases import estimator_cases as cases
+from tfdist import estimator
+strategy = tfdist.strategy("multi_worker") if sys.argv[1:] == ["own"] else None
+config = estimator.RunConfig("model", save_checkpoints_steps=5, train_distribute=strategy)
+model = estimator.Estimator(cases.model_fn, config=config, params={{}})
+estimator.train_and_evaluate(
+    model,
+    estimator.TrainSpec(lambda input_context: cases._shard(input_context, (50, 50)), max_steps=12),
+    estimator.EvalSpec(cases.batches(16, 1), steps=None),
+)
+"""
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["job's strategy", "script's strategy"])
+def test_workers_of_a_program_without_eager_execution(cluster, tmp_path, monkeypatch, own):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (tmp_path / "job.py").write_text(ON_GRAPHS)
+    if own:
+        ports = free_ports(2)
+        command, configs = [sys.executable, "job.py", "own"], [tf_config(ports, i) for i in (0, 1)]
+    else:
+        command, configs = [*TFDIST, "run", "-s", "multi_worker", "-n", "2", "job.py"], [None]
+    with ThreadPoolExecutor(len(configs)) as both:
+        started = [
+            both.submit(run, tmp_path, *command, TF_CONFIG=each, CUDA_VISIBLE_DEVICES="-1")
+            for each in configs
+        ]
+    for each in started:
+        assert each.result().returncode == 0, each.result().stderr[-3000:]
+    found = written(cluster, tmp_path, None)
+    assert found["step"] == 12
+    np.testing.assert_allclose(found["weights"], descended(12), atol=1e-5)
+    assert list(found["evaluations"]) == [12]
