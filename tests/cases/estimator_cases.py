@@ -282,6 +282,14 @@ def in_served_job(call: Any) -> None:
         factory._active.clear()
 
 
+def in_cluster(call: Any) -> None:
+    """Calls a function in the first of two workers without a parameter server."""
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    place = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    with environment.patched({"TF_CONFIG": place}):
+        call()
+
+
 def mistakes(strategy: Any, *, path: str) -> dict[str, str]:
     """What each mistake is told."""
     spec = estimator.EstimatorSpec
@@ -316,6 +324,8 @@ def mistakes(strategy: Any, *, path: str) -> dict[str, str]:
         ),
         "served chief": lambda: in_served_job(lambda: made(path)),
         "gone": lambda: estimator.BoostedTreesClassifier,
+        "empty dir": lambda: estimator.RunConfig(""),
+        "each alone": lambda: in_cluster(lambda: made(path).train(batches(16), steps=1)),
         "no saving": lambda: estimator.train_and_evaluate(
             made(path, save_checkpoints_secs=None, save_checkpoints_steps=None),
             estimator.TrainSpec(batches(16), max_steps=2),

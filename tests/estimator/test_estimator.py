@@ -147,6 +147,8 @@ def test_mistakes_are_explained(run):
         "served chief": "strategy of this job, 'parameter_server'.*`--every-task` where its own",
         "gone": "tensorflow_decision_forests",
         "no saving": "saves nothing",
+        "empty dir": "model_dir='' is no path",
+        "each alone": "lists 2 tasks that train.*train_distribute=None: each would train a model",
     }
     assert set(found) == set(said)
     for name, text in said.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.estimator.test_estimator import descended, predicted
 from tests.harness.targets import free_ports
 from tests.jobs.test_jobs import ROOT, TFDIST, left_over, run, tf_config
+from tfdist import environment
 
 #: A job whose model is that of the other tests. Its tasks find what differs in `settings.json`.
 SCRIPT = f"""
@@ -195,3 +197,47 @@ def test_workers_of_a_program_without_eager_execution(cluster, tmp_path, monkeyp
     assert found["step"] == 12
     np.testing.assert_allclose(found["weights"], descended(12), atol=1e-5)
     assert list(found["evaluations"]) == [12]
+
+
+#: The same program as any task of TensorFlow 1's kind of cluster.
+OF_A_MASTER = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.cases import estimator_cases as cases
+from tfdist import estimator
+config = estimator.RunConfig("model", save_checkpoints_steps=5)
+print("TASK", config.task_type, config.cluster_spec.jobs, config.evaluation_master == "")
+model = estimator.Estimator(cases.model_fn, config=config, params={{}})
+metrics, _ = estimator.train_and_evaluate(
+    model,
+    estimator.TrainSpec(cases.batches(16), max_steps=12),
+    estimator.EvalSpec(cases.batches(16, 1), steps=None, throttle_secs=0),
+)
+print("LOSS", metrics["loss"])
+"""
+
+
+def test_a_master_evaluates_by_itself(cluster, tmp_path):
+    (tmp_path / "job.py").write_text(OF_A_MASTER)
+    master, ps = (f"127.0.0.1:{port}" for port in free_ports(2))
+    configs = [
+        json.dumps(
+            {"cluster": {"master": [master], "ps": [ps]}, "task": {"type": kind, "index": 0}}
+        )
+        for kind in ("master", "ps")
+    ]
+    command = [sys.executable, "job.py"]
+    environs = [environment.merged({"TF_CONFIG": each}) for each in configs]
+    with subprocess.Popen(command, cwd=tmp_path, env=environs[1]) as server:
+        try:
+            done = run(tmp_path, *command, **environs[0])
+        finally:
+            server.kill()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "TASK master ['master', 'ps'] True" in done.stdout
+    found = written(cluster, tmp_path, None)
+    np.testing.assert_allclose(found["weights"], descended(12), atol=1e-5)
+    assert list(found["evaluations"]) == [5, 10, 12]
+    value, y = predicted(found["weights"])
+    (loss,) = re.findall(r"^LOSS (\S+)$", done.stdout, re.MULTILINE)
+    np.testing.assert_allclose(float(loss), ((value - y) ** 2).mean(), rtol=1e-4)
