@@ -114,7 +114,8 @@ class _GatherByRun:
 
     TensorFlow remembers a collective's shape under its key. In a function each call has a new key;
     in a session's graph it is a constant, and other sizes are refused ("Shape mismatch in the
-    collective instance"). Here a key is made of the gather's number and that of the run.
+    collective instance"). Here a key is made of the gather's number and that of the run, and each
+    graph has a group of its own: the runs of a second training begin at 1 again.
 
     A launcher keeps this for good. It acts in the graphs that it serves alone, so nothing has to be
     put back, and in which order scopes open and close does not matter.
@@ -123,17 +124,22 @@ class _GatherByRun:
         launcher: the launcher, whose own `_all_gather` this calls.
     """
 
-    #: Keys of a run; and those that TensorFlow gives to other collectives of a graph.
-    RUN_KEYS, OTHER_KEYS = 512, 1 << 20
+    #: Keys of a run; and those that TensorFlow gives to other collectives of a graph and to groups.
+    RUN_KEYS, OTHER_KEYS, OTHER_GROUPS = 512, 1 << 20, 1 << 16
 
     def __init__(self, launcher: Any) -> None:
         self._launcher = launcher
         self._gather = launcher._all_gather
+        self._served = 0
+        self._groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._gathers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def serve(self, graph: Any) -> None:
-        """Gathers by run in a graph from now on."""
-        self._gathers.setdefault(graph, 0)
+        """Gathers by run in a graph from now on. All workers serve theirs in one order."""
+        if graph not in self._groups:
+            self._groups[graph] = self._launcher._group_key + self.OTHER_GROUPS * self._served
+            self._gathers[graph] = 0
+            self._served += 1
 
     def __call__(self, input_tensor: Any, options: Any) -> Any:
         """Concatenates the tensors of all launchers of the group."""
@@ -150,11 +156,13 @@ class _GatherByRun:
             )
         with graph.as_default(), tf.control_dependencies(None), tf.device("CPU:0"):
             key = self.OTHER_KEYS + number + self.RUN_KEYS * _number_of_run(graph)
-        self._launcher._next_instance_key = lambda: key
+        launcher, group = self._launcher, self._launcher._group_key
+        launcher._next_instance_key, launcher._group_key = lambda: key, self._groups[graph]
         try:
             return self._gather(input_tensor, options)
         finally:
-            del self._launcher._next_instance_key
+            del launcher._next_instance_key
+            launcher._group_key = group
 
 
 def _number_of_run(graph: Any) -> Any:

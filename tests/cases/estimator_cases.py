@@ -361,6 +361,35 @@ def mirrored(strategy: Any, *, path: str, replicas: int) -> dict[str, Any]:
     }
 
 
+def trained_in_turns(strategy: Any, *, path: str) -> dict[str, Any]:
+    """Trains one model on one device, on two, and on two of another strategy: 4 steps each.
+
+    As it is, and with losses that are scaled for float16 while gradients are computed.
+    """
+    scaled = tf1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    wrappers: dict[str, Any] = {
+        "as they are": lambda inner: inner,
+        "dynamic": lambda inner: scaled(inner, "dynamic"),
+        "fixed": lambda inner: scaled(inner, 128.0),
+    }
+
+    def function(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = model_fn(features, labels, "eval", params)
+        optimizer = params["wrapper"](tf1.train.GradientDescentOptimizer(RATE))
+        train_op = optimizer.minimize(spec.loss, global_step=tf1.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=spec.loss, train_op=train_op)
+
+    devices = ["CPU:0", "CPU:1"]
+    found = {}
+    for name, wrapper in wrappers.items():
+        for chosen in (None, tfdist.Mirrored(devices), tf.distribute.MirroredStrategy(devices)):
+            config = estimator.RunConfig(f"{path}/{name}", train_distribute=chosen)
+            model = estimator.Estimator(function, config=config, params={"wrapper": wrapper})
+            model.train(batches(16 if chosen is None else 8), steps=4)
+        found[name] = weights(model)
+    return found
+
+
 def mirrored_alone(strategy: Any, *, path: str, replicas: int, same: bool) -> dict[str, Any]:
     """`train_and_evaluate` on some devices: each evaluation opens a scope within the training's."""
     devices = [f"CPU:{i}" for i in range(replicas)]

@@ -54,6 +54,21 @@ def evaluated_meanwhile(strategy: Any, *, path: str) -> tuple[Any, list[int]]:
     return table, list(eval_metrics(model.eval_dir()))
 
 
+def trained_twice(strategy: Any, *, path: str) -> Any:
+    """The table after two trainings in one process: the second has other sizes in each run."""
+    replicas = strategy or tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    config = estimator.RunConfig(path, train_distribute=replicas)
+    model = estimator.Estimator(model_fn, config=config)
+    steps = len(sparse_batches()) // 2
+    model.train(input_fn, steps=2)
+
+    def rest(input_context: Any) -> Any:
+        return input_fn(input_context).skip(4 // input_context.num_input_pipelines)
+
+    model.train(rest, steps=steps - 2)
+    return np.asarray(model.get_variable_value("table"))
+
+
 def trained(strategy: Any, *, path: str) -> Any:
     """The table after training on two replicas."""
     replicas = strategy or tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

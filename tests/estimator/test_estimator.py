@@ -197,6 +197,13 @@ def test_replicas_evaluate_while_replicas_train(cluster, tmp_path, same):
     np.testing.assert_allclose(two["metrics"]["loss"], ((value - y) ** 2).mean(), rtol=1e-4)
 
 
+def test_one_strategy_after_another_and_scaled_losses(cluster, tmp_path):
+    found = cluster("devices").call(f"{CASES}:trained_in_turns", path=str(tmp_path))[0]
+    assert set(found) == {"as they are", "dynamic", "fixed"}
+    for trained in found.values():
+        np.testing.assert_allclose(trained, descended(12), atol=1e-5)
+
+
 def descended_table():
     expected = np.full((50, 4), 0.1, "float32")
     batches = sparse_batches()
@@ -209,10 +216,11 @@ def descended_table():
     return expected
 
 
+@pytest.mark.parametrize("case", ["trained", "trained_twice"])
 @pytest.mark.parametrize("target", ["devices", "multi_worker"])
-def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target):
+def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target, case):
     found = cluster(target).call(
-        "tests.cases.estimator_sparse_cases:trained", path=str(tmp_path / "model")
+        f"tests.cases.estimator_sparse_cases:{case}", path=str(tmp_path / "model")
     )
     for each in found:
         np.testing.assert_allclose(each, descended_table(), atol=1e-5)
