@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.harness import Pool
@@ -20,6 +21,11 @@ from tfdist import environment
 #: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
 TEST_SECONDS = 300
 JOB_SECONDS = 55 * 60
+
+# An example may take long on a machine that does other things. `--hypothesis-profile=ci` besides
+# draws the same examples in each run.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
