@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed-
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
 
+test: export PATH := $(CURDIR)/$(BIN):$(PATH)
 test: $(STAMP)dev
 	$(BIN)/tfdist build-horovod
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
