@@ -80,8 +80,8 @@ def test_shuffle_sees_the_order_of_one_process(agree: Agree) -> None:
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision_trains(run: Agree, policy: str) -> None:
-    results = run("contract_cases:mixed_precision", policy=policy)
+def test_mixed_precision_trains(agree: Agree, policy: str) -> None:
+    results = agree("contract_cases:mixed_precision", tolerance=5e-3, policy=policy)
     for result in results:
         loss = result["history"]["loss"]
         assert np.isfinite(loss).all()
