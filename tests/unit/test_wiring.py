@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import re
 import shlex
 import types
 from pathlib import Path
@@ -434,6 +435,14 @@ FLAGS = """
 --wire-dtype
 -n --processes
 """
+
+
+def test_every_flag_is_in_the_documentation() -> None:
+    root = Path(__file__).parents[2]
+    text = "".join(path.read_text() for path in [*root.glob("docs/*.md"), root / "README.md"])
+    flags = [line.split()[0] for line in FLAGS.splitlines() if line]
+    missing = [flag for flag in flags if not re.search(rf"{flag}(?![\w-])", text)]
+    assert missing == []
 
 
 def test_the_flags_of_run_are_these() -> None:
