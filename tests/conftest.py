@@ -29,7 +29,7 @@ hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--everything`: each case on every strategy. `--require`: nothing is skipped for lack of it."""
+    """`--everything`: each case on every strategy. `--require`: what may not be missing."""
     parser.addoption(
         "--everything",
         action="store_true",
