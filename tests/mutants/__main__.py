@@ -8,13 +8,19 @@ A mutant is noticed if its tests fail, and pass without it. Exit status 1 if one
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
+
+from tests.harness import zygote
 from tests.mutants.table import MUTANTS, Mutant
 from tfdist import environment
 
@@ -28,21 +34,38 @@ _FAILED, _PASSED = 1, 0
 
 
 def tested(tree: Path, tests: str, seconds: float) -> str:
-    """How tests end on a tree: "passed", "failed", "late" or an exit status of pytest."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [*command, *shlex.split(tests)],
-            cwd=tree,
-            env=environment.merged({"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "late"
-    return {_FAILED: "failed", _PASSED: "passed"}.get(done.returncode, f"exit {done.returncode}")
+    """How tests end on a tree: "passed", "failed", "late" or an exit status of pytest.
+
+    They run in a fork of this process, which has imported TensorFlow.
+    """
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        _run(tree, ["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)])
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return {_FAILED: "failed", _PASSED: "passed"}.get(code, f"exit {code}")
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "late"
+
+
+def _run(tree: Path, arguments: list[str]) -> NoReturn:
+    """Runs pytest on a tree; what this process has imported of another is forgotten."""
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(silent, stream)
+    environment.set_for_good({"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"})
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("tests", "tfdist")]:
+        del sys.modules[name]
+    os.chdir(tree)
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(tree), *(each for each in sys.path if each not in ("", str(ROOT)))]
+    os._exit(int(pytest.main(arguments)))
 
 
 def verdict(tree: Path, mutant: Mutant, seconds: float) -> str:
@@ -69,6 +92,9 @@ def main() -> int:
         print("\n".join(f"{each.name}  [{each.tests}]" for each in chosen))
         return 0
     survived = []
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.set_for_good({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **quiet})
+    zygote.load()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT, symlinks=True)
