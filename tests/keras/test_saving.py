@@ -143,7 +143,7 @@ def _kill_while_writing(process: int, folder: pathlib.Path, name: str) -> None:
     os.kill(process, signal.SIGKILL)
 
 
-def _wait_for(path: pathlib.Path, seconds: float = 110.0) -> None:
+def _wait_for(path: pathlib.Path, seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not appear."
