@@ -4,14 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test lint clean
+.PHONY: demo test mutants lint clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
 
+test: export PATH := $(CURDIR)/$(BIN):$(PATH)
 test: $(STAMP)dev
 	$(BIN)/tfdist build-horovod
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
+
+# Breaks one place after the other and lists what no test notices: ARGS="-k WORD --seconds 300".
+mutants: $(STAMP)dev
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

@@ -12,28 +12,42 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
-from tests.harness import Pool
+from tests.harness import Pool, requirements
 from tfdist import environment
 
 #: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
 TEST_SECONDS = 300
 JOB_SECONDS = 55 * 60
 
+# An example may take long on a machine that does other things. `--hypothesis-profile=ci` besides
+# draws the same examples in each run.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.load_profile("default")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--everything`: each case on every strategy, and no test is seldom."""
+    """`--everything`: each case on every strategy. `--require`: what may not be missing."""
     parser.addoption(
         "--everything",
         action="store_true",
         help="run every case on every strategy, and tests marked seldom (slow)",
     )
+    parser.addoption(
+        "--require",
+        default="",
+        metavar=",".join(requirements.CHECKS),
+        help="fail where the machine lacks one of these, instead of skipping the tests that use it",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known."""
+    """Makes the marker known, and looks whether all is there that the run requires."""
     config.addinivalue_line("markers", "seldom: runs with --everything only")
+    if missing := requirements.lacking(config.getoption("require")):
+        raise pytest.UsageError("\n".join(f"--require={each}" for each in missing))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

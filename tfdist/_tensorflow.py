@@ -125,7 +125,8 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self, strategy: Any, cluster_resolver: Any, options: Any, cpu_devices: int = 1
     ) -> None:
         self._cpu_devices = cpu_devices
-        super().__init__(strategy, cluster_resolver, options)
+        with context.eager_mode():  # Else, in a program on graphs, no server of collectives starts.
+            super().__init__(strategy, cluster_resolver, options)
 
     def _initialize_local_devices(
         self, cluster_resolver: Any, worker_device: str

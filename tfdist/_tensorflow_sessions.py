@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
+from tensorflow.python.eager import context
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import training_util
 
 from tfdist.errors import ConfigError
 
-__all__ = ["graph_scope", "listen_to", "on_replicas", "read_step_alone", "session_config_for"]
+__all__ = [
+    "eagerly",
+    "graph_scope",
+    "listen_to",
+    "on_replicas",
+    "read_step_alone",
+    "session_config_for",
+]
 
 
 def listen_to(hook: Any, listeners: Sequence[Any]) -> None:
@@ -61,21 +70,35 @@ def read_step_alone(strategy: Any, step: Any) -> None:
 
 
 @contextlib.contextmanager
+def eagerly(strategy: Any) -> Iterator[None]:
+    """Runs eagerly in `strategy`'s cross-replica context, also where a graph is the default.
+
+    A program may have called `tf.compat.v1.disable_eager_execution()`. Then `tf.init_scope` ends in
+    a graph too, and the graph that is the default keeps the stack of open scopes; so both are
+    replaced.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with tf.Graph().as_default(), context.eager_mode(), tf.distribute.Strategy.scope(strategy):
+        yield
+
+
+@contextlib.contextmanager
 def graph_scope(strategy: Any) -> Iterator[None]:
     """TensorFlow's own scope of a strategy, in which Keras is not hooked.
 
-    In it sparse gradients may have other numbers of rows in each run of a session.
+    In the default graph sparse gradients may then have other numbers of rows in each run of a
+    session. Scopes of one strategy may be open in several graphs at once, as where a checkpoint is
+    evaluated while the training's graph waits.
     """
-    launchers = _launchers_of(strategy.extended)
-    classes = [type(launcher) for launcher in launchers]
-    for launcher, kind in zip(launchers, classes, strict=True):
-        launcher.__class__ = type("GatherByRun", (_GatherByRun, kind), {})
-    try:
-        with tf.distribute.Strategy.scope(strategy):
-            yield
-    finally:
-        for launcher, kind in zip(launchers, classes, strict=True):
-            launcher.__class__ = kind
+    graph = tf.compat.v1.get_default_graph()
+    for launcher in _launchers_of(strategy.extended):
+        if not isinstance(launcher._all_gather, _GatherByRun):
+            launcher._all_gather = _GatherByRun(launcher)
+        launcher._all_gather.serve(graph)
+    with tf.distribute.Strategy.scope(strategy):
+        yield
 
 
 def _launchers_of(extended: Any) -> list[Any]:
@@ -87,39 +110,59 @@ def _launchers_of(extended: Any) -> list[Any]:
 
 
 class _GatherByRun:
-    """A launcher whose gathers may have other sizes in each run of a session.
+    """A launcher's gathers, which may have other sizes in each run of a session.
 
     TensorFlow remembers a collective's shape under its key. In a function each call has a new key;
     in a session's graph it is a constant, and other sizes are refused ("Shape mismatch in the
-    collective instance"). Here a key is made of the gather's number and that of the run.
+    collective instance"). Here a key is made of the gather's number and that of the run, and each
+    graph has a group of its own: the runs of a second training begin at 1 again.
+
+    A launcher keeps this for good. It acts in the graphs that it serves alone, so nothing has to be
+    put back, and in which order scopes open and close does not matter.
+
+    Args:
+        launcher: the launcher, whose own `_all_gather` this calls.
     """
 
-    #: Keys of a run; and those that TensorFlow gives to other collectives of a graph.
-    RUN_KEYS, OTHER_KEYS = 512, 1 << 20
-    _graph: Any = None
-    _gathers = 0
+    #: Keys of a run; and those that TensorFlow gives to other collectives of a graph and to groups.
+    RUN_KEYS, OTHER_KEYS, OTHER_GROUPS = 512, 1 << 20, 1 << 16
 
-    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
+    def __init__(self, launcher: Any) -> None:
+        self._launcher = launcher
+        self._gather = launcher._all_gather
+        self._served = 0
+        self._groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._gathers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def serve(self, graph: Any) -> None:
+        """Gathers by run in a graph from now on. All workers serve theirs in one order."""
+        if graph not in self._groups:
+            self._groups[graph] = self._launcher._group_key + self.OTHER_GROUPS * self._served
+            self._gathers[graph] = 0
+            self._served += 1
+
+    def __call__(self, input_tensor: Any, options: Any) -> Any:
+        """Concatenates the tensors of all launchers of the group."""
         graph = tf.compat.v1.get_default_graph()
         while getattr(graph, "is_control_flow_graph", False):
             graph = graph.outer_graph
-        if tf.executing_eagerly() or graph.building_function:
-            return super()._all_gather(input_tensor, options)  # type: ignore[misc]
-        if graph is not self._graph:
-            self._graph, self._gathers = graph, 0
-        self._gathers += 1
-        if self._gathers >= self.RUN_KEYS:
+        if tf.executing_eagerly() or graph not in self._gathers:
+            return self._gather(input_tensor, options)
+        self._gathers[graph] = number = self._gathers[graph] + 1
+        if number >= self.RUN_KEYS:
             raise ConfigError(
                 f"The model has more than {self.RUN_KEYS // 5} sparse gradients on several "
                 "replicas. Make some of them dense: tf.convert_to_tensor(gradient)."
             )
         with graph.as_default(), tf.control_dependencies(None), tf.device("CPU:0"):
-            key = self.OTHER_KEYS + self._gathers + self.RUN_KEYS * _number_of_run(graph)
-        self._next_instance_key = lambda: key
+            key = self.OTHER_KEYS + number + self.RUN_KEYS * _number_of_run(graph)
+        launcher, group = self._launcher, self._launcher._group_key
+        launcher._next_instance_key, launcher._group_key = lambda: key, self._groups[graph]
         try:
-            return super()._all_gather(input_tensor, options)  # type: ignore[misc]
+            return self._gather(input_tensor, options)
         finally:
-            del self._next_instance_key
+            del launcher._next_instance_key
+            launcher._group_key = group
 
 
 def _number_of_run(graph: Any) -> Any:

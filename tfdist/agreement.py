@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._tensorflow_sessions import eagerly
 from tfdist.errors import TfdistError
 
 __all__ = [
@@ -265,6 +266,7 @@ def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
         speaks = context.replica_id_in_sync_group == first
         return tf.constant(own if speaks else silent)
 
-    spoken = strategy.experimental_distribute_values_from_function(value_of)
-    total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
-    return np.rint(total.numpy()).astype(np.int64)
+    with eagerly(strategy):
+        spoken = strategy.experimental_distribute_values_from_function(value_of)
+        total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
+        return np.rint(total.numpy()).astype(np.int64)

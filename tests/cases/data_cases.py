@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tests.cases import common
 from tests.cases.common import scope
 
@@ -169,7 +170,7 @@ def unequal_lengths(strategy: Any, *, kind: str) -> dict[str, Any]:
         model = _model()
         try:
             model.fit(sources[kind](), epochs=1, verbose=0)
-        except Exception as error:
+        except tfdist.TfdistError as error:
             return {"error": f"{type(error).__name__}: {error}"}
     return {"steps": int(np.asarray(model.optimizer.iterations))}
 

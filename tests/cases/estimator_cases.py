@@ -282,6 +282,14 @@ def in_served_job(call: Any) -> None:
         factory._active.clear()
 
 
+def in_cluster(call: Any) -> None:
+    """Calls a function in the first of two workers without a parameter server."""
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    place = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    with environment.patched({"TF_CONFIG": place}):
+        call()
+
+
 def mistakes(strategy: Any, *, path: str) -> dict[str, str]:
     """What each mistake is told."""
     spec = estimator.EstimatorSpec
@@ -316,6 +324,8 @@ def mistakes(strategy: Any, *, path: str) -> dict[str, str]:
         ),
         "served chief": lambda: in_served_job(lambda: made(path)),
         "gone": lambda: estimator.BoostedTreesClassifier,
+        "empty dir": lambda: estimator.RunConfig(""),
+        "each alone": lambda: in_cluster(lambda: made(path).train(batches(16), steps=1)),
         "no saving": lambda: estimator.train_and_evaluate(
             made(path, save_checkpoints_secs=None, save_checkpoints_steps=None),
             estimator.TrainSpec(batches(16), max_steps=2),
@@ -349,6 +359,53 @@ def mirrored(strategy: Any, *, path: str, replicas: int) -> dict[str, Any]:
         "names": model.get_variable_names(),
         "metrics": model.evaluate(lambda: uneven(({"x": x}, y)).batch(4)),
     }
+
+
+def trained_in_turns(strategy: Any, *, path: str) -> dict[str, Any]:
+    """Trains one model on one device, on two, and on two of another strategy: 4 steps each.
+
+    As it is, and with losses that are scaled for float16 while gradients are computed.
+    """
+    scaled = tf1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    wrappers: dict[str, Any] = {
+        "as they are": lambda inner: inner,
+        "dynamic": lambda inner: scaled(inner, "dynamic"),
+        "fixed": lambda inner: scaled(inner, 128.0),
+    }
+
+    def function(features: Any, labels: Any, mode: str, params: Any) -> Any:
+        spec = model_fn(features, labels, "eval", params)
+        optimizer = params["wrapper"](tf1.train.GradientDescentOptimizer(RATE))
+        train_op = optimizer.minimize(spec.loss, global_step=tf1.train.get_global_step())
+        return estimator.EstimatorSpec(mode, loss=spec.loss, train_op=train_op)
+
+    devices = ["CPU:0", "CPU:1"]
+    found = {}
+    for name, wrapper in wrappers.items():
+        for chosen in (None, tfdist.Mirrored(devices), tf.distribute.MirroredStrategy(devices)):
+            config = estimator.RunConfig(f"{path}/{name}", train_distribute=chosen)
+            model = estimator.Estimator(function, config=config, params={"wrapper": wrapper})
+            model.train(batches(16 if chosen is None else 8), steps=4)
+        found[name] = weights(model)
+    return found
+
+
+def mirrored_alone(strategy: Any, *, path: str, replicas: int, same: bool) -> dict[str, Any]:
+    """`train_and_evaluate` on some devices: each evaluation opens a scope within the training's."""
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    training = tfdist.Mirrored(devices)
+    more = {
+        "train_distribute": training,
+        "eval_distribute": training if same else tfdist.Mirrored(devices),
+    }
+    model = made(path, save_checkpoints_steps=5, **(more if replicas > 1 else {}))
+    metrics, _ = estimator.train_and_evaluate(
+        model,
+        estimator.TrainSpec(batches(16 // replicas), max_steps=12),
+        estimator.EvalSpec(batches(8, 1), steps=None, throttle_secs=0),
+    )
+    evaluations = dict(eval_metrics(model.eval_dir()))
+    return {"metrics": metrics, "weights": weights(model), "evaluations": evaluations}
 
 
 def _shard(input_context: Any, sizes: tuple[int, int]) -> Any:

@@ -120,7 +120,22 @@ def equals_unsplit(
         "counted": live_activations(schedule) * shape.replicas,
         "devices": sorted({w.value.device[-5:] for w in model.weights}),
         "boxes": collections.Counter(box.device for box in made.boxes(model)),
+        "again": [
+            _runs_forward(passes)
+            for workers in engine.workers
+            for worker in workers
+            for passes in worker._passes.values()
+        ],
     }
+
+
+def _runs_forward(passes: Any) -> bool:
+    """Whether a backward pass computes the activations of `dense`; its gradients need no Tanh."""
+    (graphs, *_) = passes._traced.values()
+    (backward, *_) = graphs._backwards.values()
+    found = backward.concrete.graph.as_graph_def()
+    functions = [f.node_def for f in found.library.function]
+    return any(node.op == "Tanh" for nodes in (found.node, *functions) for node in nodes)
 
 
 def over_masks() -> keras.Model:
@@ -313,8 +328,9 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def refused(strategy: Any, what: str) -> str:
     """What the user is told, before or at the first step."""
-    make_model, options = WRONG[what]
-    optimizer = options.pop("optimizer", "plain") if "optimizer" in options else "plain"
+    make_model, given = WRONG[what]
+    options = {name: value for name, value in given.items() if name != "optimizer"}
+    optimizer = given.get("optimizer", "plain")
     shape = {"stateful": (16, 5, 4), "masked": (16, 12, 1)}.get(what, (16, 12))
     x = np.ones(shape, "float32")
     y = np.zeros((16, 12) if what == "masked" else 16, "int32")

@@ -94,7 +94,7 @@ def counting(
         model = Counter(pause)
         model.compile(keras.optimizers.SGD(1.0))
         slowing = _Slow(slow)
-        with _killing(kill):
+        with _killing(kill) as killed:
             try:
                 done = model.fit(**data, epochs=epochs, verbose=0, callbacks=[slowing])
             finally:
@@ -104,6 +104,7 @@ def counting(
             "counts": np.asarray(model.counts)[:, 0],
             "iterations": int(model.optimizer.iterations),
             "history": {name: list(values) for name, values in history.items()},
+            "killed": killed,
         }
 
 
@@ -122,9 +123,14 @@ def _generated(ids: np.ndarray) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _killing(workers: list[int]) -> Iterator[None]:
-    """Kills workers, one after the other, while the block runs, and starts each again."""
+def _killing(workers: list[int]) -> Iterator[list[int]]:
+    """Kills workers, one after the other, while the block runs, and starts each again.
+
+    Yields:
+        Those that have been killed before the block ended.
+    """
     ended = threading.Event()
+    killed: list[int] = []
 
     def kill() -> None:
         for worker in workers:
@@ -133,12 +139,14 @@ def _killing(workers: list[int]) -> Iterator[None]:
             process = harness_servers.running("worker", worker)
             process.kill()
             process.wait()
+            if not ended.is_set():
+                killed.append(worker)
             harness_servers.start("worker", worker)
 
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        yield
+        yield killed
     finally:
         ended.set()
         thread.join()

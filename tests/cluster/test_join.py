@@ -33,8 +33,14 @@ SAME = {"TensorFlow": "2.21.0", "configuration (digest)": "abc"}
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting_module, "CONNECT_SECONDS", 0.5)
+    """Of own ports in use; where nobody answers, `silent` waits less too."""
     monkeypatch.setattr(meeting_module, "_SECONDS_FOR_OWN_PORT", 0.3)
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits for those who never answer: others would be late too on a busy machine."""
+    monkeypatch.setattr(meeting_module, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(wire, "_SECONDS_TO_ANSWER", 0.5)
 
 
@@ -190,6 +196,7 @@ def test_a_name_that_does_not_resolve(ports: Callable[[int], list[int]]) -> None
         join(ClusterSpec({"worker": addresses}), Task("worker", 0), timeout=1, identity=SAME)
 
 
+@pytest.mark.usefixtures("silent")
 def test_an_address_that_never_answers(ports: Callable[[int], list[int]]) -> None:
     """A listener whose queue is full drops connections, as a firewall does."""
     with contextlib.ExitStack() as crowd:
@@ -294,6 +301,7 @@ def test_a_task_that_the_cluster_does_not_have(ports: Callable[[int], list[int]]
         assert re.search(rf"worker 1 +127.0.0.1:{listed[1]} +no", failure(chief))
 
 
+@pytest.mark.usefixtures("silent")
 def test_own_port_in_use(
     ports: Callable[[int], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +323,7 @@ def test_own_port_is_taken_by_a_task(ports: Callable[[int], list[int]]) -> None:
 
 
 @pytest.mark.parametrize("place", ["chief", "worker"])
+@pytest.mark.usefixtures("silent")
 def test_a_web_server_answers(ports: Callable[[int], list[int]], place: str) -> None:
     listed = ports(1)
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
@@ -331,6 +340,7 @@ def test_a_web_server_answers(ports: Callable[[int], list[int]], place: str) -> 
             thread.join()
 
 
+@pytest.mark.usefixtures("silent")
 def test_strangers_do_not_disturb_the_start(ports: Callable[[int], list[int]]) -> None:
     listed = ports(2)
     noises = [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xff" * 50_000, b'{"protocol": 3}\n', b"[]\n", b""]
@@ -348,6 +358,7 @@ def test_strangers_do_not_disturb_the_start(ports: Callable[[int], list[int]]) -
         chief.result(timeout=20)
 
 
+@pytest.mark.usefixtures("silent")
 def test_a_silent_listener_is_told_apart(ports: Callable[[int], list[int]]) -> None:
     own = ports(1)[0]
     with socket.create_server(("127.0.0.1", 0)) as silent:

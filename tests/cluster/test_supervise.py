@@ -272,16 +272,20 @@ def test_nothing_is_left_when_the_launcher_is_killed(here: Path) -> None:
 
 
 def test_nothing_is_left_when_the_launcher_is_killed_while_it_starts(here: Path) -> None:
-    for delay in (0.05, 0.1, 0.15, 0.2):
+    """As soon as it has a child, and some moments later: with one task, or with both."""
+    for delay in (0.0, 0.01, 0.03, 0.1):
         with launcher(SLEEPERS) as process:
+            wait_until(lambda own=process.pid: children_in(here, own), 20)
             time.sleep(delay)
+            assert children_in(here, process.pid)
             process.kill()
-    time.sleep(2.5)
-    assert not [
-        entry
-        for entry in Path("/proc").glob("[0-9]*")
-        if _cwd(entry) == str(here) and int(entry.name) != os.getpid() and is_alive(int(entry.name))
-    ]
+        wait_until(lambda: not children_in(here), 10)
+
+
+def children_in(folder: Path, launched_by: int | None = None) -> list[int]:
+    """Living processes that work in a folder, this one and the launcher apart."""
+    found = [int(e.name) for e in Path("/proc").glob("[0-9]*") if _cwd(e) == str(folder)]
+    return [pid for pid in found if pid not in (os.getpid(), launched_by) and is_alive(pid)]
 
 
 def _cwd(process: Path) -> str:

@@ -44,13 +44,11 @@ def test_gather_and_reduce(agree: Agree) -> None:
 def test_options_that_may_not_work(
     run: Agree, cluster: Pool, target: str, options: dict[str, Any]
 ) -> None:
-    """The result of one process, or an error that names the option; never a hang."""
+    """The result of one process; servers' workers run graphs, and an error says so."""
     results = run("step_cases:compiled_with", plain=True, options=options)
     reference = cluster.plain("tests.cases.step_cases:compiled_with", options=options)
     for result in results:
-        if "error" in result:
-            assert any(name in result["error"] for name in options)
-            assert results[0] == result
-            assert "error" in reference or target != "single"
+        if target == "parameter_server" and "run_eagerly" in options:
+            assert "run_eagerly=True conflicts with strategy='parameter_server'" in result["error"]
         else:
             assert_same(reference, result, 1e-5, target)

@@ -147,6 +147,8 @@ def test_mistakes_are_explained(run):
         "served chief": "strategy of this job, 'parameter_server'.*`--every-task` where its own",
         "gone": "tensorflow_decision_forests",
         "no saving": "saves nothing",
+        "empty dir": "model_dir='' is no path",
+        "each alone": "lists 2 tasks that train.*train_distribute=None: each would train a model",
     }
     assert set(found) == set(said)
     for name, text in said.items():
@@ -178,8 +180,31 @@ def test_two_workers_equal_one(cluster, tmp_path):
     assert found[0]["metrics"] == found[1]["metrics"]
 
 
-@pytest.mark.parametrize("target", ["devices", "multi_worker"])
-def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target):
+@pytest.mark.parametrize("same", [True, False], ids=["one strategy", "two strategies"])
+def test_replicas_evaluate_while_replicas_train(cluster, tmp_path, same):
+    """Each evaluation is in the middle of the training, and does not change it."""
+    call = cluster("devices").call
+    two, one = (
+        call(f"{CASES}:mirrored_alone", path=str(tmp_path / str(n)), replicas=n, same=same)[0]
+        for n in (2, 1)
+    )
+    np.testing.assert_allclose(two["weights"], descended(12), atol=1e-5)
+    assert list(two["evaluations"]) == list(one["evaluations"]) == [5, 10, 12]
+    for step, metrics in one["evaluations"].items():
+        for name, value in metrics.items():
+            np.testing.assert_allclose(two["evaluations"][step][name], value, rtol=1e-4)
+    value, y = predicted(descended(12))
+    np.testing.assert_allclose(two["metrics"]["loss"], ((value - y) ** 2).mean(), rtol=1e-4)
+
+
+def test_one_strategy_after_another_and_scaled_losses(cluster, tmp_path):
+    found = cluster("devices").call(f"{CASES}:trained_in_turns", path=str(tmp_path))[0]
+    assert set(found) == {"as they are", "dynamic", "fixed"}
+    for trained in found.values():
+        np.testing.assert_allclose(trained, descended(12), atol=1e-5)
+
+
+def descended_table():
     expected = np.full((50, 4), 0.1, "float32")
     batches = sparse_batches()
     for first in range(0, len(batches), 2):
@@ -188,8 +213,22 @@ def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target):
             error = expected[ids].sum((1, 2))[:, None] - labels
             np.add.at(step, ids, np.broadcast_to(error[..., None] / len(ids), (*ids.shape, 4)))
         expected -= RATE * step  # Twice the error, and the mean of two replicas.
+    return expected
+
+
+@pytest.mark.parametrize("case", ["trained", "trained_twice"])
+@pytest.mark.parametrize("target", ["devices", "multi_worker"])
+def test_sparse_gradients_of_any_number_of_rows(cluster, tmp_path, target, case):
     found = cluster(target).call(
-        "tests.cases.estimator_sparse_cases:trained", path=str(tmp_path / "model")
+        f"tests.cases.estimator_sparse_cases:{case}", path=str(tmp_path / "model")
     )
     for each in found:
-        np.testing.assert_allclose(each, expected, atol=1e-5)
+        np.testing.assert_allclose(each, descended_table(), atol=1e-5)
+
+
+def test_sparse_gradients_with_evaluations_meanwhile(cluster, tmp_path):
+    ((table, steps),) = cluster("devices").call(
+        "tests.cases.estimator_sparse_cases:evaluated_meanwhile", path=str(tmp_path / "model")
+    )
+    assert steps == [2, 4, 6]
+    np.testing.assert_allclose(table, descended_table(), atol=1e-5)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.test_run_servers import dry_run, mistake
 from tfdist.cli.estimator_jobs import use_in
+from tfdist.errors import ConfigError
 from tfdist.estimator.place import Place, place_of
 
 PS = ("-s", "parameter_server")
@@ -128,3 +130,72 @@ def test_worker_0_is_chief_where_there_is_no_other() -> None:
 def test_other_keys_of_tf_config() -> None:
     text = json.dumps({"model_dir": "/m", "service": {"x": 1}})
     assert place_of(text) == Place(model_dir="/m", service={"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"task": {"type": "worker", "index": 1}}, '"task".*is one of several.*no "cluster"'),
+        ({"task": {"type": "chief", "index": 0}}, '"task".*"chief".*no "cluster"'),
+        ({"task": {"type": "evaluator", "index": 0}, "cluster": {}}, 'no "cluster"'),
+        ({"task": "worker"}, 'no "cluster"'),
+        ({"model_dir": ""}, '"model_dir": "" in TF_CONFIG is no path'),
+        ({"model_dir": 1}, '"model_dir": 1 in TF_CONFIG is no path'),
+        ({"service": "x"}, '"service": "x" in TF_CONFIG is no object'),
+        ({"session_master": "grpc://a:1"}, '"session_master": "grpc://a:1".*not supported'),
+        ({"eval_session_master": "local"}, '"eval_session_master": "local".*not supported'),
+        ([], "TF_CONFIG"),
+        ("cluster", "TF_CONFIG"),
+    ],
+)
+def test_mistakes_of_tf_config(content: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        place_of(json.dumps(content))
+
+
+def test_a_text_that_is_no_json() -> None:
+    with pytest.raises(ConfigError, match="TF_CONFIG has 1 mistake"):
+        place_of("{cluster")
+
+
+@pytest.mark.parametrize("index", [0, "0"])
+def test_worker_0_without_a_cluster_is_alone(index: Any) -> None:
+    task = {"type": "worker", "index": index}
+    assert place_of(json.dumps({"task": task, "session_master": ""})) == Place()
+
+
+def test_a_master_is_called_so() -> None:
+    """The chief of TensorFlow 1. Its session's devices are those of a job of that name."""
+    cluster = {"master": ["m:1"], "worker": ["a:1"], "ps": ["p:1"]}
+    found = place("master", **cluster)
+    assert (found.type, found.index, found.is_chief, found.master) == (
+        "master",
+        0,
+        True,
+        "grpc://m:1",
+    )
+    assert dict(found.cluster) == cluster
+    ids = [place(kind, **cluster).global_id for kind in ("master", "worker", "ps")]
+    assert ids == [0, 1, 2]
+    assert (found.trainers, found.count("ps")) == (2, 1)
+    assert not place("worker", **cluster).is_chief
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_no_evaluator_beside_a_master(listed: bool) -> None:
+    cluster = {"master": ["m:1"], "ps": ["p:1"], **({"evaluator": ["e:1"]} if listed else {})}
+    with pytest.raises(ConfigError, match='a task "master", which evaluates by itself'):
+        place("master" if listed else "evaluator", **cluster)
+
+
+def test_a_cluster_of_one_task_runs_in_its_process() -> None:
+    assert place("chief", chief=["c:1"]).master == ""
+
+
+def test_a_listed_evaluator_is_not_numbered() -> None:
+    """Workers divide the data by their numbers."""
+    cluster = {"chief": ["c:1"], "evaluator": ["e:1"], "worker": ["a:1", "b:1"]}
+    found = [place("worker", index, **cluster) for index in (0, 1)]
+    assert [each.global_id for each in found] == [1, 2]
+    assert [each.trainers for each in found] == [3, 3]
+    assert all("evaluator" not in each.cluster and each.evaluated for each in found)

@@ -24,17 +24,22 @@ _PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 18
 
 
-def main(name: str) -> None:
-    """Forks for everyone who connects to the abstract socket `name`, until standard input ends."""
+def load() -> None:
+    """Imports TensorFlow and Keras, so that forks of this process have them."""
     sys.modules["sklearn"] = None  # type: ignore[assignment]  # Keras imports it, with all of SciPy.
     import tensorflow as tf
 
     del sys.modules["sklearn"]
     tf.keras.layers.Dense  # noqa: B018 - loads Keras
-    importlib.import_module("tests.harness.worker")
     gc.collect()
     gc.freeze()  # TensorFlow's own objects, half a million, are not looked at after each case.
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+
+
+def main(name: str) -> None:
+    """Forks for everyone who connects to the abstract socket `name`, until standard input ends."""
+    load()
+    importlib.import_module("tests.harness.worker")
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ended, write = os.pipe()
     os.set_blocking(write, False)

@@ -69,7 +69,7 @@ def test_the_tf_config_of_the_tour_is_well_formed():
     assert [f for f in findings if f.severity == "error"] == []
 
 
-def test_every_option_of_run_is_in_the_help_and_everything_in_the_readme():
+def test_every_strategy_is_in_the_readme():
     from tfdist.config import STRATEGIES
 
     for name in STRATEGIES:

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 from typing import Any
@@ -111,21 +112,38 @@ def test_a_path_for_each_worker(cluster: Pool, tmp_path: pathlib.Path) -> None:
     assert workers == [["model.keras"]] * 2
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("single", 0.0), ("multi_worker", 0.13)])
+@pytest.mark.parametrize(
+    ("name", "written"), [("single", "again.keras"), ("multi_worker", "again")]
+)
 def test_a_kill_loses_nothing(
-    cluster: Pool, tmp_path: pathlib.Path, name: str, seconds: float
+    cluster: Pool, tmp_path: pathlib.Path, name: str, written: str
 ) -> None:
+    """The chief dies while it writes what is to replace a file, or a directory."""
     saving = cluster(name).submit(f"{CASES}:save_for_ever", path=str(tmp_path))
     _wait_for(tmp_path / "again" / "saved_model.pb")
-    time.sleep(seconds)
-    os.kill(cluster(name).process_ids()[0], signal.SIGKILL)
+    _kill_while_writing(cluster(name).process_ids()[0], tmp_path, written)
     with pytest.raises(CallError):
         saving.result()
     left = cluster("single").call(f"{CASES}:load_again", path=str(tmp_path))
     assert left == [["again", "again.keras"]]
 
 
-def _wait_for(path: pathlib.Path, seconds: float = 60.0) -> None:
+def _kill_while_writing(process: int, folder: pathlib.Path, name: str) -> None:
+    """Kills a process between the first byte of a file and its renaming."""
+    begun = f".{name}.{socket.gethostname()}-*.partial/*"
+    end = time.monotonic() + 60.0
+    while True:
+        assert time.monotonic() < end, f"{name} was not seen half-written."
+        if any(folder.glob(begun)):
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.01)
+            if any(folder.glob(begun)):
+                break
+            os.kill(process, signal.SIGCONT)
+    os.kill(process, signal.SIGKILL)
+
+
+def _wait_for(path: pathlib.Path, seconds: float = 200.0) -> None:
     end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not appear."

@@ -71,6 +71,14 @@ def test_each_program_says_what_is_compared() -> None:
 #: The programs take turns on these; `--everything` runs each on all.
 _TURNS = ("multi_worker", "horovod", "parameter_server", "mirrored")
 
+#: Those that cannot equal one process are compared between workers, so there must be several.
+_SEVERAL = ("multi_worker", "horovod")
+
+
+def _turn(place: int, name: str) -> str:
+    turns = _TURNS if name in EQUAL else _SEVERAL
+    return turns[place % len(turns)]
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Each program on one strategy, or on all."""
@@ -82,7 +90,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         [
             pytest.param(target, name, marks=[pytest.mark.seldom] * (name in SELDOM))
             for place, name in enumerate(_NAMES)
-            for target in (STRATEGIES if everywhere else [_TURNS[place % len(_TURNS)]])
+            for target in (STRATEGIES if everywhere else [_turn(place, name)])
         ],
     )
 

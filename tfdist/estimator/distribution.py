@@ -192,6 +192,14 @@ def for_training(config: RunConfig) -> Distribution | None:
             f"train_distribute={chosen!r} conflicts with the parameter servers of TF_CONFIG. Leave "
             "one of them out."
         )
+    trainers = config.num_worker_replicas
+    if trainers > 1 and not config.num_ps_replicas and (made is None or made.workers < trainers):
+        raise ConfigError(
+            f"TF_CONFIG lists {trainers} tasks that train and no parameter server, and "
+            f"train_distribute={chosen!r}: each would train a model of its own. Give "
+            "train_distribute='multi_worker', start the script by `tfdist run --strategy "
+            "multi_worker`, or add tasks of type ps."
+        )
     return made
 
 

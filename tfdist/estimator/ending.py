@@ -6,7 +6,6 @@ job, which trained the same model before, is not mistaken for this job's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from pathlib import Path
@@ -50,6 +49,5 @@ def _path(config: RunConfig) -> str:
     return str(Path(str(config.model_dir)) / _NAME)
 
 
-def _cluster(config: RunConfig) -> str:
-    text = json.dumps(config.training_cluster, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _cluster(config: RunConfig) -> dict[str, Any]:
+    return dict(config.training_cluster)

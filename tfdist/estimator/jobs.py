@@ -17,8 +17,9 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
     Without a cluster the process trains, evaluates after checkpoints and at the end, and exports.
     In a cluster the chief and the workers train, parameter servers hold the weights until the job
-    is over, and a task of type evaluator evaluates and exports. Where there are neither servers nor
-    an evaluator, the chief evaluates and exports after the training.
+    is over, and a task of type evaluator evaluates and exports; a chief of TensorFlow 1's type,
+    master, does that itself. Where there are neither servers nor an evaluator, the chief evaluates
+    and exports after the training.
 
     Args:
         estimator: the Estimator.
@@ -47,7 +48,8 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     if config.task_type == "ps":
         return tasks.serve(estimator)
     if config.num_ps_replicas or config.has_evaluator:
-        return tasks.train(estimator, train_spec)
+        evaluates = config.task_type == "master"
+        return tasks.train(estimator, train_spec, eval_spec if evaluates else None)
     if config.cluster_spec.jobs:
         return tasks.train_then_evaluate(estimator, train_spec, eval_spec)
     return alone.run(estimator, train_spec, eval_spec)

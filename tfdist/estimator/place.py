@@ -16,6 +16,9 @@ __all__ = ["Place", "own_place", "place_of"]
 
 _ALONE = Task("worker", 0)
 
+#: The types of tasks by which they are numbered. TensorFlow 1 called the chief master.
+_NUMBERED = ("chief", "master", "worker", "ps")
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -23,7 +26,7 @@ class Place:
 
     Attributes:
         cluster: the addresses of each type of task; empty for one process.
-        type: this task's type.
+        type: this task's type, as TF_CONFIG names it.
         index: its index among those of its type.
         chief: the task that initializes and saves.
         model_dir: that of TF_CONFIG, or None.
@@ -51,8 +54,8 @@ class Place:
 
     @property
     def master(self) -> str:
-        """The address of this task's own server, or ""."""
-        if not self.cluster or self.apart:
+        """The address of this task's own server, or "" where there is no other task."""
+        if self.apart or sum(map(len, self.cluster.values())) < 2:
             return ""
         return f"grpc://{_listed(self.cluster[self.type])[self.index]}"
 
@@ -61,15 +64,15 @@ class Place:
         """The number of tasks that train."""
         if self.apart:
             return 0
-        return max(1, self.count("chief") + self.count("worker"))
+        return max(1, sum(map(self.count, ("chief", "master", "worker"))))
 
     @property
     def global_id(self) -> int | None:
         """This task's number: the chief, then the workers, then the parameter servers."""
         if self.apart:
             return None
-        kinds = ("chief", "worker", "ps")
-        return sum(map(self.count, kinds[: kinds.index(self.type)])) + self.index
+        before = _NUMBERED[: _NUMBERED.index(self.type)]
+        return sum(map(self.count, before)) + self.index
 
     def count(self, kind: str) -> int:
         """The number of tasks of a type; 0 for an evaluator."""
@@ -92,10 +95,10 @@ def place_of(text: str) -> Place:
     Raises:
         ConfigError: if it has mistakes.
     """
-    content = json.loads(text) if text.strip() else {}
-    more = content if isinstance(content, dict) else {}
-    told: dict[str, Any] = {"model_dir": more.get("model_dir"), "service": more.get("service")}
-    if not more.get("cluster"):
+    content = _content(text)
+    told = _told_beside(content)
+    if not content.get("cluster"):
+        _check_alone(content)
         return Place(**told)
     cluster, task = parse_tf_config(text)
     if task is None:
@@ -104,10 +107,68 @@ def place_of(text: str) -> Place:
             '"task": {"type": "worker", "index": 0}.'
         )
     told["evaluated"] = "evaluator" in cluster.addresses
-    tasks = {kind: names for kind, names in cluster.as_dict().items() if kind != "evaluator"}
-    if task.type == "evaluator":
-        return Place(tasks, "evaluator", task.index, cluster.chief, **told)
-    return Place(tasks, task.type, task.index, cluster.chief, **told)
+    named = {"chief": "master"} if "master" in content["cluster"] else {}
+    if named and (told["evaluated"] or task.type == "evaluator"):
+        raise ConfigError(
+            'TF_CONFIG has a task "master", which evaluates by itself, and an evaluator. Rename '
+            '"master" to "chief", or leave the evaluator out.'
+        )
+    tasks = {
+        named.get(kind, kind): addresses
+        for kind, addresses in cluster.as_dict().items()
+        if kind != "evaluator"
+    }
+    chief = Task(named.get(cluster.chief.type, cluster.chief.type), cluster.chief.index)
+    return Place(tasks, named.get(task.type, task.type), task.index, chief, **told)
+
+
+def _content(text: str) -> dict[str, Any]:
+    """The object that a TF_CONFIG holds."""
+    try:
+        content = json.loads(text) if text.strip() else {}
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        parse_tf_config(text)
+        raise ConfigError(f"TF_CONFIG={text!r} is no JSON object.")
+    return content
+
+
+def _told_beside(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a TF_CONFIG says besides cluster and task."""
+    model_dir, service = content.get("model_dir"), content.get("service")
+    if model_dir is not None and not (isinstance(model_dir, str) and model_dir):
+        raise ConfigError(
+            f'"model_dir": {json.dumps(model_dir)} in TF_CONFIG is no path. Write one, or leave it '
+            "out."
+        )
+    if service is not None and not isinstance(service, dict):
+        raise ConfigError(
+            f'"service": {json.dumps(service)} in TF_CONFIG is no object. Write '
+            '{"key": "value"}, or leave it out.'
+        )
+    for key in ("session_master", "eval_session_master"):
+        if content.get(key):
+            raise ConfigError(
+                f'"{key}": {json.dumps(content[key])} in TF_CONFIG is not supported: training runs '
+                'on the address that "cluster" gives this task, evaluation in this process. Leave '
+                "it out."
+            )
+    return {"model_dir": model_dir, "service": service}
+
+
+def _check_alone(content: Mapping[str, Any]) -> None:
+    """Refuses the task of a cluster that is not there, which would train as a chief."""
+    task = content.get("task")
+    if task is None or task == {}:
+        return
+    alone = isinstance(task, dict) and task.get("type", "worker") == "worker"
+    if not alone or str(task.get("index", 0)) != "0":
+        raise ConfigError(
+            f'"task": {json.dumps(task)} in TF_CONFIG is one of several, but there is no '
+            '"cluster". List the addresses of all tasks there; or leave the task out, to train in '
+            "this process alone."
+        )
 
 
 def _listed(names: Any) -> Mapping[int, str]:

@@ -110,6 +110,8 @@ class RunConfig:
         object.__setattr__(self, "save_checkpoints_secs", secs)
 
     def _settle_model_dir(self) -> None:
+        if self.model_dir is not None and not str(self.model_dir):
+            raise ConfigError("model_dir='' is no path. Give one, or None for a new directory.")
         told = self._place.model_dir
         if self.model_dir is not None and told is not None and str(self.model_dir) != told:
             raise ConfigError(
@@ -137,7 +139,11 @@ class RunConfig:
 
     @property
     def cluster_spec(self) -> Any:
-        """The tasks that train, as `tf.train.ClusterSpec`; empty for one process."""
+        """The tasks that train, as `tf.train.ClusterSpec`; empty for one process.
+
+        An evaluator that TF_CONFIG lists is left out: no server knows of it, and workers divide the
+        data by their numbers in this cluster.
+        """
         return tf.train.ClusterSpec({} if self._place.apart else self._place.cluster)
 
     @property
@@ -152,7 +158,7 @@ class RunConfig:
 
     @property
     def task_type(self) -> str:
-        """This task's type; "worker" for one process."""
+        """This task's type as TF_CONFIG names it; "worker" for one process."""
         return self._place.type
 
     @property
@@ -167,7 +173,7 @@ class RunConfig:
 
     @property
     def master(self) -> str:
-        """Where sessions run: this task's server, or "" for this process."""
+        """Where sessions run: this task's server, or "" for this process where it is alone."""
         return self._place.master
 
     @property

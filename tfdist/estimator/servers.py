@@ -14,9 +14,12 @@ from tfdist.cluster.threads import inter_op_threads
 from tfdist.errors import ConfigError, StartError
 from tfdist.estimator.run_config import RunConfig
 
-__all__ = ["any_listens", "await_servers", "await_silence", "ensure"]
+__all__ = ["TRAINERS", "any_listens", "await_servers", "await_silence", "ensure"]
 
 tf1 = tf.compat.v1
+
+#: The types of tasks that train.
+TRAINERS = ("chief", "master", "worker")
 
 #: Seconds between two looks at a server, for an answer, and between two words about waiting.
 _LOOK_EVERY = 0.5
@@ -105,7 +108,7 @@ def await_silence(config: RunConfig, seconds: float) -> None:
     heard = time.monotonic()
     while time.monotonic() - heard < seconds:
         time.sleep(_ANSWER_WITHIN)
-        if any_listens(config.training_cluster, ("chief", "worker")):
+        if any_listens(config.training_cluster, TRAINERS):
             heard = time.monotonic()
 
 

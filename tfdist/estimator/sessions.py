@@ -58,10 +58,11 @@ def _cluster_config(config: RunConfig) -> Any:
 def device_function(config: RunConfig) -> Any:
     """Where the ops of training go: variables to the parameter servers, the rest to this task."""
     own = f"/job:{config.task_type}/task:{config.task_id}"
-    if config.device_fn is not None or not config.cluster_spec.jobs:
+    if config.device_fn is not None or not config.master:
         return config.device_fn
     if not config.num_ps_replicas:
-        return own  # What is placed nowhere would go to the first task.
+        # What is placed nowhere would go to the first task. Strategies know no type "master".
+        return own.replace("/job:master/", "/job:chief/")
     return tf1.train.replica_device_setter(
         ps_tasks=config.num_ps_replicas,
         worker_device=own,

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator import ending, servers
+from tfdist.estimator import alone, ending, servers
 from tfdist.estimator.job_specs import EvalSpec, TrainSpec
 from tfdist.estimator.rounds import Rounds
 
@@ -22,21 +22,35 @@ _SILENCE = 300.0
 _LOOK_EVERY = 1.0
 
 
-def train(estimator: Any, spec: TrainSpec) -> None:
-    """Trains, on the chief and on workers. The chief says when the training has ended."""
+def train(estimator: Any, spec: TrainSpec, evaluation: EvalSpec | None = None) -> Any:
+    """Trains, on the chief and on workers. The chief says when the training has ended.
+
+    Args:
+        estimator: the Estimator.
+        spec: what to train on.
+        evaluation: what this task evaluates itself, after checkpoints and at the end.
+
+    Returns:
+        What it has evaluated last, as `train_and_evaluate` returns it; else None.
+    """
     chief = estimator.config.is_chief
     if estimator.config.num_ps_replicas:
         servers.ensure(estimator.config)  # Also where there is nothing left to train: others look.
     if chief:
         ending.clear(estimator.config)
-    estimator.train(
-        spec.input_fn,
-        hooks=spec.hooks,
-        max_steps=spec.max_steps,
-        saving_listeners=spec.saving_listeners,
-    )
+    found = None
+    if evaluation is not None:
+        found = alone.run(estimator, spec, evaluation)
+    else:
+        estimator.train(
+            spec.input_fn,
+            hooks=spec.hooks,
+            max_steps=spec.max_steps,
+            saving_listeners=spec.saving_listeners,
+        )
     if chief:
         ending.write(estimator.config)
+    return found
 
 
 def train_then_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> Any:
@@ -66,9 +80,8 @@ def serve(estimator: Any) -> None:
     """
     config = estimator.config
     servers.ensure(config)
-    servers.await_servers(
-        config, ("chief",) if "chief" in config.cluster_spec.jobs else ("worker",)
-    )
+    first = next(kind for kind in servers.TRAINERS if kind in config.cluster_spec.jobs)
+    servers.await_servers(config, (first,))
     servers.await_silence(config, _SILENCE)
     raise SystemExit(0)
 
@@ -125,7 +138,7 @@ class _Watch:
             return True
         if note is None:
             self._found = None
-        if servers.any_listens(self._config.training_cluster, ("chief", "worker")):
+        if servers.any_listens(self._config.training_cluster, servers.TRAINERS):
             self._heard = time.monotonic()
         quiet = time.monotonic() - self._heard
         return quiet > (_SILENCE if note is None else _SILENCE / 5)

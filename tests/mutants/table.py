@@ -1,0 +1,240 @@
+"""What is broken on purpose, and which tests should notice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A mistake in one place.
+
+    Attributes:
+        path: the file.
+        text: what stands there, once in the file.
+        instead: what the mutant has in its place.
+        tests: arguments of pytest: the tests that should fail.
+    """
+
+    path: str
+    text: str
+    instead: str
+    tests: str
+
+    @property
+    def name(self) -> str:
+        """The mutant in a line."""
+        words = " ".join(self.text.split())
+        return f"{self.path}: {words[:60]} -> {' '.join(self.instead.split())[:50] or 'nothing'}"
+
+
+_WIRING = "tests/unit/test_wiring.py"
+_SERVERS = "tests/unit/test_servers.py"
+_HALVES = "tests/unit/test_compression.py"
+_SCHEDULES = "tests/unit/test_schedules.py"
+_PLACES = "tests/estimator/test_planning.py"
+_SPEC = "tests/cluster/test_spec.py"
+_JOIN = "tests/cluster/test_join.py"
+_ELASTIC = "tests/cluster/test_elastic.py"
+_SUPERVISE = "tests/cluster/test_supervise.py"
+_ESTIMATORS = "tests/estimator/test_estimator.py"
+_PIPELINES = "tests/pipelines/test_pipelines.py -k equals_the_whole_model"
+_TRAINING = "tests/contract/test_training.py tests/contract/test_batches.py -k multi_worker"
+
+
+def _of(path: str, tests: str, *pairs: tuple[str, str]) -> list[Mutant]:
+    return [Mutant(path, text, instead, tests) for text, instead in pairs]
+
+
+MUTANTS: list[Mutant] = [
+    # Options on their way to what uses them.
+    *_of(
+        "tfdist/updates/rule.py",
+        _WIRING,
+        ('{"staleness", "damp", "bucket_bytes"}', '{"staleness", "damp", "bucket_bytes", "clip"}'),
+        ('damp=config.on_stale == "damp"', "damp=False"),
+        ("int(bucket * 2**20)", "int(bucket * 2**10)"),
+        ("1 if config.staleness is None else config.staleness", "1"),
+    ),
+    *_of(
+        "tfdist/strategies/start.py",
+        _WIRING,
+        ("recompute=config.recompute,", ""),
+        ("vertical_sync=config.vertical_sync,", ""),
+        ("virtual=config.virtual,", ""),
+        ("timeout=config.stage_timeout,", ""),
+        ("made.timeline = config.timeline", "pass"),
+        ("            config.wire_dtype,", '            "float32",'),
+        ("            config.max_shards,", ""),
+        ("backup_workers=config.backup_workers,", ""),
+        ("on_stale=config.on_stale,", ""),
+        ("groups=config.groups or 1", "groups=1"),
+        ("rendezvous.prepare(config, cluster", "rendezvous.prepare(StrategyConfig(), cluster"),
+        ("communication_for(gpus, config.communication)", 'communication_for(gpus, "auto")'),
+        ("gpus), options, len(devices))", "gpus), options)"),
+        ("seconds = config.start_timeout", "seconds = 60.0"),
+    ),
+    *_of(
+        "tfdist/horovod_options.py",
+        _WIRING,
+        ("int(config.fusion_mb * 2**20)", "int(config.fusion_mb)"),
+        ('given["HOROVOD_AUTOTUNE"] = "1"', "pass"),
+        ('given["HOROVOD_TIMELINE"] = str(config.timeline)', "pass"),
+        ("given.update(_stall(config.stall_timeout))", "pass"),
+    ),
+    *_of(
+        "tfdist/strategies/factory.py",
+        _WIRING,
+        ("    made.config = config\n", ""),
+        ("        made.rule = rule_from(config)", "        pass"),
+        ("**_counts(name), **options}", "**_counts(name)}"),
+    ),
+    *_of(
+        "tfdist/cli/strategy_options.py",
+        _WIRING,
+        ('"--cycle-ms",', '"--cycle",'),
+        ('    "stall_timeout": StallTimeout,\n', ""),
+    ),
+    *_of(
+        "tfdist/cli/update_options.py",
+        _WIRING,
+        ('        "--bucket-mb",', '        "--bucket",'),
+        ('    "outer_lr": OuterLr,', '    "outer_lr": OuterMomentum,'),
+    ),
+    Mutant("tfdist/cli/planning.py", "config=config.to_json(),", 'config="{}",', _WIRING),
+    # Servers: placement, staleness, numbers.
+    *_of(
+        "tfdist/servers/placement.py",
+        _SERVERS,
+        ("return min(choices, key=self.bytes_on)", "return max(choices, key=self.bytes_on)"),
+        ("size // self._min_shard_bytes, shape[0]", "size // self._min_shard_bytes"),
+        ("servers if max_shards is None else max_shards", "servers"),
+        ("min(part + 1, more)", "min(part, more)"),
+    ),
+    *_of(
+        "tfdist/servers/gate.py",
+        _SERVERS,
+        ("<= self._bound", "< self._bound"),
+        ("self._overlapping[other] += updates", "self._overlapping[other] += 1"),
+        ("        if step in self._overlapping:\n            return\n", ""),
+        ("self._updates.pop(step, None)", "pass"),
+        ('rule.mode == "stale" and rule.on_stale == "wait"', 'rule.mode == "stale"'),
+    ),
+    # Compressions.
+    *_of(
+        "tfdist/updates/compression/half.py",
+        _HALVES,
+        ("tf.where(scales == 0, scales, 1 / scales)", "scales"),
+        ("_LARGEST = 32768.0", "_LARGEST = 131072.0"),
+        ("return tf.reduce_max(tf.abs(value))", "return tf.reduce_max(value)"),
+        ("tf.reduce_sum(tf.cast(received, tf.float32), 0)", "tf.reduce_sum(received, 0)"),
+    ),
+    *_of(
+        "tfdist/updates/compression/eight_bit.py",
+        _HALVES,
+        ("_LARGEST = 127", "_LARGEST = 63"),
+        ("left = corrected - decoded(sent, layout.dtype)", "left = 0 * corrected"),
+        ("rounded = tf.round(blocks", "rounded = tf.floor(blocks"),
+        (
+            "left = tf.tensor_scatter_nd_add(left, [[link.index]], left_of_own[None])",
+            "del left_of_own",
+        ),
+    ),
+    # Schedules.
+    *_of(
+        "tfdist/pipelines/schedules/programs.py",
+        _SCHEDULES,
+        ("_order(chunks[::-1], microbatches, stages)", "_order(chunks, microbatches, stages)"),
+        ("return steps + self.drain() if self._flush else steps", "return steps"),
+        ("self._live += 1", "self._live += 2"),
+    ),
+    *_of(
+        "tfdist/pipelines/schedules/analysis.py",
+        _SCHEDULES,
+        ("Step(Kind.BACKWARD, batch, number, chunk + 1), forward]", "forward]"),
+        ("peak = max(peak, live)", "peak = live"),
+        ("return (stages - 1) / (rows + stages - 1)", "return (stages - 1) / (rows + stages)"),
+        ("0.0 if box.device == device else transfer", "0.0"),
+    ),
+    # A pipeline's passes.
+    Mutant(
+        "tfdist/pipelines/worker.py",
+        "recompute=recompute and not is_last",
+        "recompute=False",
+        _PIPELINES,
+    ),
+    # Clusters: no TensorFlow.
+    *_of(
+        "tfdist/cluster/spec.py",
+        _SPEC,
+        ('if task.type in ("chief", "worker"))', 'if task.type in ("worker", "chief", "ps"))'),
+        ("return self.computing[0]", "return self.computing[-1]"),
+        ("if task.index not in indices[position : position + 1]:", "if False:"),
+        ('if task.type != "evaluator" or "evaluator" in self.addresses:', "if False:"),
+    ),
+    *_of(
+        "tfdist/cluster/threads.py",
+        "tests/cluster/test_threads.py",
+        ("workers + 2", "workers"),
+        ('task_type == "ps"', 'task_type == "worker"'),
+    ),
+    *_of(
+        "tfdist/cluster/ranks.py",
+        "tests/unit/test_horovod.py tests/cluster",
+        ("on_local[local] += 1", "pass"),
+        ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
+    ),
+    *_of(
+        "tfdist/cluster/elastic.py",
+        f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
+        ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
+        ("{position.step:012d}", "{position.step}"),
+        ("[:-_KEPT]", "[_KEPT:]"),
+    ),
+    *_of(
+        "tfdist/cluster/launch/guard.py",
+        f"{_SUPERVISE} -k nothing_is_left",
+        ("watch(int(pipe))", "pass"),
+    ),
+    # The place of an Estimator's task.
+    *_of(
+        "tfdist/estimator/place.py",
+        _PLACES,
+        ("        _check_alone(content)\n", ""),
+        ("< 2:", "< 1:"),
+        ('{"chief": "master"} if "master" in content["cluster"] else {}', "{}"),
+        ('        if kind != "evaluator"\n', ""),
+        (
+            '_NUMBERED = ("chief", "master", "worker", "ps")',
+            '_NUMBERED = ("worker", "chief", "ps")',
+        ),
+        ("if model_dir is not None and not (isinstance", "if False and not (isinstance"),
+        ("if service is not None and not isinstance", "if False and not isinstance"),
+        ("        if content.get(key):", "        if False:"),
+    ),
+    # Estimators on replicas.
+    *_of(
+        "tfdist/_tensorflow_sessions.py",
+        f"{_ESTIMATORS} -k 'sparse or replicas_evaluate'",
+        ("self.OTHER_GROUPS * self._served", "0"),
+        ("self.RUN_KEYS * _number_of_run(graph)", "0 * _number_of_run(graph)"),
+    ),
+    Mutant(
+        "tfdist/estimator/distribution.py",
+        "tf.where(present, spec.loss, 0.0)",
+        "spec.loss",
+        f"{_ESTIMATORS} -k 'replicas_evaluate or two_devices'",
+    ),
+    # The exchange of gradients.
+    *_of(
+        "tfdist/data.py",
+        _TRAINING,
+        ("position * small + min(position, extra)", "position * small"),
+        (
+            "return start, start + small + tf.cast(position < extra, small.dtype)",
+            "return start, start + small",
+        ),
+    ),
+]
