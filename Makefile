@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint fuzz clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -12,6 +12,10 @@ demo: $(STAMP)examples
 test: $(STAMP)dev
 	$(BIN)/tfdist build-horovod
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
+
+# FUZZ_ARGS="--programs 20 --seed 7 --targets multi_worker,mirrored"
+fuzz: $(STAMP)dev
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

@@ -36,20 +36,26 @@ def main() -> int:
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     refusals: collections.Counter[str] = collections.Counter()
     found: list[tuple[str, str, str, Spec]] = []
-    with tempfile.TemporaryDirectory() as logs, contextlib.closing(Pool(pathlib.Path(logs))) as pool:
+    with _pool() as pool:
         for seed, target, spec, verdict, seconds in _verdicts(pool, options, targets):
             counts[target][verdict.kind] += 1
-            refusals[f"{verdict.kind}: {verdict.signature}"] += verdict.kind in ("refused", "invalid")
-            print(f"{seed:6} {target:17} {verdict.kind:8} {seconds:5.1f} s  {verdict.signature}", flush=True)
+            said = f"{verdict.kind:8} {seconds:5.1f} s  {verdict.signature}"
+            print(f"{seed:6} {target:17} {said}", flush=True)
             if verdict.is_defect:
-                trial = Trial(pool, target)
-                if options.shrink:
-                    spec, verdict = shrink(spec, verdict, trial, options.shrink)
+                spec, verdict = shrink(spec, verdict, Trial(pool, target), options.shrink)
                 _show(seed, target, spec, verdict)
                 _keep(pathlib.Path(options.keep), seed, target, spec, verdict)
                 found.append((target, verdict.kind, verdict.signature, spec))
+            elif verdict.kind != "equal":
+                refusals[f"{verdict.kind}: {verdict.signature}"] += 1
     _table(counts, refusals, found)
     return int(bool(found))
+
+
+@contextlib.contextmanager
+def _pool() -> Iterator[Pool]:
+    with tempfile.TemporaryDirectory() as logs, contextlib.closing(Pool(pathlib.Path(logs))) as it:
+        yield it
 
 
 def _options() -> argparse.Namespace:
@@ -59,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--targets", default=DEFAULT, help="names of tests/harness/targets.py")
     parser.add_argument("--each", type=int, default=1, help="targets that each program runs on")
     parser.add_argument("--shrink", type=int, default=40, help="programs that shrinking may try")
-    parser.add_argument("--keep", default="/tmp/tfdist-fuzz", help="where minimal cases are written")
+    parser.add_argument("--keep", default="fuzz-found", help="where minimal cases are written")
     parser.add_argument("--case", help="a JSON file: print its script, run it, and end")
     return parser.parse_args()
 
@@ -128,8 +134,7 @@ def _table(
     for target, each in counts.items():
         print(f"{target:17}" + "".join(f"{each[kind]:9}" for kind in kinds))
     for text, times in refusals.most_common():
-        if times:
-            print(f"{times:4}  {text}")
+        print(f"{times:4}  {text}")
     for target, kind, signature, spec in found:
         print(f"{target} {kind}: {signature}\n      {json.dumps(to_json(spec))}")
 

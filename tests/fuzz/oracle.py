@@ -102,7 +102,9 @@ def _apart(spec: Spec, first: Any, other: Any) -> Iterator[str]:
     yield from _compare(first, other, 1e-6, 1e-6, "results", "")
 
 
-def _compare(a: Any, b: Any, relative: float, absolute: float, name: str, path: str) -> Iterator[str]:
+def _compare(
+    a: Any, b: Any, relative: float, absolute: float, name: str, path: str
+) -> Iterator[str]:
     if isinstance(a, dict):
         if sorted(a) != sorted(b):
             yield f"{name}{path}: has {sorted(b)}, expected {sorted(a)}"
@@ -136,5 +138,5 @@ def _numbers(a: Any, b: Any, relative: float, absolute: float, path: str) -> Ite
         elif finite.any():
             apart, scale = np.abs(a - b)[finite].max(), np.abs(a[finite]).max()
             if apart > relative * scale + absolute * min(1.0, 10 * scale + 1e-3):
-                shown = f"{float(b):.7g}, expected {float(a):.7g}, " if a.size == 1 else ""
+                shown = f"{b.item():.7g}, expected {a.item():.7g}, " if a.size == 1 else ""
                 yield f"{path}: {shown}apart by {apart:.2e} of {scale:.2e}"

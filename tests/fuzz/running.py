@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-import re
+import pathlib
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import tfdist
 from tests.cases.common import scope
 from tests.fuzz import script
-from tests.fuzz.spec import Spec, from_json
+from tests.fuzz.spec import from_json
 from tfdist.errors import TfdistError
 from tfdist.servers.cluster import UpdateRule
 from tfdist.updates.rule import PLAIN, GradientRule
+
+_TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 
 
 def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str, Any]:
@@ -31,6 +35,8 @@ def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str
         program: a spec as `to_json` writes it.
         broken: a defect to put into the strategy, by which this tool is tested.
     """
+    keras.config.disable_traceback_filtering()
+    tf.debugging.disable_traceback_filtering()
     spec = from_json(program)
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
@@ -86,15 +92,12 @@ def _plain(value: Any) -> Any:
 def is_refusal(error: BaseException) -> bool:
     """Whether tfdist itself raised an error, and so found words of its own for it.
 
-    A function that AutoGraph has traced raises an error of the same type whose message lists the
-    lines on the way to the first one.
+    Of an error in a traced function AutoGraph raises a copy, whose context is the first one.
     """
-    if isinstance(error, TfdistError):
-        return True
+    while error.__context__ is not None and "in user code" in str(error):
+        error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
-    named = re.findall(r'File "([^"]+)", line \d+', str(error))
-    last = named[-1] if named else frames[-1].filename if frames else ""
-    return "/tfdist/" in last.replace("/tests/", "/")
+    return isinstance(error, TfdistError) or bool(frames and _TFDIST in frames[-1].filename)
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ with tf.GradientTape() as tape:
 _TWO = """\
 grads = tape.gradient(loss, self.trainable_variables)
 pairs = list(zip(grads, self.trainable_variables))
-self.{first}.apply_gradients(pairs[:2])
-self.{second}.apply_gradients(pairs[2:])
+self.{first}.apply_gradients(pairs[:1])
+self.{second}.apply_gradients(pairs[1:])
 """
 _COMPUTED = "self.compute_loss(x=x, y=y, y_pred=p, sample_weight=w)"
 _SQUARES = "tf.square(tf.cast(y, p.dtype) - p)"
@@ -144,8 +144,13 @@ def _source_lines(spec: Spec) -> list[str]:
             "data = data.map(lambda n, x, *rest: (x[:n], *rest)).padded_batch(B)",
         ]
     if spec.source == "generator":
-        loop = "    while True:\n        for i in range(0, N, B):\n            yield rows(slice(i, i + B))"
-        return [*function, "def generate():", loop]
+        return [
+            *function,
+            "def generate():",
+            "    while True:",
+            "        for i in range(0, N, B):",
+            "            yield rows(slice(i, i + B))",
+        ]
     if spec.source.startswith("sequence"):
         return function
     return []
@@ -297,6 +302,8 @@ def _loss(head: Head) -> str:
 
 
 def _optimizer(spec: Spec) -> str:
+    if spec.optimizer == "MultiOptimizer":
+        return f"keras.optimizers.MultiOptimizer({tasks.BY_NAME})"
     values = {name: repr(value) for name, value in tasks.OPTIMIZERS[spec.optimizer].items()}
     for key in spec.options:
         if key in tasks.OPTIONS:
@@ -334,7 +341,10 @@ def _compile(spec: Spec, optimizer: str) -> str:
             "two": f"model.second = {second}",
             "list": f"model.several = [model.optimizer, {second}]",
         }
-        lines += [more[spec.step], "optimizers = " + ("[model.second]" if spec.step == "two" else "model.several[1:]")]
+        lines += [
+            more[spec.step],
+            "optimizers = " + ("[model.second]" if spec.step == "two" else "model.several[1:]"),
+        ]
     return "\n".join(lines)
 
 
@@ -403,7 +413,9 @@ def _on_batch(spec: Spec) -> str:
 
 
 def _again(spec: Spec) -> str:
-    return _compile(spec, "keras.optimizers.Adam(0.01, epsilon=1e-3)") + "\n" + _fit(spec, "again", 1)
+    return (
+        _compile(spec, "keras.optimizers.Adam(0.01, epsilon=1e-3)") + "\n" + _fit(spec, "again", 1)
+    )
 
 
 def _frozen(spec: Spec) -> str:
@@ -443,8 +455,10 @@ def _loop(spec: Spec) -> str:
 
 def _strategy_loop(spec: Spec) -> str:
     loss = _loss(Head(task=spec.heads[0].task, loss=spec.heads[0].loss, reduction="none"))
-    data = "data" if spec.source == "dataset" else (
-        f"tf.data.Dataset.from_tensor_slices({_tuple(spec)}).batch(B)"
+    data = (
+        "data"
+        if spec.source == "dataset"
+        else (f"tf.data.Dataset.from_tensor_slices({_tuple(spec)}).batch(B)")
     )
     return "\n".join(
         [

@@ -44,7 +44,12 @@ STEPS = (
     "twice",
 )
 
-COMPILED = ("run_eagerly=True", "jit_compile=True", "steps_per_execution=2", "auto_scale_loss=False")
+COMPILED = (
+    "run_eagerly=True",
+    "jit_compile=True",
+    "steps_per_execution=2",
+    "auto_scale_loss=False",
+)
 FITTED = ("validation", "validation_split", "shuffle", "steps")
 CALLS = (
     "fit",
@@ -191,6 +196,7 @@ def fits(spec: Spec) -> bool:
             "steps" not in spec.fitted or spec.source != "dataset_repeated",
             "swap" not in spec.callbacks or "ema" in spec.options,
             "ema_often" not in spec.options or "ema" in spec.options,
+            spec.optimizer != "MultiOptimizer" or not spec.options,
             "frozen" not in spec.calls or spec.style != "subclass",
             not spec.callbacks or "fit" in spec.calls,
             spec.source != "dataset_dropped" or spec.examples >= spec.batch,
@@ -271,6 +277,8 @@ def _draw_head(rng: random.Random, several: int) -> Head:
 
 
 def _draw_options(rng: random.Random, optimizer: str) -> tuple[str, ...]:
+    if optimizer == "MultiOptimizer":
+        return ()
     possible = [n for n in tasks.OPTIONS if optimizer in tasks.OPTIONS_OF.get(n, (optimizer,))]
     found = set(_some(rng, tuple(possible), 0.5, 2))
     if "ema_often" in found:
@@ -290,7 +298,7 @@ def _draw_calls(rng: random.Random) -> tuple[str, ...]:
         return ("strategy_loop",)
     first = "on_batch" if kind < 0.25 else "fit"
     rest = ("evaluate", "predict", "test_on_batch", "predict_on_batch", "again", "frozen")
-    return (first, *_some(rng, rest, 0.6, 2))
+    return (first, *_some(rng, rest, 0.5))
 
 
 def simpler(spec: Spec) -> Iterator[Spec]:

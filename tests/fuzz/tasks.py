@@ -171,7 +171,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Lamb": {"learning_rate": 0.02, "epsilon": 1e-3},
     "Adafactor": {"learning_rate": 0.02},
     "Muon": {"learning_rate": 0.02, "epsilon": 1e-3},
+    "ScheduleFreeAdamW": {"learning_rate": 0.02, "epsilon": 1e-3},
+    "MultiOptimizer": {},
 }
+#: What a `MultiOptimizer` is made from: it takes no options.
+BY_NAME = (
+    "lambda v: keras.optimizers.Adam(0.02, epsilon=1e-3) "
+    "if 'kernel' in v.path else keras.optimizers.SGD(0.05)"
+)
 
 #: Options that some programs have, and of which optimizers; no entry means of all.
 OPTIONS: dict[str, tuple[str, Any]] = {

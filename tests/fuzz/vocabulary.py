@@ -51,7 +51,9 @@ PARTS: dict[str, Part] = {
     ),
     "activity": _flat("layers.Dense(6, 'tanh', activity_regularizer='l2')"),
     "regularized": _flat("layers.ActivityRegularization(l2=0.01)"),
-    "constrained": _flat("layers.Dense(6, 'tanh', kernel_constraint=keras.constraints.MaxNorm(1.))"),
+    "constrained": _flat(
+        "layers.Dense(6, 'tanh', kernel_constraint=keras.constraints.MaxNorm(1.))"
+    ),
     "orthogonal": _flat(
         "layers.Dense(4, kernel_regularizer=keras.regularizers.OrthogonalRegularizer())"
     ),
@@ -116,7 +118,9 @@ PARTS: dict[str, Part] = {
     "luong": _series("SelfAttention(layers.Attention(use_scale=True))"),
     "layer_norm_series": _series("layers.LayerNormalization()"),
     "max_series": _series("layers.GlobalMaxPooling1D()", gives="flat"),
-    "conv_lstm": _image("layers.Reshape((3, 2, 6, 2))", "layers.ConvLSTM1D(3, 2)", "layers.Flatten()", gives="flat"),
+    "conv_lstm": _image(
+        "layers.Reshape((3, 2, 6, 2))", "layers.ConvLSTM1D(3, 2)", "layers.Flatten()", gives="flat"
+    ),
     "conv2d": _image("layers.Conv2D(3, 3, padding='same', activation='tanh')"),
     "conv2d_norm": _image(
         "layers.Conv2D(3, 3, padding='same', use_bias=False)",
@@ -147,7 +151,15 @@ FLATTENING = {
 }
 
 #: Parts whose layers a pipeline would compute otherwise, since it takes a batch in microbatches.
-OF_THE_BATCH = ("batch_norm", "batch_norm_fast", "nested_norm", "conv1d_norm", "conv2d_norm", "moving")
+OF_THE_BATCH = (
+    "batch_norm",
+    "batch_norm_fast",
+    "nested_norm",
+    "conv1d_norm",
+    "conv2d_norm",
+    "moving",
+    "counter",
+)
 
 #: Kinds of input: what its tensors are, the shape of an example, and how an array of n is made.
 DATA: dict[str, tuple[str, str, str]] = {
