@@ -119,7 +119,7 @@ PARTS: dict[str, Part] = {
     "layer_norm_series": _series("layers.LayerNormalization()"),
     "max_series": _series("layers.GlobalMaxPooling1D()", gives="flat"),
     "conv_lstm": _image(
-        "layers.Reshape((3, 2, 6, 2))", "layers.ConvLSTM1D(3, 2)", "layers.Flatten()", gives="flat"
+        "layers.Reshape((3, 12, 2))", "layers.ConvLSTM1D(3, 2)", "layers.Flatten()", gives="flat"
     ),
     "conv2d": _image("layers.Conv2D(3, 3, padding='same', activation='tanh')"),
     "conv2d_norm": _image(
@@ -283,6 +283,10 @@ HELPERS = {
                     self.most.assign(keras.ops.maximum(self.most, top))
                 def result(self):
                     return self.most
+            """,
+        "batch_error": """
+            def batch_error(t, p):
+                return keras.ops.mean(keras.ops.abs(t - p))
             """,
         "Batches": """
             class Batches(keras.utils.PyDataset):
