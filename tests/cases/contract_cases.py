@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
@@ -212,17 +213,60 @@ def metrics(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "evaluate": common.numbers(score)}
 
 
-def mixed_precision(strategy: Any, *, policy: str) -> dict[str, Any]:
-    """Trains in mixed precision and tells what the loss scale has become."""
-    x, y = common.table(UNEVEN)
+def mixed_precision(
+    strategy: Any, *, policy: str, target: float = 1.0, growth: int = 2000, built: bool = True
+) -> dict[str, Any]:
+    """Trains a regression in mixed precision for 40 steps.
+
+    Args:
+        strategy: the strategy to train on.
+        policy: a name of a Keras policy.
+        target: size of the labels; large ones make scaled gradients overflow.
+        growth: finite steps after which the loss scale doubles.
+        built: whether the model has an `Input`.
+    """
+    x, _ = common.table(UNEVEN)
+    y = target * x.sum(1, keepdims=True)
     with scope(strategy):
         keras.mixed_precision.set_global_policy(policy)
-        model = common.dense_model()
-        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = model.fit(x, y, BATCH, 5, shuffle=False, verbose=0)
-        scale = float(np.asarray(getattr(model.optimizer, "dynamic_scale", 0.0)))
-        keras.mixed_precision.set_global_policy("float32")
+        try:
+            layers = [keras.layers.Dense(16, "relu"), keras.layers.Dense(1, dtype="float32")]
+            model = keras.Sequential([*([keras.Input((8,))] if built else []), *layers])
+            optimizer: Any = keras.optimizers.Adam(0.02, epsilon=1e-3)
+            if policy == "mixed_float16":
+                optimizer = keras.optimizers.LossScaleOptimizer(
+                    optimizer, dynamic_growth_steps=growth
+                )
+            model.compile(optimizer, "mse", auto_scale_loss=False)
+            done = model.fit(x, y, BATCH, 4, shuffle=False, verbose=0)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        scale = {
+            name: float(np.asarray(getattr(model.optimizer, name, 0.0)))
+            for name in ("dynamic_scale", "step_counter", "iterations")
+        }
     return {"history": common.history(done), "weights": common.weights(model), "scale": scale}
+
+
+def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
+    """Trains float32 weights for 30 steps with a loss scale that overflows at first, or grows."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        model = common.dense_model()
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05, momentum=0.9),
+            initial_scale=start,
+            dynamic_growth_steps=growth,
+        )
+        model.compile(optimizer, common.sparse_crossentropy(), metrics=["accuracy"])
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "scale": float(np.asarray(optimizer.dynamic_scale)),
+        "counter": int(np.asarray(optimizer.step_counter)),
+        "iterations": int(np.asarray(optimizer.iterations)),
+    }
 
 
 def dropout_masks(strategy: Any) -> dict[str, Any]:
@@ -275,3 +319,56 @@ def variables_as_numbers(strategy: Any) -> dict[str, Any]:
             "format": f"{float(optimizer.learning_rate):.3f}",
             "text": "value=" in repr(optimizer.learning_rate),
         }
+
+
+class _Table(keras.layers.Layer):
+    """One table for tokens and positions, or a lookup of positions as the batch is long."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embedding = keras.layers.Embedding(12, 4, embeddings_initializer=_ramp)
+
+    def call(self, ids: Any) -> Any:
+        """Looks rows of shape (batch, length, 4) up."""
+        if self.how == "tokens":
+            return self.embedding(ids)
+        positions = tf.range(tf.shape(ids)[1])
+        if self.how == "concatenated":
+            both = self.embedding(tf.concat([tf.reshape(ids, [-1]), positions], 0))
+            here = tf.size(ids)
+            return tf.reshape(both[:here], [-1, tf.shape(ids)[1], 4]) + both[here:]
+        return self.embedding(ids) + self.embedding(positions)
+
+
+def _ramp(shape: Any, dtype: Any = None) -> Any:
+    return keras.ops.reshape(keras.ops.arange(48, dtype=dtype) / 48.0, shape)
+
+
+def lookups(
+    strategy: Any, *, how: str, vocabulary: int = 2, optimizer: str = "Adam", batch: int = 8
+) -> dict[str, Any]:
+    """Trains a table that few ids are looked up in, for 3 epochs of uneven batches.
+
+    Args:
+        strategy: the strategy to train on.
+        how: tokens only; tokens and positions by two lookups, or by one.
+        vocabulary: number of ids; with 1 or 2 the ids of all replicas are often equal.
+        optimizer: the name of one that squares gradients.
+        batch: the size of a batch, of which the last one has three examples.
+    """
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, vocabulary, (3 * batch + 3, 1 if how == "tokens" else 3)).astype("int32")
+    y = rng.normal(size=(len(x), 1)).astype("float32")
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((None,), dtype="int32"),
+                _Table(how),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
+        done = model.fit(x, y, batch, 3, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}

@@ -29,6 +29,7 @@ SIGNATURES = {
     "TFOptimizer._all_reduce_sum_gradients": "(self, grads_and_vars)",
     "BaseOptimizer.apply": "(self, grads, trainable_variables=None)",
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
+    "LossScaleOptimizer.scale_loss": "(self, loss)",
     "LossScaleOptimizer._tf_apply": "(self, grads, trainable_variables=None)",
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",

@@ -18,7 +18,7 @@ from tfdist.errors import ConfigError
 from tfdist.horovod import adasum
 from tfdist.horovod.collectives import Ring
 from tfdist.horovod.library import load
-from tfdist.updates.sums import merged
+from tfdist.updates.sums import joined, pieces_of
 
 __all__ = ["Averager", "Averaging", "initialized", "native", "refuse_strategy", "ring_of"]
 
@@ -157,10 +157,14 @@ class Averager:
                 "Embedding, and Adasum is defined on dense ones. Add sparse_as_dense=True."
             )
         with tf.device(self.settings.device_sparse):
-            gathered = tf.IndexedSlices(
-                ring.gather(grad.values), ring.gather(grad.indices), grad.dense_shape
-            )
-            total = merged(gathered, grad)
+            pieces = pieces_of(grad)
+            gathered = [
+                tf.IndexedSlices(
+                    ring.gather(rows.values), ring.gather(rows.indices), rows.dense_shape
+                )
+                for rows, _ in pieces
+            ]
+            total = joined(pieces, gathered, ring.size)
         return _scaled(total, 1 / ring.size) if self._op == hvd.Average else total
 
     def _densified(self, grad: Any) -> Any:

@@ -1,10 +1,16 @@
-"""Building a model under a strategy: in its first step, as on one device.
+"""Building a model under a strategy: when its first step is traced, as on one device.
 
 Under a strategy Keras 3 builds a model from symbolic inputs before the first step, and makes those
 inputs by adding up the replicas' batches. Unequal batches, string features and models whose `call`
 is not usable stop there, and the data set is started once more than on one device. tfdist leaves
 the build to the first step, and takes the creation of variables out of the replica's function: they
 are created eagerly, in the strategy's scope, by the first replica that needs them.
+
+A trace of an unbuilt model is not the step that Keras means. `LossScaleOptimizer.scale_loss`, for
+one, puts the constant `initial_scale` into the graph until it is built. On one device the graph
+that runs comes from a second trace: `tf.function` discards every trace that created variables.
+Since tfdist's variables are created outside of the trace, it has to see to that itself: whatever is
+not built is built by a trace into a graph that is thrown away (`on_built_model`).
 """
 
 from __future__ import annotations
@@ -14,13 +20,19 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.models import Functional
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
 
 from tfdist._tensorflow import outside_of_function
 from tfdist.keras.hooks import Hook
+from tfdist.keras.model_optimizers import optimizers_of
+
+__all__ = ["hooks", "on_built_model"]
 
 
 def hooks() -> list[Hook]:
@@ -30,6 +42,80 @@ def hooks() -> list[Hook]:
         Hook(Variable, "_initialize", _outside_of_replica),
         Hook(Trainer, "compile", _without_xla),
     ]
+
+
+def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
+    """Runs a Keras step so that nothing in its graph stems from an unbuilt model or optimizer.
+
+    Args:
+        model: the model.
+        fn: its `train_step` or `test_step`.
+        run: runs `fn`, or another function of one batch, on each replica.
+
+    Returns:
+        What `run(fn)` returns.
+    """
+    if tf.executing_eagerly() or _is_built(model, fn):
+        return run(fn)
+    if fn.__name__ == "train_step" and not _has_own_step(model, fn):
+        _build_optimizer(model)
+    if not _is_built(model, fn):
+        # The forward pass and the gradients of a built Functional model with Keras's own step do
+        # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
+        short = _outputs_are_known(model) and not _has_own_step(model, fn)
+        with tf.__internal__.FuncGraph("tfdist_build").as_default():
+            run(functools.partial(_build_compiled, model) if short else fn)
+    return run(fn)
+
+
+def _is_built(model: Any, fn: Any) -> bool:
+    compiled = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))
+    optimizers = optimizers_of(model) if fn.__name__ == "train_step" else []
+    parts = [*model._flatten_layers(), *optimizers, *(c for c in compiled if c is not None)]
+    return all(part.built for part in parts)
+
+
+def _build_optimizer(model: Any) -> None:
+    """Builds the optimizer of Keras's own `train_step`, which trains all trainable weights."""
+    optimizer = model.optimizer
+    layers_are_built = all(layer.built for layer in model._flatten_layers())
+    if optimizer is None or optimizer.built or not layers_are_built:
+        return
+    with (
+        outside_of_function(tf.distribute.get_strategy()),
+        keras.name_scope(optimizer.name, caller=optimizer),
+    ):
+        optimizer.build(model.trainable_variables)
+        optimizer.built = True
+
+
+def _has_own_step(model: Any, fn: Any) -> bool:
+    """Whether a model's class overrides `train_step` or `test_step`."""
+    name = fn.__name__
+    return getattr(type(model), name) is not getattr(TensorFlowTrainer, name)
+
+
+def _outputs_are_known(model: Any) -> bool:
+    return isinstance(_graph_of(model), Functional) and all(
+        layer.built for layer in model._flatten_layers()
+    )
+
+
+def _graph_of(model: Any) -> Any:
+    """A Functional model itself; of a built Sequential one the Functional that it calls."""
+    return getattr(model, "_functional", model)
+
+
+def _build_compiled(model: Any, batch: Any) -> None:
+    """Builds the loss and the metrics of a model on placeholders for its outputs."""
+    x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    outputs = keras.tree.map_structure(
+        lambda output: tf.compat.v1.placeholder(output.dtype, output.shape),
+        _graph_of(model)._outputs_struct,
+    )
+    if model._compile_loss is not None:
+        model._compile_loss(y, outputs, sample_weight)
+    model.compute_metrics(x, y, outputs, sample_weight=sample_weight)
 
 
 def _left_to_first_step(original: Callable[..., None]) -> Callable[..., None]:

@@ -6,12 +6,12 @@ import copy
 import dataclasses
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.elastic import Position
 from tfdist.errors import TfdistError
+from tfdist.keras.model_optimizers import optimizers_of
 
 __all__ = ["State", "put_back", "restore", "take", "values_of"]
 
@@ -108,18 +108,14 @@ def put_back(arrays: list[Any], model: Any) -> None:
         variable.assign(value)
 
 
-def _optimizers(model: Any) -> list[Any]:
-    return [v for v in vars(model).values() if isinstance(v, keras.Optimizer)]
-
-
 def _is_built(model: Any) -> bool:
-    return bool(model.built) and all(optimizer.built for optimizer in _optimizers(model))
+    return bool(model.built) and all(optimizer.built for optimizer in optimizers_of(model))
 
 
 def _variables(model: Any) -> list[Any]:
     """All variables that a training changes, each once."""
     found = [*model.variables, *model.metrics_variables]
-    for optimizer in _optimizers(model):
+    for optimizer in optimizers_of(model):
         found += optimizer.variables
     return list({id(v): v for v in found}.values())
 

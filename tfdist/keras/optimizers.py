@@ -20,7 +20,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from tfdist.keras import fused
 from tfdist.keras.flags import exchanged
 from tfdist.keras.hooks import Hook
-from tfdist.keras.step import weighed
+from tfdist.keras.step import current_step, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.updates.sums import sum_over_replicas
 from tfdist.updates.updater import updater_of
@@ -32,12 +32,13 @@ def hooks() -> list[Hook]:
         Hook(BaseOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
+        Hook(LossScaleOptimizer, "scale_loss", _weigh_scaled_loss),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
         Hook(Adam, "update_step", fused.adam_while(exchanged)),
     ]
 
 
-def exchange(grads: list[Any]) -> list[Any]:
+def exchange(grads: list[Any], optimizer: Any) -> list[Any]:
     """Averages gradients over the replicas, weighted by examples.
 
     Outside of a Keras step, where a training loop scales its own loss, gradients are summed: the
@@ -45,11 +46,12 @@ def exchange(grads: list[Any]) -> list[Any]:
 
     Args:
         grads: one dense tensor, `IndexedSlices` or None for each weight.
+        optimizer: the optimizer that they are for.
 
     Returns:
         The reduced gradients, None where there was None.
     """
-    present = weighed([g for g in grads if g is not None])
+    present = weighed([g for g in grads if g is not None], optimizer)
     if not present:
         return grads
     sum_gradients = getattr(tf.distribute.get_strategy(), "sum_gradients", sum_over_replicas)
@@ -67,7 +69,7 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
             return step_by_rule(updater, self, list(grads), trainable_variables)
-        grads = exchange(list(grads))
+        grads = exchange(list(grads), self)
         with exchanged.up():
             return original(self, grads, trainable_variables)
 
@@ -98,6 +100,15 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, grads, trainable_variables)
 
     return tf_apply
+
+
+def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale_loss(self: Any, loss: Any) -> Any:
+        step, scaled = current_step(), original(self, loss)
+        return scaled if step is None else step.weigh_scaled(scaled, self)
+
+    return scale_loss
 
 
 def _skip_if_exchanged(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist._tensorflow import local_replica, local_results
 from tfdist.data import Slice
 from tfdist.keras import weights
+from tfdist.keras.building import on_built_model
 from tfdist.keras.flags import Flag
 from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
 from tfdist.keras.step import Step, at_least_one, batch_size_of, entered, measure
@@ -44,19 +45,23 @@ def run_keras_step(
         kwargs: none.
         options: `tf.distribute.RunOptions`.
     """
-    noticed = NoticedResults(summed_metrics(model))
     meter = strategy.meter if fn.__name__ == "train_step" else None
 
-    def on_replica(batch: Any) -> Any:
-        with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
-            batch = _examples(batch, step)
-            with _measured(meter, batch), _after(batch):
-                logs = fn(batch, **(kwargs or {}))
-                weights.average_assigned(step)
-                return average_logs(step, logs, noticed.on_this_replica())
+    def traced(fn: Any) -> Any:
+        noticed = NoticedResults(summed_metrics(model))
 
-    with noticed:
-        outputs = run(on_replica, args, None, options)
+        def on_replica(batch: Any) -> Any:
+            with entered(measure(model, batch, strategy.num_replicas_in_sync)) as step:
+                batch = _examples(batch, step)
+                with _measured(meter, batch), _after(batch):
+                    logs = fn(batch, **(kwargs or {}))
+                    weights.average_assigned(step)
+                    return average_logs(step, logs, noticed.on_this_replica())
+
+        with noticed:
+            return run(on_replica, args, None, options)
+
+    outputs = on_built_model(model, fn, traced)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
 
 

@@ -35,6 +35,7 @@ class Step:
         even: whether all replicas are known to hold the same number of examples.
         replicas: number of replicas.
         assigned: layer weights that were assigned in this step, by `id`, in order.
+        scaled_by: `id`s of the optimizers that scaled this step's loss, and weighed it with that.
     """
 
     model: Any
@@ -43,6 +44,7 @@ class Step:
     even: bool
     replicas: int
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
+    scaled_by: set[int] = dataclasses.field(default_factory=set)
 
     def share(self, dtype: Any = tf.float32) -> Any:
         """`count / total`: the weight of this replica in an average over examples."""
@@ -53,12 +55,30 @@ class Step:
     def weigh(self, value: Any, scale: float = 1.0) -> Any:
         """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
+        return self._times(value, share)
+
+    def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
+        """A loss that an optimizer has scaled, weighed before its gradients are computed.
+
+        The gradients in half precision are then those of the whole batch's mean, so that they
+        overflow at the same scale as on one device; those of a replica's own mean are larger.
+        """
+        self.scaled_by.add(id(optimizer))
+        return self.weigh(loss)
+
+    def weigh_gradient(self, gradient: Any, optimizer: Any) -> Any:
+        """A gradient of the replica's own mean, weighed; see `weigh`.
+
+        Where the optimizer has scaled the loss, that has been weighed, and the gradient with it.
+        """
+        if id(optimizer) in self.scaled_by:
+            return gradient if self.even else self._times(gradient, self.present(gradient.dtype))
+        return self.weigh(gradient)
+
+    def _times(self, value: Any, factor: Any) -> Any:
         if isinstance(value, tf.IndexedSlices):
-            weighted = value.values * share
-            return tf.IndexedSlices(weighted, value.indices, value.dense_shape)
-        if self.even:
-            return value * share
-        return tf.math.multiply_no_nan(value, share)
+            return tf.IndexedSlices(value.values * factor, value.indices, value.dense_shape)
+        return value * factor if self.even else tf.math.multiply_no_nan(value, factor)
 
     def present(self, dtype: Any = tf.float32) -> Any:
         """1 on a replica that has examples in this step, 0 on one that has none."""
@@ -88,13 +108,13 @@ def current_step() -> Step | None:
     return getattr(_local, "step", None)
 
 
-def weighed(grads: list[Any]) -> list[Any]:
+def weighed(grads: list[Any], optimizer: Any) -> list[Any]:
     """Gradients times this replica's share of the examples, so that their sum is the average.
 
     Outside of a Keras step, where a training loop scales its own loss, they are left alone.
     """
     step = current_step()
-    return grads if step is None else [step.weigh(grad) for grad in grads]
+    return grads if step is None else [step.weigh_gradient(grad, optimizer) for grad in grads]
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def step_by_rule(updater: Updater, optimizer: Any, grads: list[Any], weights: An
         marks.computed = stamp(present)
     places = tuple(_core(optimizer)._get_variable_index(weights[i]) for i in here)
     values = [weights[i].value for i in here]
-    cost = updater.step(places, values, weighed(present), shares, apply_all)
+    cost = updater.step(places, values, weighed(present, optimizer), shares, apply_all)
     if marks is not None:
         marks.exchanges.append(cost)
 

@@ -18,6 +18,7 @@ from tfdist._tensorflow import global_seed, is_distributed, unordered_steps
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
+from tfdist.keras.building import on_built_model
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     after_its_batch,
@@ -108,7 +109,11 @@ class StrategyMixin:
         inner = super().run  # type: ignore[misc]
         model = step_model(fn)
         if self.num_replicas_in_sync == 1 and self.rule.is_plain:
-            return inner(fn if model is None else after_its_batch(fn), args, kwargs, options)
+            if model is None:
+                return inner(fn, args, kwargs, options)
+            return on_built_model(
+                model, fn, lambda step: inner(after_its_batch(step), args, kwargs, options)
+            )
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:

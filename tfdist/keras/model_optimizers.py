@@ -1,0 +1,46 @@
+"""The optimizers that a model holds, in attributes or in containers among its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+__all__ = ["optimizers_of"]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers of a model, each once, in the order of its attributes.
+
+    Lists, tuples, sets and dictionaries are searched, however deeply nested, and
+    the attributes of the layers and models within. The optimizer that another one wraps, as
+    `LossScaleOptimizer` does, is not listed by itself.
+
+    Args:
+        model: a Keras model; None has no optimizers.
+    """
+    found: dict[int, Any] = {}
+    for layer in _layers(model):
+        for value in [*vars(layer).values(), getattr(layer, "optimizer", None)]:
+            for optimizer in _in(value, set()):
+                found[id(optimizer)] = optimizer
+    return list(found.values())
+
+
+def _layers(model: Any) -> list[Any]:
+    if not hasattr(model, "_flatten_layers"):
+        return [] if model is None else [model]
+    return list(model._flatten_layers(include_self=True, recursive=True))
+
+
+def _in(value: Any, seen: set[int]) -> Iterator[Any]:
+    """The optimizers in a value; `seen` ends the search in containers that hold themselves."""
+    if isinstance(value, keras.optimizers.Optimizer):
+        yield value
+        return
+    if not isinstance(value, (Mapping, list, tuple, set, frozenset)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    for each in value.values() if isinstance(value, Mapping) else value:
+        yield from _in(each, seen)
