@@ -95,7 +95,8 @@ def _tries(options: argparse.Namespace, targets: list[str]) -> Iterator[tuple[in
     if options.case:
         kept = json.loads(pathlib.Path(options.case).read_text())
         print(script.source(from_json(kept["program"])))
-        yield 0, from_json(kept["program"]), kept["target"]
+        for target in kept["targets"]:
+            yield 0, from_json(kept["program"]), target
         return
     for seed in range(options.seed, options.seed + options.programs):
         spec = draw(seed)
@@ -115,7 +116,7 @@ def _show(seed: int, target: str, spec: Spec, verdict: Verdict) -> None:
 def _keep(directory: pathlib.Path, seed: int, target: str, spec: Spec, verdict: Verdict) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     values = {
-        "target": target,
+        "targets": [target],
         "seed": seed,
         "program": to_json(spec),
         "found": [verdict.kind, verdict.signature, *verdict.details[:3]],

@@ -47,7 +47,7 @@ def test_each_program_is_a_script_and_data() -> None:
 
 @pytest.mark.parametrize("seed", range(3, 60))
 def test_a_program_shrinks_to_what_fails(seed: int) -> None:
-    """As long as a head's metrics matter and another step than Keras's, both are kept."""
+    """Of a failure that needs an optimizer and a batch size only these two are left."""
     spec = draw(seed)
 
     def check(candidate: Spec) -> Verdict:
