@@ -305,6 +305,8 @@ def _optimizer(spec: Spec) -> str:
     if spec.optimizer == "MultiOptimizer":
         return f"keras.optimizers.MultiOptimizer({tasks.BY_NAME})"
     values = {name: repr(value) for name, value in tasks.OPTIMIZERS[spec.optimizer].items()}
+    if spec.optimizer == "SGD" and any(head.reduction == "sum" for head in spec.heads):
+        values["learning_rate"] = "0.005"  # With ten times as much some programs diverge.
     for key in spec.options:
         if key in tasks.OPTIONS:
             name, value = tasks.OPTIONS[key]
