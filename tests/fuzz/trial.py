@@ -15,6 +15,15 @@ FUNCTION = "tests.fuzz.running:run"
 DEADLINE = 100.0
 
 
+_NOT_STARTED = "start failed"
+
+
+def _is_load(error: CallError) -> bool:
+    """Whether the machine may only have had too much else to do."""
+    silent = all(each.startswith("No answer") for each in error.errors if each)
+    return silent or str(error).startswith(_NOT_STARTED)
+
+
 class Trial:
     """Runs programs on one target and judges them.
 
@@ -48,7 +57,7 @@ class Trial:
         try:
             results = self.pool.results(self.target, FUNCTION, **values, **self._more)
         except CallError as error:
-            if not all(each.startswith("No answer") for each in error.errors if each):
+            if not _is_load(error):
                 return oracle.failure(error.errors)
             return self._again(spec, reference, values)
         return self._steady(spec, reference, values, oracle.judge(spec, reference, results))
@@ -68,13 +77,15 @@ class Trial:
         return oracle.Verdict("invalid", "amplifies rounding", verdict.details)
 
     def _again(self, spec: Spec, reference: Any, values: dict[str, Any]) -> oracle.Verdict:
-        """A second try with twice the time: the machine may have had other things to do."""
+        """A second try with twice the time."""
         late = {**values, "deadline": 2 * DEADLINE, **self._more}
         try:
             results = self.pool(self.target).call(FUNCTION, **late)
         except CallError as error:
+            if str(error).startswith(_NOT_STARTED):
+                return oracle.Verdict("invalid", "the processes did not start")
             return oracle.failure(error.errors)
-        return oracle.judge(spec, reference, results)
+        return self._steady(spec, reference, values, oracle.judge(spec, reference, results))
 
 
 def can_run(target: str, spec: Spec) -> bool:
