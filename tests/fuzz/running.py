@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import pathlib
-import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -25,9 +24,7 @@ from tfdist.updates.rule import PLAIN, GradientRule
 _TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 
 
-def run(
-    strategy: Any, *, program: dict[str, Any], broken: str = "", nudged: bool = False
-) -> dict[str, Any]:
+def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str, Any]:
     """What a program comes to: the numbers it saw, all variables, or an error.
 
     Stock Keras's errors and tfdist's refusals are results. Other errors are raised: the processes
@@ -37,7 +34,6 @@ def run(
         strategy: what to train on, or None.
         program: a spec as `to_json` writes it.
         broken: a defect to put into the strategy, by which this tool is tested.
-        nudged: whether learning rates are changed by two millionths.
     """
     keras.config.disable_traceback_filtering()
     tf.debugging.disable_traceback_filtering()
@@ -46,8 +42,7 @@ def run(
     try:
         with _ruled(strategy, spec.rule), _broken(strategy, broken):
             with scope(strategy):
-                made = script.HEADER + script.made(spec)
-                _execute(_nudged(made) if nudged else made, "program_made.py", names)
+                _execute(f"{script.HEADER}{script.made(spec)}", "program_made.py", names)
                 if spec.inside:
                     _execute(script.used(spec), "program_used.py", names)
             if not spec.inside:
@@ -61,14 +56,8 @@ def run(
             return {"refused": f"{type(error).__name__}: {error}"}
         raise
     finally:
+        keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
-
-
-def _nudged(text: str) -> str:
-    def nudge(found: re.Match[str]) -> str:
-        return f"{found[1]}{float(found[2]) * 1.000002!r}"
-
-    return re.sub(r"(learning_rate=|Decay\()([\d.]+)", nudge, text)
 
 
 def _execute(text: str, file: str, names: dict[str, Any]) -> None:

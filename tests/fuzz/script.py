@@ -73,6 +73,8 @@ def made(spec: Spec) -> str:
     """The part that makes data and model: what runs in the strategy's scope in any case."""
     body = "\n".join([_data(spec), _model(spec), _compile(spec, _optimizer(spec)), ""])
     seed = "\nseen = {}\nkeras.utils.set_random_seed(1)\n"
+    if spec.policy == "float64":
+        seed += "keras.config.set_floatx('float64')\n"
     if spec.policy != "float32":
         seed += f"keras.config.set_dtype_policy('{spec.policy}')\n"
     words = set(re.findall(r"\w+", body + used(spec)))
@@ -193,14 +195,15 @@ def _layers(spec: Spec) -> list[str]:
     return [*found, *vocabulary.FLATTENING[kind]]
 
 
-def _last(head: Head, name: str) -> str:
-    layer = tasks.TASKS[head.task].layer
-    return f"{layer}, dtype='float32', name='{name}')"
+def _last(spec: Spec, head: Head, name: str) -> str:
+    """An output's layer: in half precision Keras's guides have it compute in float32."""
+    dtype = ", dtype='float32'" if spec.policy.startswith("mixed") else ""
+    return f"{tasks.TASKS[head.task].layer}{dtype}, name='{name}')"
 
 
 def _model(spec: Spec) -> str:
     step = _steps(spec)
-    heads = [_last(head, name) for head, name in zip(spec.heads, NAMES, strict=False)]
+    heads = [_last(spec, head, name) for head, name in zip(spec.heads, NAMES, strict=False)]
     if spec.style == "subclass":
         return _subclass(spec, heads, step)
     if spec.style in ("sequential", "lazy"):
