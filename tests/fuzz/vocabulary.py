@@ -192,13 +192,15 @@ HELPERS = {
         "AddMean": """
             class AddMean(layers.Layer):
                 def call(self, x):
-                    self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+                    own = keras.ops.cast(x, keras.config.floatx())
+                    self.add_loss(0.1 * keras.ops.mean(keras.ops.square(own)))
                     return x
             """,
         "AddSum": """
             class AddSum(layers.Layer):
                 def call(self, x):
-                    self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x)))
+                    own = keras.ops.cast(x, keras.config.floatx())
+                    self.add_loss(0.01 * keras.ops.sum(keras.ops.square(own)))
                     return x
             """,
         "AddWeights": """
@@ -206,7 +208,8 @@ HELPERS = {
                 def build(self, shape):
                     self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
                 def call(self, x):
-                    self.add_loss(0.1 * keras.ops.sum(keras.ops.square(self.scale)))
+                    own = keras.ops.cast(self.scale, keras.config.floatx())
+                    self.add_loss(0.1 * keras.ops.sum(keras.ops.square(own)))
                     return x * self.scale
             """,
         "Counter": """
