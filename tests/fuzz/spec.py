@@ -160,9 +160,6 @@ def from_json(values: dict[str, Any]) -> Spec:
     return Spec(**frozen)
 
 
-_WITHOUT_CLASS_WEIGHTS = ("generator", "sequence", "sequence_workers")
-
-
 def fits(spec: Spec) -> bool:
     """Whether the parts of a program go together, so that stock Keras can run it."""
     kinds = spec.kinds()
@@ -193,7 +190,7 @@ def fits(spec: Spec) -> bool:
             not loop or (spec.calls == tuple(loop) and spec.source in ("arrays", "dataset")),
             spec.step != "penalty" or (first != "ids" and plain_rows),
             spec.weighting != "class" or (one and head.task == "classes"),
-            spec.weighting != "class" or spec.source not in _WITHOUT_CLASS_WEIGHTS,
+            spec.weighting != "class" or spec.source != "generator",
             not spec.policy.startswith("mixed") or not {"activity", "regularized"} & {*spec.parts},
             "validation_split" not in spec.fitted or spec.source in ("arrays", "tensors"),
             "validation_split" not in spec.fitted or spec.examples >= 12,
