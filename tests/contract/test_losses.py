@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases.loss_cases import LOSSES
 from tests.contract.conftest import Agree
 
 CASES = "contract_cases"
@@ -35,3 +36,25 @@ def test_regularizers_and_added_losses(agree: Agree) -> None:
 
 def test_metrics_that_are_no_means(agree: Agree) -> None:
     agree(f"{CASES}:metrics")
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "Dice", "Tversky"])
+def test_a_loss_that_reduces_the_batch_by_itself(agree: Agree, name: str) -> None:
+    agree("loss_cases:compiled", name=name)
+
+
+@pytest.mark.parametrize("name", ["mean", "root"])
+def test_sample_weights_of_a_loss_that_is_a_number(agree: Agree, name: str) -> None:
+    agree("loss_cases:compiled", name=name, weighted=True)
+
+
+@pytest.mark.parametrize("how", ["sum", "by example", "mean", "root", "regularizer"])
+def test_losses_that_layers_add(agree: Agree, how: str) -> None:
+    agree("loss_cases:added", how=how)
+
+
+@pytest.mark.parametrize(
+    "name", ["sum", "root", "ratio", "sum and mean", "over global batch", "average", "by example"]
+)
+def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
+    agree("loss_cases:by_hand", name=name)

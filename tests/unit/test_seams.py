@@ -37,6 +37,8 @@ SIGNATURES = {
     "Variable._initialize": "(self, value)",
     "Variable._direct_assign": "(self, value)",
     "SeedGenerator.next": "(self, ordered=True)",
+    "Sum.update_state": "(self, values, sample_weight=None)",
+    "Trainer._aggregate_additional_loss": "(self, loss)",
     "Mean.update_state": "(self, values, sample_weight=None)",
     "keras.src.losses.loss.scale_loss_for_distribution": "(value)",
     "keras.src.losses.loss.unscale_loss_for_distribution": "(value)",

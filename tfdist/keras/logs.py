@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.keras.step import Step
+from tfdist.keras.whole_batch import as_average
 from tfdist.updates.sums import sum_over_replicas
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
@@ -93,7 +94,7 @@ def average_logs(step: Step, logs: Any, results: Results) -> Any:
         i: tf.convert_to_tensor(v) for i, v in enumerate(flat) if i not in metrics and _is_scalar(v)
     }
     states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
-    weighed = [step.weigh(tf.cast(v, tf.float32)) for v in scalars.values()]
+    weighed = [step.weigh(tf.cast(as_average(step, v), tf.float32)) for v in scalars.values()]
     if not weighed and not states:
         return logs
     together = sum_over_replicas([*tf.nest.flatten(states), *weighed])

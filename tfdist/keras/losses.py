@@ -10,9 +10,11 @@ import keras
 import tensorflow as tf
 from keras.src.losses import loss as loss_module
 from keras.src.metrics import reduction_metrics
+from keras.src.trainers.trainer import Trainer
 
 from tfdist.keras.hooks import Hook
 from tfdist.keras.step import Step, current_step
+from tfdist.keras.whole_batch import as_average, targets_of
 
 
 def hooks() -> list[Hook]:
@@ -22,6 +24,11 @@ def hooks() -> list[Hook]:
         Hook(loss_module, "unscale_loss_for_distribution", _unscaled),
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
         Hook(reduction_metrics.Mean, "update_state", _weigh_scalars),
+        Hook(reduction_metrics.Sum, "update_state", _weigh_scalars_of_sum),
+        Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
+        Hook(tf.GradientTape, "gradient", _of_whole_batch),
+        Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
+        Hook(tf.nn, "scale_regularization_loss", _regularization_as_if_alone),
     ]
 
 
@@ -47,18 +54,38 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
         reduction: str | None = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        loss = original(values, sample_weight, mask, reduction, dtype)
         step = current_step()
-        if step is None or loss.shape.rank != 0 or reduction in (None, "none"):
+        if step is None:
+            return original(values, sample_weight, mask, reduction, dtype)
+        # A loss that has reduced the batch by itself: whatever it is, it counts as an average.
+        whole = len(getattr(values, "shape", [None])) == 0
+        values = as_average(step, values) if whole else values
+        loss = original(values, sample_weight, mask, reduction, dtype)
+        if loss.shape.rank != 0 or reduction in (None, "none"):
             return loss
-        if reduction == "sum":
-            return _divide(loss, step.share(loss.dtype))
-        denominator = _denominator(loss, sample_weight, mask, reduction)
-        if denominator is None:
-            return loss
-        return loss * _correction(step, denominator)
+        if whole and sample_weight is not None and len(sample_weight.shape):
+            return step.note_mean(_times_weights(step, original, values, sample_weight, reduction))
+        if reduction == "sum" and not whole:
+            return step.note_mean(_divide(loss, step.share(loss.dtype)))
+        denominator = None if whole else _denominator(loss, sample_weight, mask, reduction)
+        if denominator is not None:
+            loss = loss * _correction(step, denominator)
+        return step.note_mean(loss)
 
     return reduce_weighted_values
+
+
+def _times_weights(
+    step: Step, original: Callable[..., Any], value: Any, sample_weight: Any, reduction: str
+) -> Any:
+    """A scalar loss times what Keras makes of sample weights, on the whole batch.
+
+    Keras multiplies the scalar by each weight and reduces the products.
+    """
+    factor = original(tf.ones_like(value), sample_weight, None, reduction)
+    if reduction == "sum":
+        factor = factor * step.present(factor.dtype)
+    return value * step.sum(factor if reduction == "sum" else step.weigh(factor))
 
 
 def _denominator(loss: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
@@ -95,11 +122,104 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         step = current_step()
-        if step is None or step.even or sample_weight is not None:
+        if step is None or sample_weight is not None:
             return original(self, values, sample_weight)
         values = keras.ops.convert_to_tensor(values)
         if values.shape.rank != 0:
             return original(self, values)
+        values = as_average(step, values)
+        if step.even:
+            return original(self, values)
         return original(self, values, step.share(self.dtype) * step.replicas)
 
     return update_state
+
+
+def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the scalars that replicas add up be parts of the whole batch's."""
+
+    @functools.wraps(original)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        step = current_step()
+        values = values if step is None else keras.ops.convert_to_tensor(values)
+        if step is None or sample_weight is not None or values.shape.rank != 0:
+            return original(self, values, sample_weight)
+        return original(self, step.weigh(tf.cast(as_average(step, values), self.dtype)))
+
+    return update_state
+
+
+def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes what `add_loss` and regularizers of activities add, often sums, an average."""
+
+    @functools.wraps(original)
+    def aggregate(self: Any, loss: Any) -> Any:
+        total, step = original(self, loss), current_step()
+        return total if step is None else as_average(step, total)
+
+    return aggregate
+
+
+def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Takes the gradients of weights of losses that a `train_step` has reduced by itself."""
+
+    @functools.wraps(original)
+    def gradient(
+        self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
+    ) -> Any:
+        step = current_step()
+        if step is None or output_gradients is not None or not _has_weights(sources):
+            return original(self, target, sources, output_gradients, **kwargs)
+        targets = tf.nest.flatten(target)
+        parts = [targets_of(step, each) for each in targets]
+        if all(part is None for part in parts):
+            return original(self, target, sources, None, **kwargs)
+        pairs = [
+            pair
+            for each, part in zip(targets, parts, strict=True)
+            for pair in ([(each, tf.ones_like(each))] if part is None else part)
+        ]
+        tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
+        return original(self, tensors, sources, factors, **kwargs)
+
+    return gradient
+
+
+def _has_weights(sources: Any) -> bool:
+    return any(
+        isinstance(getattr(each, "value", each), tf.Variable) or isinstance(each, keras.Variable)
+        for each in tf.nest.flatten(sources)
+    )
+
+
+def _average_as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Divides by the replica's own examples where no global batch size is given.
+
+    TensorFlow's own divides by them times the number of replicas, whose sums it then adds up.
+    """
+
+    @functools.wraps(original)
+    def compute_average_loss(
+        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> Any:
+        step = current_step()
+        if step is None or global_batch_size is not None:
+            return original(per_example_loss, sample_weight, global_batch_size)
+        loss = tf.convert_to_tensor(per_example_loss)
+        if sample_weight is not None:
+            loss = loss * tf.cast(sample_weight, loss.dtype)
+        return step.note_mean(tf.reduce_sum(loss) / tf.cast(tf.shape(loss)[0], loss.dtype))
+
+    return compute_average_loss
+
+
+def _regularization_as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves a regularization whole: shares of it are averaged."""
+
+    @functools.wraps(original)
+    def scale_regularization_loss(regularization_loss: Any) -> Any:
+        if current_step() is None:
+            return original(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
+
+    return scale_regularization_loss

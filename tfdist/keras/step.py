@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdist._tensorflow import is_distributed
 from tfdist.data import Slice
+from tfdist.updates.dependence import Dependence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Step:
         replicas: number of replicas.
         assigned: layer weights that were assigned in this step, by `id`, in order.
         scaled_by: `id`s of the optimizers that scaled this step's loss, and weighed it with that.
+        means: tensors, by `id`, whose average over the replicas is the whole batch's value.
+        depends: tells which tensors of the step's graph depend on the batch.
     """
 
     model: Any
@@ -45,6 +48,8 @@ class Step:
     replicas: int
     assigned: dict[int, Any] = dataclasses.field(default_factory=dict)
     scaled_by: set[int] = dataclasses.field(default_factory=set)
+    means: dict[int, Any] = dataclasses.field(default_factory=dict)
+    depends: Dependence = dataclasses.field(default_factory=Dependence)
 
     def share(self, dtype: Any = tf.float32) -> Any:
         """`count / total`: the weight of this replica in an average over examples."""
@@ -57,6 +62,11 @@ class Step:
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
         return self._times(value, share)
 
+    def note_mean(self, tensor: Any) -> Any:
+        """Notes that a tensor's average over the replicas is its value on the whole batch."""
+        self.means[id(tensor)] = tensor
+        return tensor
+
     def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
         """A loss that an optimizer has scaled, weighed before its gradients are computed.
 
@@ -64,7 +74,7 @@ class Step:
         overflow at the same scale as on one device; those of a replica's own mean are larger.
         """
         self.scaled_by.add(id(optimizer))
-        return self.weigh(loss)
+        return self.note_mean(self.weigh(loss))
 
     def weigh_gradient(self, gradient: Any, optimizer: Any) -> Any:
         """A gradient of the replica's own mean, weighed; see `weigh`.

@@ -23,6 +23,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.flags import Flag, exchanged
 from tfdist.keras.hooks import Hook
 from tfdist.keras.learning_rate import learning_rate_times
+from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.step import current_step, weighed
 from tfdist.updates.meter import current_marks, stamp
 from tfdist.updates.rule import PLAIN
@@ -157,14 +158,8 @@ def _updaters(model: Any) -> list[tuple[Any, Updater]]:
     strategy = tf.distribute.get_strategy()
     if getattr(strategy, "rule", PLAIN).is_plain:
         return []
-    found = {id(v): v for v in _attributes(model) if isinstance(v, keras.Optimizer)}
-    pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in found.values())
+    pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in optimizers_of(model))
     return [(optimizer, updater) for optimizer, updater in pairs if updater is not None]
-
-
-def _attributes(model: Any) -> list[Any]:
-    held = list(getattr(model, "__dict__", {}).values())
-    return [*held, getattr(model, "optimizer", None)]
 
 
 def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:

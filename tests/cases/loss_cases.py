@@ -1,0 +1,157 @@
+"""Losses that are no means over the examples, at each place where a program may have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, scope
+
+EXAMPLES = 77
+
+
+def _error(y: Any, predicted: Any) -> Any:
+    return tf.square(tf.cast(y, tf.float32) - predicted)
+
+
+def _ratio(y: Any, predicted: Any) -> Any:
+    wanted = tf.cast(y > 0, tf.float32)
+    return tf.reduce_sum(_error(y, predicted) * wanted) / tf.reduce_sum(wanted)
+
+
+def _own_dice(y: Any, predicted: Any) -> Any:
+    y, p = tf.cast(y > 0, tf.float32), tf.sigmoid(predicted)
+    return 1.0 - (2.0 * tf.reduce_sum(y * p) + 1.0) / (tf.reduce_sum(y) + tf.reduce_sum(p) + 1.0)
+
+
+def _deviation(y: Any, predicted: Any) -> Any:
+    mean = tf.reduce_mean(_error(y, predicted), axis=0)
+    return tf.reduce_sum(tf.sqrt(mean)) + 0.1 * tf.maximum(tf.reduce_mean(predicted), 0.01)
+
+
+#: Functions of labels and predictions that return a number.
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "mean": lambda y, p: tf.reduce_mean(_error(y, p)),
+    "sum": lambda y, p: tf.reduce_sum(_error(y, p)),
+    "keras sum": lambda y, p: keras.ops.sum(keras.ops.square(y - p)) * 0.5,
+    "sum of means": lambda y, p: tf.reduce_sum(tf.reduce_mean(_error(y, p), axis=1)),
+    "sum and mean": lambda y, p: tf.reduce_sum(_error(y, p)) + 3.0 * tf.reduce_mean(tf.abs(p)),
+    "over global batch": lambda y, p: tf.reduce_sum(_error(y, p)) * (1.0 / BATCH),
+    "over own batch": lambda y, p: (
+        tf.reduce_sum(_error(y, p)) / tf.cast(tf.shape(p)[0], tf.float32)
+    ),
+    "l2": lambda y, p: tf.nn.l2_loss(tf.cast(y, tf.float32) - p),
+    "root": lambda y, p: tf.sqrt(tf.reduce_mean(_error(y, p))),
+    "norm": lambda y, p: tf.norm(tf.cast(y, tf.float32) - p),
+    "ratio": _ratio,
+    "dice": _own_dice,
+    "deviation": _deviation,
+    "average": lambda y, p: tf.nn.compute_average_loss(_error(y, p)[:, 0]),
+    "average of global": lambda y, p: tf.nn.compute_average_loss(
+        _error(y, p)[:, 0], global_batch_size=BATCH
+    ),
+    "by example": lambda y, p: _error(y, p)[:, 0],
+}
+
+
+def _report(model: keras.Model, done: Any) -> dict[str, Any]:
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def _rate(name: str) -> float:
+    return 2e-3 if "sum" in name or name in ("l2", "norm", "by example") else 0.05
+
+
+def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, Any]:
+    """Compiles a model with a loss of `LOSSES`, or of Keras, and fits uneven batches."""
+    x, _ = common.table(EXAMPLES)
+    y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
+    weights = (1.0 + x[:, 0] ** 2).astype("float32") if weighted else None
+    known = {"Dice": keras.losses.Dice, "Tversky": keras.losses.Tversky}
+    with scope(strategy):
+        last = "sigmoid" if name in known else None
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, last)])
+        loss = known[name]() if name in known else LOSSES[name]
+        model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5), loss)
+        done = model.fit(x, y, BATCH, 3, sample_weight=weights, shuffle=False, verbose=0)
+    return _report(model, done)
+
+
+class _Adds(keras.layers.Layer):
+    """Adds a loss of its input."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(activity_regularizer="l2" if how == "regularizer" else None)
+        self.how = how
+
+    def call(self, inputs: Any) -> Any:
+        """Returns the inputs."""
+        if self.how == "sum":
+            self.add_loss(1e-3 * keras.ops.sum(inputs))
+        elif self.how == "by example":
+            self.add_loss(1e-3 * keras.ops.sum(keras.ops.square(inputs), axis=1))
+        elif self.how == "mean":
+            self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
+        elif self.how == "root":
+            self.add_loss(keras.ops.sqrt(keras.ops.mean(keras.ops.square(inputs))))
+        return inputs
+
+
+def added(strategy: Any, *, how: str) -> dict[str, Any]:
+    """A layer that adds a loss: a sum over the batch, one loss an example, a mean, …"""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy):
+        layers = [keras.layers.Dense(6, "tanh"), _Adds(how), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+    return _report(model, done)
+
+
+class OwnStep(keras.Model):
+    """Reduces its loss by hand, and clips, scales or accumulates gradients by hand."""
+
+    def __init__(self, name: str, change: str) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+        self.loss_of, self.change = LOSSES[name], change
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.total = keras.metrics.Sum(name="total")
+
+    def call(self, inputs: Any) -> Any:
+        """The predictions."""
+        return self.out(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step of SGD."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        if self.change == "clip":
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
+        elif self.change == "normalize":
+            gradients = [g / (tf.norm(g) + 1e-6) for g in gradients]
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        if self.loss_of is LOSSES["by example"]:
+            return {}
+        self.tracker.update_state(loss)
+        self.total.update_state(loss)
+        return {"loss": self.tracker.result(), "total": self.total.result(), "raw": loss}
+
+
+def by_hand(strategy: Any, *, name: str, change: str = "") -> dict[str, Any]:
+    """A `train_step` with a loss of `LOSSES`."""
+    x, _ = common.table(EXAMPLES)
+    y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
+    with scope(strategy):
+        model = OwnStep(name, change)
+        model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5))
+        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+    history = {k: v for k, v in common.history(done).items() if k != "raw"}
+    return {"history": history, "weights": common.weights(model)}

@@ -1,0 +1,222 @@
+"""How a loss of a traced step depends on its examples: as their mean, their sum, or otherwise.
+
+Replicas average what they compute, weighted by examples. That is exact for a mean over examples,
+and for a sum of such means. Other losses have to be brought into that form first:
+
+* a sum over examples is divided by the replica's share of them;
+* any other function of means and sums, such as a root of a mean or a ratio of two sums, needs the
+  means and sums of the whole batch. With `y = f(a_1, a_2, ...)`, each `a_i` a mean or a sum over
+  the examples, the gradient of the whole batch is `sum_i df/da_i * grad(a_i)`, with the partial
+  derivatives at the values of the whole batch. They cost one all-reduce of the `a_i`.
+
+What a loss is made of is read off the graph, from the loss back to the first reductions over the
+batch axis. A tensor of rank 1 or more from an op that is not known here is taken to hold one row
+for each example, as the outputs of a model do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.updates.dependence import Dependence
+
+__all__ = ["Leaf", "Reduction", "batch_axis", "reduction_of"]
+
+#: Ops that compute each element of their result from the elements at the same place.
+_ELEMENTWISE = frozenset(
+    {
+        *(
+            "Identity",
+            "StopGradient",
+            "Cast",
+            "Neg",
+            "AddV2",
+            "Add",
+            "AddN",
+            "Sub",
+            "Mul",
+            "BiasAdd",
+        ),
+        *("RealDiv", "Div", "DivNoNan", "MulNoNan", "Square", "Sqrt", "Rsqrt", "Pow", "Exp", "Log"),
+        *("Expm1", "Log1p", "Abs", "Sign", "Maximum", "Minimum", "Sigmoid", "Tanh", "Softplus"),
+        *("Relu", "SelectV2", "Select", "ClipByValue", "SquaredDifference", "Reciprocal", "Inv"),
+        *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd"),
+        *("LogicalOr", "LogicalNot", "IsNan", "IsInf", "IsFinite", "PreventGradient", "Floor"),
+        *("EnsureShape", "FloorDiv", "CheckNumerics", "Xlogy", "Sin", "Cos", "Erf"),
+    }
+)
+#: Ops that move elements, and keep their number, or leave some out.
+_MOVING = frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
+)
+_REDUCING = frozenset({"Sum", "Mean"})
+#: Elementwise ops that are linear in one input if the others do not depend on the batch.
+_LINEAR = frozenset(
+    {"Identity", "Cast", "Neg", "AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan"}
+)
+_SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A mean or a sum over the examples of a batch.
+
+    Attributes:
+        tensor: of any shape, without a batch axis.
+        is_sum: whether it is a sum; else a mean.
+    """
+
+    tensor: Any
+    is_sum: bool
+
+
+@dataclasses.dataclass
+class Reduction:
+    """What a tensor without a batch axis is computed from.
+
+    Attributes:
+        leaves: the means and sums over examples that it is a function of.
+        linear: whether it is a linear function of these, but for what does not depend on the batch.
+        unknown: types of the ops, if any, that hide how they reduce the batch.
+        between: the ops from the leaves to the tensor, each after its inputs.
+    """
+
+    leaves: list[Leaf] = dataclasses.field(default_factory=list)
+    linear: bool = True
+    unknown: set[str] = dataclasses.field(default_factory=set)
+    between: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether an average over the replicas is right as it is, as far as is known."""
+        return self.linear and not any(leaf.is_sum for leaf in self.leaves)
+
+
+def reduction_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Reduction:
+    """Finds out how a tensor without a batch axis depends on the examples.
+
+    Args:
+        tensor: a symbolic tensor.
+        depends: tells what depends on the batch.
+        means: tensors, by `id`, that are known to be means over the examples.
+    """
+    found = Reduction()
+    seen: dict[int, Any] = {}
+    _visit(tensor, found, depends, means, seen)
+    return found
+
+
+def _visit(
+    tensor: Any, found: Reduction, depends: Dependence, means: dict[int, Any], seen: dict[int, Any]
+) -> None:
+    """Goes from a tensor to the leaves, depth first."""
+    if id(tensor) in seen or not depends(tensor):
+        return
+    seen[id(tensor)] = tensor
+    leaf = _leaf_of(tensor, depends, means)
+    if leaf is not None:
+        found.leaves.append(leaf)
+        return
+    op = tensor.op
+    if op.type not in (*_ELEMENTWISE, *_MOVING, *_REDUCING) or any(
+        depends(x) and batch_axis(x, depends) is not None for x in op.inputs
+    ):
+        found.unknown.add(op.type)
+        found.leaves.append(Leaf(tensor, is_sum=False))
+        return
+    for each in op.inputs:
+        _visit(each, found, depends, means, seen)
+    found.linear = found.linear and _is_linear(op, depends)
+    if op not in found.between:
+        found.between.append(op)
+
+
+def _leaf_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
+    op = tensor.op
+    if id(tensor) in means:
+        return Leaf(tensor, is_sum=False)
+    if op.type == "L2Loss" and batch_axis(op.inputs[0], depends) is not None:
+        return Leaf(tensor, is_sum=True)
+    if _counts_examples(op, depends):
+        return Leaf(tensor, is_sum=True)
+    if op.type in _REDUCING and _reduces_batch(op, depends):
+        return Leaf(tensor, is_sum=op.type == "Sum")
+    return None
+
+
+def _is_linear(op: Any, depends: Dependence) -> bool:
+    own = [depends(x) for x in op.inputs]
+    if op.type in (*_MOVING, *_REDUCING, *_SUMS):
+        return own[0] or op.type in (*_SUMS, "Pack", "ConcatV2")
+    if op.type in ("RealDiv", "Div", "DivNoNan"):
+        return not own[1]
+    return op.type == "Mul" and sum(own) == 1
+
+
+def _counts_examples(op: Any, depends: Dependence) -> bool:
+    """Whether an op tells how many examples, or elements of them, there are."""
+    if op.type == "Size":
+        return batch_axis(op.inputs[0], depends) is not None
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    start = tf.get_static_value(op.inputs[1])
+    single = op.get_attr("shrink_axis_mask") == 1
+    axis = batch_axis(op.inputs[0].op.inputs[0], depends)
+    return single and axis is not None and start is not None and int(start[0]) == axis
+
+
+def _reduces_batch(op: Any, depends: Dependence) -> bool:
+    source = op.inputs[0]
+    axis = batch_axis(source, depends)
+    return axis is not None and axis in _axes(op)
+
+
+def _axes(op: Any) -> list[int]:
+    """The axes that an op reduces; all of them if they are not known."""
+    rank = op.inputs[0].shape.rank or 0
+    axes = tf.get_static_value(op.inputs[1])
+    if axes is None:
+        return list(range(rank))
+    return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
+
+
+def batch_axis(tensor: Any, depends: Dependence) -> int | None:
+    """The axis along which a tensor holds the examples of a batch; None if it has none."""
+    if tensor.shape.rank == 0 or not depends(tensor):
+        return None
+    op = tensor.op
+    if op.type in _ELEMENTWISE:
+        return _aligned_axis(op, tensor, depends)
+    if op.type in _REDUCING:
+        return _axis_after_reduction(op, depends)
+    if op.type == "Pack":
+        inner = batch_axis(op.inputs[0], depends)
+        return None if inner is None else inner + (op.get_attr("axis") <= inner)
+    if op.type == "ConcatV2":
+        found = [batch_axis(x, depends) for x in op.inputs[:-1]]
+        return next((axis for axis in found if axis is not None), None)
+    if op.type in ("Shape", "ShapeN"):
+        return None
+    if op.type in ("Reshape", "Squeeze", "ExpandDims"):
+        return None if batch_axis(op.inputs[0], depends) is None else 0
+    return 0
+
+
+def _aligned_axis(op: Any, tensor: Any, depends: Dependence) -> int | None:
+    """The axis after shapes have been broadcast from the right."""
+    for each in op.inputs:
+        axis = batch_axis(each, depends)
+        if axis is not None:
+            rank, own = tensor.shape.rank, each.shape.rank
+            return axis if rank is None or own is None else axis + rank - own
+    return None
+
+
+def _axis_after_reduction(op: Any, depends: Dependence) -> int | None:
+    axis, axes = batch_axis(op.inputs[0], depends), _axes(op)
+    if axis is None or axis in axes:
+        return None
+    return axis if op.get_attr("keep_dims") else axis - sum(each < axis for each in axes)

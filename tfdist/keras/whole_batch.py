@@ -1,0 +1,184 @@
+"""Losses whose value on the whole batch is no average of the replicas' values, made into one.
+
+`reductions.py` says what a loss is made of. Here its value and its gradient on the whole batch are
+computed, in terms that the exchange of gradients averages (`step.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
+from tfdist.keras.step import Step
+
+__all__ = ["as_average", "is_symbolic", "targets_of"]
+
+
+#: Arguments of ops that `tf.raw_ops` calls otherwise.
+_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis"}
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a tensor of a graph that is being traced."""
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
+
+
+def as_average(step: Step, value: Any) -> Any:
+    """A loss, or another number, whose average over the replicas is its value on the whole batch.
+
+    Its gradient is right as well: averaged over the replicas, it is that of the whole batch.
+
+    Args:
+        step: the calling replica's step.
+        value: a number or a tensor; only a symbolic scalar of floating point is looked into.
+
+    Returns:
+        `value` itself where that is so already.
+
+    Raises:
+        ConfigError: if it cannot be told from the graph.
+    """
+    if not is_symbolic(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+        return value
+    found = reduction_of(value, step.depends, step.means)
+    if found.is_mean:
+        _warn_of_unknown(found)
+        return value
+    total, parts = _derivatives(step, value, found)
+    # The value and the gradient apart: the value of a term is zero, and its gradient is the leaf's.
+    terms = [
+        tf.reduce_sum(tf.stop_gradient(factor) * (leaf - tf.stop_gradient(leaf)))
+        for leaf, factor in parts
+    ]
+    result = tf.add_n([tf.stop_gradient(total), *terms])
+    step.note_mean(result)
+    return result
+
+
+def targets_of(step: Step, target: Any) -> list[tuple[Any, Any]] | None:
+    """Tensors, each with a factor, whose gradients add up to one that replicas may average.
+
+    Args:
+        step: the calling replica's step.
+        target: a loss; one of rank 1 and more stands for the sum of its elements.
+
+    Returns:
+        None where the gradient of the target itself will do.
+
+    Raises:
+        ConfigError: as of `as_average`.
+    """
+    if not is_symbolic(target) or not target.dtype.is_floating:
+        return None
+    if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
+        _check_static(step, tf.constant(1.0))
+        return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]
+    found = reduction_of(target, step.depends, step.means)
+    if found.is_mean:
+        _warn_of_unknown(found)
+        return None
+    return _derivatives(step, target, found)[1]
+
+
+def _derivatives(step: Step, value: Any, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
+    """The value on the whole batch, and for each leaf of floating point its factor."""
+    _warn_of_unknown(found)
+    here = [leaf.tensor for leaf in found.leaves]
+    if found.linear:
+        factors = tf.gradients(value, here, stop_gradients=here)
+        more = [_more_of_sum(step, leaf, f) for leaf, f in zip(found.leaves, factors, strict=True)]
+        total = tf.add_n([value, *[each for each in more if each is not None]])
+    else:
+        whole = _over_whole_batch(step, found.leaves)
+        total = _again(value, found, whole)
+        factors = tf.gradients(total, whole, stop_gradients=whole)
+    parts = []
+    for leaf, factor in zip(found.leaves, factors, strict=True):
+        if factor is not None and leaf.tensor.dtype.is_floating:
+            scale = _per_share(step, factor.dtype) if leaf.is_sum else tf.ones([], factor.dtype)
+            parts.append((leaf.tensor, factor * scale))
+    return total, parts
+
+
+def _more_of_sum(step: Step, leaf: Leaf, factor: Any) -> Any:
+    """By how much a term of a sum has to be larger for its average to be the whole batch's sum."""
+    if not leaf.is_sum or factor is None:
+        return None
+    _check_static(step, factor)
+    return tf.reduce_sum(factor * leaf.tensor) * (_per_share(step, factor.dtype) - 1.0)
+
+
+def _per_share(step: Step, dtype: Any) -> Any:
+    return tf.math.divide_no_nan(tf.ones([], dtype), step.share(dtype))
+
+
+def _over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
+    """The values that means and sums have on the whole batch, by one all-reduce for each type."""
+    own = []
+    for leaf in leaves:
+        tensor = tf.cast(leaf.tensor, tf.float32) if leaf.tensor.dtype.is_integer else leaf.tensor
+        own.append(tensor * step.present(tensor.dtype) if leaf.is_sum else step.weigh(tensor))
+    sums = step.sum([tf.stop_gradient(tensor) for tensor in own])
+    return [
+        tf.ensure_shape(tf.cast(total, leaf.tensor.dtype), leaf.tensor.shape)
+        for leaf, total in zip(leaves, sums, strict=True)
+    ]
+
+
+def _again(value: Any, found: Reduction, whole: list[Any]) -> Any:
+    """Computes a value once more, from other leaves; all else that it reads is shared."""
+    new = {id(leaf.tensor): total for leaf, total in zip(found.leaves, whole, strict=True)}
+    for op in found.between:
+        results = _run_again(op, [new.get(id(x), x) for x in op.inputs])
+        for old, result in zip(op.outputs, results, strict=True):
+            new.setdefault(id(old), result)
+    return new[id(value)]
+
+
+def _run_again(op: Any, inputs: list[Any]) -> list[Any]:
+    """Runs an op of the same type and attributes on other inputs."""
+    supply = iter(inputs)
+    run = getattr(tf.raw_ops, op.type)
+    arguments: dict[str, Any] = {}
+    for argument in op.op_def.input_arg:
+        name = argument.number_attr
+        several = [next(supply) for _ in range(op.get_attr(name))] if name else None
+        renamed = _RENAMED.get(argument.name, argument.name)
+        arguments[renamed] = next(supply) if several is None else several
+    attributes = {_RENAMED.get(each.name, each.name): each.name for each in op.op_def.attr}
+    for name in inspect.signature(run).parameters:
+        if name not in arguments and name != "name":
+            arguments[name] = op.get_attr(attributes[name])
+    results = run(**arguments)
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _check_static(step: Step, factor: Any) -> None:
+    """Refuses a sum times a constant where the size of a batch is a constant too.
+
+    `reduce_sum(loss) / x.shape[0]` and `reduce_sum(loss) / GLOBAL_BATCH` are then the same graph.
+    """
+    constant = tf.get_static_value(factor)
+    if step.even and step.replicas > 1 and (constant is None or (constant != 1.0).any()):
+        raise ConfigError(
+            "The loss is a sum over the examples times a factor, and the batches have a size that "
+            "is known when the step is traced (drop_remainder=True). So tfdist cannot tell whether "
+            "the factor belongs to a replica's batch or to the global one. Take the mean "
+            "(tf.reduce_mean) instead of a sum, or leave drop_remainder out."
+        )
+
+
+def _warn_of_unknown(found: Reduction) -> None:
+    if found.unknown:
+        warnings.warn(
+            f"The loss is reduced to a number by {', '.join(sorted(found.unknown))}, which hides "
+            "how it depends on the examples. It is taken for a mean over them: if it is none, "
+            "several replicas train it differently from one. Reduce a loss over the examples with "
+            "a mean or a sum.",
+            stacklevel=2,
+        )
