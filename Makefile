@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test mutants lint clean
+.PHONY: demo test fuzz mutants lint clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -17,6 +17,10 @@ test: $(STAMP)dev
 # Breaks one place after the other and lists what no test notices: ARGS="-k WORD --seconds 300".
 mutants: $(STAMP)dev
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+# FUZZ_ARGS="--programs 20 --seed 7 --targets multi_worker,mirrored"
+fuzz: $(STAMP)dev
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

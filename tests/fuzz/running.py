@@ -1,0 +1,137 @@
+"""Runs a program in a worker process of the harness."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import pathlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.cases.common import scope
+from tests.fuzz import script
+from tests.fuzz.spec import from_json
+from tfdist.errors import TfdistError
+from tfdist.servers.cluster import UpdateRule
+from tfdist.updates.rule import PLAIN, GradientRule
+
+_TFDIST = str(pathlib.Path(tfdist.__file__).parent)
+
+
+def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str, Any]:
+    """What a program comes to: the numbers it saw, all variables, or an error.
+
+    Stock Keras's errors and tfdist's refusals are results. Other errors are raised: the processes
+    of a strategy may not be in step after one, so the harness starts new ones.
+
+    Args:
+        strategy: what to train on, or None.
+        program: a spec as `to_json` writes it.
+        broken: a defect to put into the strategy, by which this tool is tested.
+    """
+    keras.config.disable_traceback_filtering()
+    tf.debugging.disable_traceback_filtering()
+    spec = from_json(program)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        with _ruled(strategy, spec.rule), _broken(strategy, broken):
+            with scope(strategy):
+                _execute(f"{script.HEADER}{script.made(spec)}", "program_made.py", names)
+                if spec.inside:
+                    _execute(script.used(spec), "program_used.py", names)
+            if not spec.inside:
+                _execute(script.used(spec), "program_used.py", names)
+            with scope(strategy):
+                return _found(names)
+    except Exception as error:
+        if strategy is None:
+            return {"error": f"{type(error).__name__}: {error}"[:2000]}
+        if is_refusal(error):
+            return {"refused": f"{type(error).__name__}: {error}"}
+        raise
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+def _execute(text: str, file: str, names: dict[str, Any]) -> None:
+    """Runs a part of a script. Its lines are kept where tracebacks and AutoGraph look for them."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    exec(compile(text, file, "exec"), names)
+
+
+def _found(names: dict[str, Any]) -> dict[str, Any]:
+    model = names["model"]
+    optimizer = names.get("optimizer", getattr(model, "optimizer", None))
+    optimizers = [optimizer, *names.get("optimizers", ())]
+    return {
+        "seen": _plain(names["seen"]),
+        "weights": [np.asarray(w) for w in model.get_weights()],
+        "optimizer": [[_array(v) for v in o.variables] for o in optimizers],
+        "iterations": [int(_array(o.iterations)) for o in optimizers],
+    }
+
+
+def _array(variable: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str) else np.asarray(value)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether tfdist itself raised an error, and so found words of its own for it.
+
+    Of an error in a traced function AutoGraph raises a copy, whose context is the first one.
+    """
+    while error.__context__ is not None and "in user code" in str(error):
+        error = error.__context__
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, TfdistError) or bool(frames and _TFDIST in frames[-1].filename)
+
+
+@contextlib.contextmanager
+def _ruled(strategy: Any, rule: dict[str, Any]) -> Iterator[None]:
+    """The strategy with another update rule in the block."""
+    if strategy is None or not rule:
+        yield
+    elif hasattr(strategy, "serving"):
+        before = strategy.servers.rule
+        strategy.serving.use(UpdateRule(workers=before.workers, **rule))
+        try:
+            yield
+        finally:
+            strategy.serving.use(before)
+    else:
+        strategy.rule = GradientRule(**rule)
+        try:
+            yield
+        finally:
+            strategy.rule = PLAIN
+
+
+@contextlib.contextmanager
+def _broken(strategy: Any, kind: str) -> Iterator[None]:
+    """Puts a defect into a strategy, for the tests of this tool."""
+    if not kind or strategy is None:
+        yield
+        return
+    kinds = {"sum": ("sum_gradients", lambda grads: [1.1 * g for g in grads])}
+    name, spoil = kinds[kind]
+    original = getattr(type(strategy), name)
+    setattr(strategy, name, lambda values: spoil(original(strategy, values)))
+    try:
+        yield
+    finally:
+        delattr(strategy, name)

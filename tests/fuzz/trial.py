@@ -1,0 +1,105 @@
+"""A program on a target, beside stock Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.fuzz import oracle
+from tests.fuzz.spec import Spec, to_json
+from tests.fuzz.vocabulary import OF_THE_BATCH
+from tests.harness import PLAIN, Pool
+from tests.harness.cluster import CallError
+
+FUNCTION = "tests.fuzz.running:run"
+#: Seconds for a program, which takes some; one in which a process waits for another takes all.
+DEADLINE = 100.0
+
+
+_NOT_STARTED = "start failed"
+
+
+def _is_load(error: CallError) -> bool:
+    """Whether the machine may only have had too much else to do."""
+    silent = all(each.startswith("No answer") for each in error.errors if each)
+    return silent or str(error).startswith(_NOT_STARTED)
+
+
+class Trial:
+    """Runs programs on one target and judges them.
+
+    Args:
+        pool: the targets' processes.
+        target: name of the target.
+        broken: a defect to put into the strategy, by which this tool is tested.
+    """
+
+    def __init__(self, pool: Pool, target: str, broken: str = "") -> None:
+        self.pool = pool
+        self.target = target
+        self._more = {"broken": broken} if broken else {}
+
+    def begin(self, spec: Spec) -> None:
+        """Starts a program without waiting for it."""
+        values = {"deadline": DEADLINE, "program": to_json(spec)}
+        self.pool.prefetch([PLAIN], FUNCTION, **values)
+        self.pool.prefetch([self.target], FUNCTION, **values, **self._more)
+
+    def __call__(self, spec: Spec) -> oracle.Verdict:
+        """The verdict on a program."""
+        values = {"deadline": DEADLINE, "program": to_json(spec)}
+        self.begin(spec)
+        try:
+            reference = self.pool.results(PLAIN, FUNCTION, **values)[0]
+        except CallError as error:
+            return oracle.Verdict("invalid", str(error.errors)[:150])
+        if "error" in reference:
+            return oracle.judge(spec, reference, [])
+        try:
+            results = self.pool.results(self.target, FUNCTION, **values, **self._more)
+        except CallError as error:
+            if not _is_load(error):
+                return oracle.failure(error.errors)
+            return self._again(spec, reference, values)
+        return self._confirmed(spec, oracle.judge(spec, reference, results))
+
+    def _confirmed(self, spec: Spec, verdict: oracle.Verdict) -> oracle.Verdict:
+        """The verdict, unless the difference is gone in double precision.
+
+        Such a program amplifies rounding: no two orders of summation train it the same.
+        """
+        if verdict.kind != "differs" or spec.rule or spec.policy != "float32":
+            return verdict
+        double = self(dataclasses.replace(spec, policy="float64"))
+        if double.kind != "equal":
+            return verdict
+        return oracle.Verdict("invalid", "amplifies rounding", verdict.details)
+
+    def _again(self, spec: Spec, reference: Any, values: dict[str, Any]) -> oracle.Verdict:
+        """A second try with twice the time."""
+        late = {**values, "deadline": 2 * DEADLINE, **self._more}
+        try:
+            results = self.pool(self.target).call(FUNCTION, **late)
+        except CallError as error:
+            if str(error).startswith(_NOT_STARTED):
+                return oracle.Verdict("invalid", "the processes did not start")
+            return oracle.failure(error.errors)
+        return self._confirmed(spec, oracle.judge(spec, reference, results))
+
+
+def can_run(target: str, spec: Spec) -> bool:
+    """Whether a program says something on a target that this tool can judge.
+
+    A pipeline has no update modes of this kind and normalizes microbatches; a loop with
+    `Strategy.run` needs TensorFlow's coordinator on parameter servers (tests/servers has one).
+    """
+    rule = spec.rule
+    if target == "parameter_server":
+        served = rule.get("mode") in (None, "async", "stale") and "compression" not in rule
+        return served and "strategy_loop" not in spec.calls
+    if target == "pipeline":
+        of_the_batch = {*OF_THE_BATCH} & {*spec.parts}
+        return not rule and not of_the_batch and not {"loop", "strategy_loop"} & {*spec.calls}
+    if target == "single":
+        return not rule
+    return rule.get("mode") != "async"
