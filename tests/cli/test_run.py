@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tfdist.cli import show
 
 SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('TF_CONFIG', 'none'))"
 CLEAN = {"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1", "COLUMNS": None}
+TASK = {"type": "worker", "index": 1}
 SECONDS = 60
 
 
@@ -158,8 +160,15 @@ def test_n_counts_the_devices_of_mirrored(here: Path) -> None:
 def test_a_strategy_file(here: Path) -> None:
     Path("two.toml").write_text('strategy = "multi_worker"\nprocesses = 2\n')
     assert tfdist("run", "--dry-run", "-s", "two.toml", "train.py").stdout.count("# worker") == 2
-    said = mistake("run", "-s", "two.toml", "-n", "3", "train.py")
-    assert "set to 3 by --processes and to 2 by two.toml" in said
+    more = tfdist("run", "--env-only", "-s", "two.toml", "-n", "3", "train.py")
+    assert more.returncode == 0, more.stderr
+    assert "3 (1 in each of 3 tasks)" in more.stderr
+    assert "--processes 3 instead of the file's 2" in more.stderr
+    config = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": TASK})
+    shutil.rmtree("tfdist-logs")
+    assert "processes=2 of two.toml conflicts with TF_CONFIG, whose cluster has 3 tasks" in mistake(
+        "run", "-s", "two.toml", "train.py", TF_CONFIG=config
+    )
     Path("two.toml").write_text("proceses = 2\n")
     assert "Did you mean 'processes'?" in mistake("run", "-s", "two.toml", "train.py")
     assert "no.toml" in mistake("run", "-s", "no.toml", "train.py")
@@ -178,7 +187,8 @@ def test_a_strategy_file(here: Path) -> None:
         (["--strateg", "single", "train.py"], "No such option.*--strategy"),
         (["--mode", "asink", "train.py"], "asink"),
         (["-s", "single", "-n", "2", "train.py"], "processes=2 conflicts with strategy='single'"),
-        (["--start-timeout", "0", "train.py"], "no time to start"),
+        (["-n", "9999999", "train.py"], "9999999 tasks on this machine are more than the 4096"),
+        (["--start-timeout", "0", "train.py"], "start_timeout=0.0 is not a number above 0"),
         (["--seed", "-3", "train.py"], "seed=-3"),
         ([], "Missing argument 'SCRIPT'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),

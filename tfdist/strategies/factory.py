@@ -11,10 +11,11 @@ from tfdist import environment
 from tfdist.cluster.environments import finding
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
-from tfdist.config import SERVED, StrategyConfig, resolve
+from tfdist.config import SERVED, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library, rendezvous
 from tfdist.joining import Member, join_cluster
+from tfdist.resolution import resolve
 from tfdist.strategies.devices import prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
