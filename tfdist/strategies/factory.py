@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.horovod import library, rendezvous
 from tfdist.joining import Member, join_cluster
 from tfdist.resolution import resolve
-from tfdist.strategies.devices import prepare_devices
+from tfdist.strategies.devices import check_gpus, prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
 from tfdist.strategies.start import (
@@ -68,7 +68,11 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     Args:
         config: the configuration.
         member: the task, where it has joined its cluster already.
+
+    Raises:
+        ConfigError: if TensorFlow sees other GPUs than the launcher.
     """
+    check_gpus()
     if config.strategy == "multi_worker":
         made: Any = start_multi_worker(member or _join(config), config)
     elif config.strategy == "horovod":
