@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -174,6 +175,16 @@ def test_a_strategy_file(here: Path) -> None:
     assert "no.toml" in mistake("run", "-s", "no.toml", "train.py")
 
 
+def test_a_picture_without_matplotlib_is_refused_before_the_training(here: Path) -> None:
+    absent = here / "absent" / "matplotlib"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ModuleNotFoundError('matplotlib')")
+    others = environment.snapshot().get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(absent.parent), others]))
+    words = ("-s", "pipeline", "-n", "2", "--timeline", "step.png", "train.py")
+    assert "pip install 'tfdist[pictures]'" in mistake("run", *words, PYTHONPATH=path)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -192,6 +203,22 @@ def test_a_strategy_file(here: Path) -> None:
         (["--seed", "-3", "train.py"], "seed=-3"),
         ([], "Missing argument 'SCRIPT'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),
+        (
+            ["--max-np", "2", "--log-dir", "train.py", "train.py"],
+            "The state of an elastic job in 'train.py' cannot be written: .* Give a .* --log-dir",
+        ),
+        (
+            ["-s", "pipeline", "-n", "2", "--timeline", "train.py/step.json", "train.py"],
+            "--timeline train.py/step.json cannot be written: Not a directory",
+        ),
+        (
+            ["-s", "pipeline", "--devices", "2", "--timeline", ".", "train.py"],
+            r"--timeline \. cannot be written: Is a directory. It is a directory: name a file",
+        ),
+        (
+            ["-s", "horovod", "-n", "2", "--timeline", "none/step.json", "train.py"],
+            "--timeline none/step.json cannot be written: No such file or directory",
+        ),
     ],
 )
 def test_mistakes_are_explained(here: Path, words: list[str], said: str) -> None:

@@ -22,6 +22,8 @@ from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
 from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.files import check_writable
+from tfdist.pipelines import timeline_picture
 from tfdist.resolution import Resolved, load_file, resolve
 
 __all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
@@ -168,6 +170,7 @@ def _on_this_machine(
 ) -> Iterator[Job]:
     """All processes of a job."""
     config = resolved.config
+    _check_timeline(config)
     seed = secrets.randbelow(2**32) if config.seed is None else config.seed
     with _local_cluster(config) as cluster:
         plan = plan_local(
@@ -179,6 +182,20 @@ def _on_this_machine(
             devices=1 if config.strategy in _ONE_DEVICE else config.devices,
         )
         yield Job(plan, resolved, seed, gpus)
+
+
+def _check_timeline(config: StrategyConfig) -> None:
+    """Finds out before anything is started whether the timeline could be written.
+
+    Raises:
+        ConfigError: if not.
+    """
+    path, drawn = config.timeline, config.strategy == "pipeline"
+    if path is None:
+        return
+    check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
+    if drawn and path.endswith(".png"):
+        timeline_picture.check_installed()
 
 
 @contextlib.contextmanager
