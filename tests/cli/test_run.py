@@ -158,6 +158,20 @@ def test_n_counts_the_devices_of_mirrored(here: Path) -> None:
     assert "-n 2 conflicts with --devices 3" in said
 
 
+def test_a_task_that_knows_a_part_of_its_cluster(here: Path) -> None:
+    own = {"worker": {}, "ps": ["127.0.0.1:2"]}
+    server = json.dumps({"cluster": own, "task": {"type": "ps", "index": 0}})
+    done = tfdist("run", "--every-task", "train.py", TF_CONFIG=server)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[] {server}\n"
+    shutil.rmtree("tfdist-logs")
+    config = json.dumps({"sparseCluster": {"worker": {"1": "b:1"}, "ps": None}, "task": TASK})
+    said = mistake("run", "-s", "multi_worker", "train.py", TF_CONFIG=config)
+    assert "TF_CONFIG lists worker 1 but not worker 0, and strategy='multi_worker' needs" in said
+    done = tfdist("run", "--every-task", "train.py", TF_CONFIG=config)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_strategy_file(here: Path) -> None:
     Path("two.toml").write_text('strategy = "multi_worker"\nprocesses = 2\n')
     assert tfdist("run", "--dry-run", "-s", "two.toml", "train.py").stdout.count("# worker") == 2

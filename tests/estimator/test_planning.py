@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.test_run_servers import dry_run, mistake
 from tfdist.cli.estimator_jobs import use_in
+from tfdist.errors import ConfigError
 from tfdist.estimator.place import Place, place_of
 
 PS = ("-s", "parameter_server")
@@ -99,7 +100,7 @@ def test_an_evaluator_needs_estimators(here: Path) -> None:
     assert "--evaluator starts a task that" in mistake("run", *PS, "--evaluator", "train.py")
 
 
-def place(kind: str, index: int = 0, **cluster: list[str]) -> Place:
+def place(kind: str, index: int = 0, **cluster: list[str] | dict[str, str]) -> Place:
     task = {"type": kind, "index": index}
     return place_of(json.dumps({"cluster": cluster or CLUSTER, "task": task}))
 
@@ -128,3 +129,15 @@ def test_worker_0_is_chief_where_there_is_no_other() -> None:
 def test_other_keys_of_tf_config() -> None:
     text = json.dumps({"model_dir": "/m", "service": {"x": 1}})
     assert place_of(text) == Place(model_dir="/m", service={"x": 1})
+
+
+def test_a_task_without_a_cluster_is_worker_0_or_a_mistake():
+    assert place_of('{"task": {"type": "worker", "index": 0}}') == Place()
+    for task in ({"type": "worker", "index": 1}, {"type": "ps", "index": 0}):
+        with pytest.raises(ConfigError, match="would train alone and be the chief"):
+            place_of(json.dumps({"task": task}))
+
+
+def test_an_estimator_refuses_a_part_of_a_cluster():
+    with pytest.raises(ConfigError, match="but not worker 0, and an Estimator needs all tasks"):
+        place("worker", 1, worker={"1": "b:1"}, ps=["p:1"])

@@ -19,7 +19,7 @@ from tfdist.cluster.launch.program import SERVED, STAGED, Program, Role
 from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
+from tfdist.cluster.tf_config import check_tf_config, parse_tf_config, refuse_gaps
 from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.files import check_writable
@@ -295,6 +295,7 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
     """The cluster and the task of a TF_CONFIG, checked for the strategy."""
     cluster, task = place_of(text)
     config = resolved.config
+    refuse_gaps(cluster, f"strategy={config.strategy!r}")
     if config.strategy == "parameter_server":
         found = check_tf_config(text, strategy=config.strategy)
         errors = [finding for finding in found if finding.severity == "error"]

@@ -201,7 +201,7 @@ def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
     here = {each.task for each in plan.tasks}
     lines = []
     for task, address in plan.cluster.tasks():
-        role = " (chief)" if task == plan.cluster.chief else ""
+        role = " (chief)" if task in plan.cluster.computing[:1] else ""
         role = f" ({parts[task.type]})" if task.type in parts else role
         only = " (this one)" if task in here and len(plan.tasks) == 1 else ""
         lines.append(f"{task} at {address}{role}{only}")

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.cluster.checks.cluster import SPARSE
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
 from tfdist.errors import ConfigError
 
 __all__ = ["Place", "own_place", "place_of"]
@@ -95,9 +96,11 @@ def place_of(text: str) -> Place:
     content = json.loads(text) if text.strip() else {}
     more = content if isinstance(content, dict) else {}
     told: dict[str, Any] = {"model_dir": more.get("model_dir"), "service": more.get("service")}
-    if not more.get("cluster"):
+    if not (more.get("cluster") or more.get(SPARSE)):
+        _check_alone(text, more.get("task"))
         return Place(**told)
     cluster, task = parse_tf_config(text)
+    refuse_gaps(cluster, "an Estimator")
     if task is None:
         raise ConfigError(
             f"TF_CONFIG={text!r} does not say which task this process is. Add "
@@ -108,6 +111,21 @@ def place_of(text: str) -> Place:
     if task.type == "evaluator":
         return Place(tasks, "evaluator", task.index, cluster.chief, **told)
     return Place(tasks, task.type, task.index, cluster.chief, **told)
+
+
+def _check_alone(text: str, task: Any) -> None:
+    """Refuses a task without a cluster, unless it is what one process is: worker 0.
+
+    Raises:
+        ConfigError: for another task, which would train as the chief.
+    """
+    kind, index = (task.get("type"), task.get("index")) if isinstance(task, dict) else (None, None)
+    if kind in (None, "worker") and index in (None, 0, "0"):
+        return
+    raise ConfigError(
+        f"TF_CONFIG={text!r} names the task {kind} {index} and no cluster, so it would train alone "
+        'and be the chief. Add "cluster", or remove "task" to train in one process.'
+    )
 
 
 def _listed(names: Any) -> Mapping[int, str]:
