@@ -40,8 +40,9 @@ def build_horovod(
     """Build Horovod for the installed TensorFlow, test it and install it.
 
     Only strategy horovod needs it. PyPI has Horovod's source, which does not compile against
-    current TensorFlow as it is; this leaves out the one file that is in the way. It takes some
-    minutes the first time. The wheel is kept, so the next environment takes seconds, and where
+    current TensorFlow as it is. Four places are changed: a file for XLA is left out, two repairs of
+    jobs over Gloo, and for NCCL a function that TensorFlow lacks. It takes some minutes the first
+    time. The wheel is kept, so the next environment takes seconds, and where
     Horovod is there already nothing is done.
 
     Needs pip and a C++ compiler. CMake is got by pip where it is missing. The test is an all-reduce

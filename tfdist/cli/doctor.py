@@ -29,6 +29,7 @@ class _Strategy(enum.StrEnum):
     MULTI_WORKER = "multi_worker"
     HOROVOD = "horovod"
     PARAMETER_SERVER = "parameter_server"
+    PIPELINE = "pipeline"
 
 
 def doctor(
