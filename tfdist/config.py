@@ -1,38 +1,38 @@
-"""What the user asked for: one frozen value, resolved from flags, a file and the environment."""
+"""What the user asked for: one frozen value, checked when it is made."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import tomllib
+import os
+import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tfdist import (
-    environment,
     horovod_options,
     pipeline_options,
     server_options,
     update_options,
 )
-from tfdist.cluster.checks.reading import read
-from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.places import Roles, Surroundings
-from tfdist.cluster.listing import own_tf_config
+from tfdist.cluster.environments.places import Roles
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_choice, check_number
+from tfdist.option_checks import (
+    LONGEST_SECONDS,
+    check_choice,
+    check_number,
+    check_range,
+    check_type,
+)
 
 __all__ = [
     "CLUSTERED",
     "MODES",
     "SERVED",
     "STRATEGIES",
-    "Resolved",
     "StrategyConfig",
-    "load_file",
-    "read_toml",
-    "resolve",
+    "check_option",
 ]
 
 #: Every strategy and what it runs on, in the order in which they grow.
@@ -63,6 +63,23 @@ MODES: dict[str, tuple[str, ...]] = {
 
 #: Ways to exchange tensors between processes.
 COMMUNICATIONS = ("auto", "ring", "nccl")
+
+#: The values of the options that have few.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "strategy": ("auto", *STRATEGIES),
+    "mode": tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes)),
+    "communication": COMMUNICATIONS,
+    "on_stale": tuple(server_options.ON_STALE),
+    "wire_dtype": server_options.WIRE_DTYPES,
+    "compression": tuple(update_options.COMPRESSIONS),
+    "clip": tuple(update_options.CLIPPINGS),
+    "lr_rule": tuple(update_options.LR_RULES),
+    "reduction": tuple(horovod_options.REDUCTIONS),
+    "schedule": tuple(pipeline_options.SCHEDULES),
+}
+
+#: Values of options that need more than the example of their type.
+_EXAMPLES = {"cuts": '"dense2,…"', "start_timeout": "60.0", "timeline": '"step.json"'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,16 +213,17 @@ class StrategyConfig:
         return {"worker": self.processes if self.strategy in CLUSTERED else 1}
 
     def __post_init__(self) -> None:
-        check_choice("strategy", self.strategy, ["auto", *STRATEGIES])
+        if isinstance(self.timeline, os.PathLike):
+            object.__setattr__(self, "timeline", os.fspath(self.timeline))
+        for field in dataclasses.fields(self):
+            check_option(field.name, getattr(self, field.name))
+        check_choice("strategy", self.strategy, _CHOICES["strategy"])
         check_choice("communication", self.communication, COMMUNICATIONS)
         check_number("processes", self.processes, 1)
         if self.devices is not None:
             check_number("devices", self.devices, 1)
-        if self.start_timeout <= 0:
-            raise ConfigError(
-                f"start_timeout={self.start_timeout!r} leaves no time to start. Give a number of "
-                "seconds above 0, such as 60."
-            )
+        why = "It is in seconds, such as 60."
+        check_range("start_timeout", self.start_timeout, above=0, most=LONGEST_SECONDS, why=why)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed!r} is not between 0 and 2**32 - 1.")
         self._check_mode()
@@ -260,119 +278,19 @@ class StrategyConfig:
             ) from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
-    """A configuration and where each of its options came from.
-
-    Attributes:
-        config: the configuration; its strategy is never `"auto"`.
-        reasons: for each option that was set or chosen, where or why.
-    """
-
-    config: StrategyConfig
-    reasons: Mapping[str, str]
-
-
-def resolve(
-    flags: Mapping[str, object],
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    gpus: int = 0,
-) -> Resolved:
-    """Puts flags, a strategy file and the environment together.
-
-    An option that is given twice with different values is an error: the flag does not silently win.
-
-    Args:
-        flags: options by name as the command line or the caller gave them; None means not given.
-        file: a strategy file in TOML.
-        environ: environment variables; by default the process's own.
-        gpus: number of GPUs that this machine has.
+def check_option(name: str, value: object) -> None:
+    """Checks the name of an option and the type of its value, apart from all other options.
 
     Raises:
-        ConfigError: for an unknown option, a conflict, or a value out of range.
+        ConfigError: for an unknown name, or a value of another type.
     """
-    places: dict[str, tuple[Any, str]] = {}
-    for name, value in flags.items():
-        if value is not None:
-            check_choice("option", name, _options())
-            places[name] = (value, f"--{name.replace('_', '-')}")
-    if file is not None:
-        for name, value in load_file(file).items():
-            _merge(places, name, value, str(file))
-    values = {name: value for name, (value, _) in places.items()}
-    reasons = {name: place for name, (_, place) in places.items()}
-    if values.get("strategy", "auto") == "auto":
-        values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
-    return Resolved(StrategyConfig(**values), reasons)
+    check_choice("option", name, _types())
+    if name == "timeline" and isinstance(value, os.PathLike):
+        return
+    check_type(name, value, _types()[name], _CHOICES.get(name, ()), _EXAMPLES.get(name))
 
 
-def load_file(path: Path) -> dict[str, Any]:
-    """Reads a strategy file.
-
-    Args:
-        path: a TOML file whose keys are the options of `StrategyConfig`.
-
-    Raises:
-        ConfigError: if it cannot be read, is not TOML, or has an unknown key.
-    """
-    content = read_toml(path)
-    for name in content:
-        check_choice(f"{path}: option", name, _options())
-    return content
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a strategy file, whatever is in it.
-
-    Raises:
-        ConfigError: if it cannot be read or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot read the strategy file {str(path)!r}: {error.strerror}."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The strategy file {str(path)!r} is not valid TOML: {error}.") from error
-
-
-def _options() -> list[str]:
-    return [field.name for field in dataclasses.fields(StrategyConfig)]
-
-
-def _merge(places: dict[str, tuple[Any, str]], name: str, value: Any, place: str) -> None:
-    if name in places and places[name][0] != value:
-        other, where = places[name]
-        raise ConfigError(
-            f"{name} is set to {other!r} by {where} and to {value!r} by {place}. "
-            "Remove one of them."
-        )
-    places.setdefault(name, (value, place))
-
-
-def _choose(
-    values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int
-) -> tuple[str, str]:
-    """The strategy that `auto` picks, and why."""
-    text = own_tf_config(environ)
-    if text and read(text).of_type("ps"):
-        return "parameter_server", "auto: TF_CONFIG lists parameter servers"
-    if text:
-        return "multi_worker", "auto: TF_CONFIG is set"
-    if environment.read("HOROVOD_RANK", environ):
-        return "horovod", "auto: horovodrun has started this process"
-    if environment.read("TFDIST_LAUNCHED", environ) is None:
-        place = detection.detect(Surroundings(environ=environment.merged({}, environ)))
-        if place.size > 1:
-            return "multi_worker", f"auto: {place.counted} by {place.environment}"
-    if "ps" in values:
-        return "parameter_server", "auto: parameter servers were asked for"
-    if values.get("processes", 1) > 1:
-        return "multi_worker", f"auto: {values['processes']} processes were asked for"
-    if values.get("devices", 1) > 1:
-        return "mirrored", f"auto: {values['devices']} devices were asked for"
-    if gpus > 1:
-        return "mirrored", f"auto: this machine has {gpus} GPUs"
-    return "single", f"auto: no TF_CONFIG and {gpus or 'no'} GPU{'s' if gpus != 1 else ''}"
+@functools.cache
+def _types() -> Mapping[str, Any]:
+    """The annotated type of each option."""
+    return typing.get_type_hints(StrategyConfig)

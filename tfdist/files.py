@@ -15,12 +15,13 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 
-__all__ = ["SaveError", "replacing"]
+__all__ = ["SaveError", "check_writable", "replacing"]
 
 #: After this long what another host left unfinished counts as abandoned.
 _ABANDONED_SECONDS = 24 * 3600
@@ -74,6 +75,33 @@ def _plain(message: str) -> str:
     """A message without what TensorFlow says about its ops; of these the cause comes last."""
     parts = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]", "", message).split("; ")
     return (parts[-1] if len(parts) > 1 else message).strip()
+
+
+def check_writable(path: str, said: str, *, parents: bool = True, hint: str = "") -> None:
+    """Finds out before any work whether a file could be written at its end. Leaves nothing behind.
+
+    Args:
+        path: the file.
+        said: what asks for it, with its value, such as `--timeline step.png`.
+        parents: whether missing directories are made when it is written.
+        hint: what to do, where that is not to choose another path.
+
+    Raises:
+        ConfigError: if it could not.
+    """
+    place = os.path.realpath(path)
+    parent = os.path.dirname(place)
+    while parents and not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    try:
+        if not path or os.path.isdir(place):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        do = _HINTS.get(error.errno or 0, "Look at the directory")
+        what = hint or f"{do}, or choose another path"
+        raise ConfigError(f"{said} cannot be written: {error.strerror}. {what}.") from error
 
 
 @contextlib.contextmanager

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
+from tfdist.option_checks import (
+    LONGEST_SECONDS,
+    check_choice,
+    check_number,
+    check_range,
+    refuse_set,
+)
 
 __all__ = ["REDUCTIONS", "check", "variables"]
 
@@ -41,9 +47,11 @@ def check(config: Any) -> None:
         ConfigError: if a value is out of range or conflicts with another.
     """
     check_choice("reduction", config.reduction, REDUCTIONS)
-    for name in ("fusion_mb", "cycle_ms", "stall_timeout"):
-        if getattr(config, name) is not None:
-            check_range(name, getattr(config, name), least=0)
+    if config.fusion_mb is not None:
+        check_range("fusion_mb", config.fusion_mb, least=0, most=2**20, why="It is in MiB.")
+    if config.cycle_ms is not None:
+        check_range("cycle_ms", config.cycle_ms, least=0)
+    check_range("stall_timeout", config.stall_timeout, least=0, most=LONGEST_SECONDS)
     if config.groups is not None:
         check_number("groups", config.groups, 1)
     if config.strategy not in ("horovod", "auto"):

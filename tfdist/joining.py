@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from tfdist.cluster import lifeline
 from tfdist.cluster.join import JoinReport, identity, join
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
 from tfdist.config import SERVED, StrategyConfig
 from tfdist.errors import ConfigError
 
@@ -123,6 +123,7 @@ def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
 def _read(text: str, config: StrategyConfig) -> tuple[ClusterSpec, Task | None]:
     """The tasks that meet, and this one."""
     cluster, task = parse_tf_config(text)
+    refuse_gaps(cluster, f"strategy={config.strategy!r}")
     kinds = _MEETING.get(config.strategy, ("chief", "worker"))
     meeting = {kind: a for kind, a in cluster.addresses.items() if kind in kinds}
     indices = {kind: i for kind, i in cluster.indices.items() if kind in kinds}

@@ -4,13 +4,78 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import numbers
 import operator
+import sys
+import typing
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from tfdist.errors import ConfigError
 
-__all__ = ["check_choice", "check_number", "check_range", "refuse_set"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "check_choice",
+    "check_number",
+    "check_range",
+    "check_type",
+    "refuse_set",
+]
+
+#: The longest time-out, a year: timers of the operating system take no arbitrary number.
+LONGEST_SECONDS = 365 * 24 * 3600.0
+
+#: The types of options: the words for each, and an example of how TOML writes it.
+_TYPES: dict[type, tuple[str, str]] = {
+    bool: ("true or false", "true"),
+    int: ("a whole number", "2"),
+    float: ("a number", "0.5"),
+    str: ("text in quotes", '"…"'),
+}
+
+
+def check_type(
+    name: str,
+    value: object,
+    hint: Any,
+    choices: Collection[str] = (),
+    example: str | None = None,
+) -> None:
+    """Refuses a value of another type than the option's.
+
+    Args:
+        name: the option.
+        value: its value.
+        hint: the type that is annotated, such as `int | None`.
+        choices: the values of an option that has few, for the message.
+        example: a value as TOML writes it, for the message; by default one for the type.
+
+    Raises:
+        ConfigError: with the value, and the values that are allowed.
+    """
+    kinds = typing.get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return
+    kind = next(each for each in kinds if each in _TYPES)
+    if _is_a(value, kind):
+        return
+    words, usual = _TYPES[kind]
+    written = f"Write it as in {name} = {example or usual}."
+    allowed = f"Give one of: {', '.join(choices)}." if choices else written
+    raise ConfigError(f"{name}={value!r} is not {words}. {allowed}")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether a value is of a type; whole numbers are numbers, but truth values are not."""
+    if kind in (bool, str):
+        return isinstance(value, kind)
+    if isinstance(value, bool):
+        return False
+    if kind is int:
+        return isinstance(value, numbers.Integral)
+    # Not math.isfinite, which fails for whole numbers that no float can hold.
+    size: Any = abs(value) if isinstance(value, numbers.Real) else float("inf")
+    return bool(size <= sys.float_info.max)
 
 
 def refuse_set(config: Any, names: Sequence[str], owner: str, why: str) -> None:
@@ -76,10 +141,10 @@ def check_range(
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     bounds = (
-        (least, operator.ge, "of {:g} or more"),
-        (above, operator.gt, "above {:g}"),
-        (most, operator.le, "at most {:g}"),
-        (below, operator.lt, "below {:g}"),
+        (least, operator.ge, "of {:.10g} or more"),
+        (above, operator.gt, "above {:.10g}"),
+        (most, operator.le, "at most {:.10g}"),
+        (below, operator.lt, "below {:.10g}"),
     )
     asked = [(bound, holds, text) for bound, holds, text in bounds if bound is not None]
     if number and all(holds(value, bound) for bound, holds, _ in asked):

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
+from tfdist.option_checks import (
+    LONGEST_SECONDS,
+    check_choice,
+    check_number,
+    check_range,
+    refuse_set,
+)
 
 __all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check", "replicas_of"]
 
@@ -41,7 +47,8 @@ def check(config: Any) -> None:
         if getattr(config, name) is not None:
             check_number(name, getattr(config, name), 1)
     check_number("virtual", config.virtual, 1, "It counts the parts of the model on each device.")
-    check_range("stage_timeout", config.stage_timeout, above=0, why="It is in seconds.")
+    most = LONGEST_SECONDS
+    check_range("stage_timeout", config.stage_timeout, above=0, most=most, why="It is in seconds.")
     if config.strategy not in ("pipeline", "auto"):
         refuse_set(config, _OWN, "pipeline", ", which does not cut the model into stages.")
         return

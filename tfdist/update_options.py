@@ -84,7 +84,8 @@ def _check_ranges(config: Any) -> None:
     check_range("outer_lr", config.outer_lr, above=0, why="1 takes the average itself.")
     check_range("outer_momentum", config.outer_momentum, least=0, below=1)
     if config.bucket_mb is not None:
-        check_range("bucket_mb", config.bucket_mb, above=0, why="It is a size in MiB.")
+        why = "It is a size in MiB."
+        check_range("bucket_mb", config.bucket_mb, above=0, most=2**20, why=why)
 
 
 def _check_modes(config: Any) -> None:

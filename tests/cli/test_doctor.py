@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from tfdist import environment
 from tfdist.cli.doctor import doctor
 from tfdist.cluster.ports import HeldPorts
+from tfdist.config import STRATEGIES
 
 app = typer.Typer()
 app.command()(doctor)
@@ -48,6 +49,20 @@ def test_all_is_well() -> None:
     assert "All is well: no errors, no warnings." in output
     assert "A cluster of 2 workers; this process is worker 1" in output
     assert "TensorFlow" in output
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_can_be_asked_for(strategy: str) -> None:
+    status, output = run("--strategy", strategy, CUDA_VISIBLE_DEVICES="-1")
+    assert status == 0, output
+
+
+def test_a_pipeline_needs_a_chief() -> None:
+    content = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    words = ("--tf-config", json.dumps(content), "--elsewhere", "--strategy", "pipeline")
+    status, output = run(*words)
+    assert status == 1
+    assert "It lists no chief" in output
 
 
 def test_a_mistake_is_shown_with_its_place_and_remedy() -> None:

@@ -77,3 +77,11 @@ def test_mpirun_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     status, said = run("--strategy", "multi_worker", "-n", "2", "--on", "mpi", "train.py")
     assert status == 2
     assert "--on mpi needs mpirun, which is not in PATH" in " ".join(said.split())
+
+
+def test_a_number_of_processes_that_wins_over_the_file_goes_to_the_tasks() -> None:
+    Path("s.toml").write_text('strategy = "multi_worker"\nprocesses = 2\n')
+    for words, told in ((["-n", "3"], ["--processes", "3"]), ([], [])):
+        status, said = run("-s", "s.toml", *words, "--on", "mpi", "--dry-run", "train.py")
+        assert status == 0, said
+        assert shlex.split(said)[-3 - len(told) :] == ["--strategy", "s.toml", *told, "train.py"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from tfdist.cli import show
 
 SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('TF_CONFIG', 'none'))"
 CLEAN = {"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1", "COLUMNS": None}
+TASK = {"type": "worker", "index": 1}
 SECONDS = 60
 
 
@@ -155,14 +158,45 @@ def test_n_counts_the_devices_of_mirrored(here: Path) -> None:
     assert "-n 2 conflicts with --devices 3" in said
 
 
+def test_a_task_that_knows_a_part_of_its_cluster(here: Path) -> None:
+    own = {"worker": {}, "ps": ["127.0.0.1:2"]}
+    server = json.dumps({"cluster": own, "task": {"type": "ps", "index": 0}})
+    done = tfdist("run", "--every-task", "train.py", TF_CONFIG=server)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[] {server}\n"
+    shutil.rmtree("tfdist-logs")
+    config = json.dumps({"sparseCluster": {"worker": {"1": "b:1"}, "ps": None}, "task": TASK})
+    said = mistake("run", "-s", "multi_worker", "train.py", TF_CONFIG=config)
+    assert "TF_CONFIG lists worker 1 but not worker 0, and strategy='multi_worker' needs" in said
+    done = tfdist("run", "--every-task", "train.py", TF_CONFIG=config)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_strategy_file(here: Path) -> None:
     Path("two.toml").write_text('strategy = "multi_worker"\nprocesses = 2\n')
     assert tfdist("run", "--dry-run", "-s", "two.toml", "train.py").stdout.count("# worker") == 2
-    said = mistake("run", "-s", "two.toml", "-n", "3", "train.py")
-    assert "set to 3 by --processes and to 2 by two.toml" in said
+    more = tfdist("run", "--env-only", "-s", "two.toml", "-n", "3", "train.py")
+    assert more.returncode == 0, more.stderr
+    assert "3 (1 in each of 3 tasks)" in more.stderr
+    assert "--processes 3 instead of the file's 2" in more.stderr
+    config = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": TASK})
+    shutil.rmtree("tfdist-logs")
+    assert "processes=2 of two.toml conflicts with TF_CONFIG, whose cluster has 3 tasks" in mistake(
+        "run", "-s", "two.toml", "train.py", TF_CONFIG=config
+    )
     Path("two.toml").write_text("proceses = 2\n")
     assert "Did you mean 'processes'?" in mistake("run", "-s", "two.toml", "train.py")
     assert "no.toml" in mistake("run", "-s", "no.toml", "train.py")
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_training(here: Path) -> None:
+    absent = here / "absent" / "matplotlib"
+    absent.mkdir(parents=True)
+    (absent / "__init__.py").write_text("raise ModuleNotFoundError('matplotlib')")
+    others = environment.snapshot().get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, [str(absent.parent), others]))
+    words = ("-s", "pipeline", "-n", "2", "--timeline", "step.png", "train.py")
+    assert "pip install 'tfdist[pictures]'" in mistake("run", *words, PYTHONPATH=path)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +212,27 @@ def test_a_strategy_file(here: Path) -> None:
         (["--strateg", "single", "train.py"], "No such option.*--strategy"),
         (["--mode", "asink", "train.py"], "asink"),
         (["-s", "single", "-n", "2", "train.py"], "processes=2 conflicts with strategy='single'"),
-        (["--start-timeout", "0", "train.py"], "no time to start"),
+        (["-n", "9999999", "train.py"], "9999999 tasks on this machine are more than the 4096"),
+        (["--start-timeout", "0", "train.py"], "start_timeout=0.0 is not a number above 0"),
         (["--seed", "-3", "train.py"], "seed=-3"),
         ([], "Missing argument 'SCRIPT'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),
+        (
+            ["--max-np", "2", "--log-dir", "train.py", "train.py"],
+            "The state of an elastic job in 'train.py' cannot be written: .* Give a .* --log-dir",
+        ),
+        (
+            ["-s", "pipeline", "-n", "2", "--timeline", "train.py/step.json", "train.py"],
+            "--timeline train.py/step.json cannot be written: Not a directory",
+        ),
+        (
+            ["-s", "pipeline", "--devices", "2", "--timeline", ".", "train.py"],
+            r"--timeline \. cannot be written: Is a directory. It is a directory: name a file",
+        ),
+        (
+            ["-s", "horovod", "-n", "2", "--timeline", "none/step.json", "train.py"],
+            "--timeline none/step.json cannot be written: No such file or directory",
+        ),
     ],
 )
 def test_mistakes_are_explained(here: Path, words: list[str], said: str) -> None:

@@ -150,6 +150,25 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpus.visible({}) == ()
 
 
+@pytest.mark.parametrize(
+    ("counted", "seen", "cuda", "listed", "words"),
+    [
+        (("0", "1"), 2, True, None, []),
+        ((), 0, False, None, []),
+        (("0", "1"), 0, False, None, ["nvidia-smi lists 2 GPUs", "sees none", "without CUDA"]),
+        (("0",), 0, True, "0", ["CUDA_VISIBLE_DEVICES=0 names 1 GPU,", "libraries are missing"]),
+        (("0", "1"), 1, True, None, ["TensorFlow sees 1", "MIG", "tensorflow[and-cuda]"]),
+        ((), 2, True, None, ["lists no GPUs", "sees 2", "Put nvidia-smi on PATH", "DEVICES=0,1."]),
+    ],
+)
+def test_gpus_of_the_launcher_and_of_tensorflow(
+    counted: tuple[str, ...], seen: int, cuda: bool, listed: str | None, words: list[str]
+) -> None:
+    said = gpus.disagreement(counted, seen, cuda=cuda, listed=listed)
+    assert (said is None) == (not words)
+    assert all(word in " ".join(said or ()) for word in words)
+
+
 SERVING = Program(script="train.py", args=("-x",), config="{}", seed=7, roles=SERVED)
 FOUR = local_cluster(range(5000, 5004), chief=True, ps=1)
 

@@ -14,7 +14,7 @@ from tfdist.cluster.addresses import is_loopback
 from tfdist.cluster.checks.network import Resolution, ThisMachine
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.cluster.tf_config import Finding, check_tf_config, parse_tf_config
+from tfdist.cluster.tf_config import Finding, check_tf_config, parse_tf_config, refuse_gaps
 from tfdist.errors import ConfigError
 
 W2 = ["10.0.0.1:12345", "10.0.0.2:12345"]
@@ -265,12 +265,19 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
         '"a:1,b:1"',
         '{"worker": ["a:1", "b:1"]}',
     ),
-    "empty list": (
-        text_of({"worker": W2, "ps": []}),
+    "null list": (
+        text_of({"worker": W2, "ps": None}),
         None,
         "TF_CONFIG.cluster.ps",
-        "[] lists no task",
-        'remove "ps"',
+        "null is not a list",
+        "even for one task",
+    ),
+    "no task at all": (
+        text_of({"worker": {}, "ps": []}, None),
+        None,
+        "TF_CONFIG.cluster",
+        '"cluster" is {"worker": {}, "ps": []}',
+        "Write",
     ),
     "no string": (
         text_of({"worker": [12345]}),
@@ -480,6 +487,13 @@ def test_a_mistake_is_named_with_its_value_and_remedy(name: str) -> None:
 
 
 WARNINGS: dict[str, tuple[str, str | None, str, str, str]] = {
+    "empty list": (
+        text_of({"worker": W2, "ps": []}),
+        None,
+        "TF_CONFIG.cluster.ps",
+        "[] lists no task",
+        'remove "ps"',
+    ),
     "ignored": (text_of(), "mirrored", "TF_CONFIG", '"mirrored"', "unset TF_CONFIG"),
     "ignored too": (text_of(), "single", "TF_CONFIG", '"single"', "multi_worker"),
     "index a string": (
@@ -550,8 +564,8 @@ def test_all_mistakes_are_found_at_once() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         parse_tf_config(text)
-    assert "TF_CONFIG has 5 mistakes:" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 6
+    assert "TF_CONFIG has 4 mistakes:" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 5
 
 
 def test_an_unknown_strategy_is_refused() -> None:
@@ -675,3 +689,41 @@ def test_lookups_end_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ThisMachine(lookup_seconds=0.1).resolve(["a", "b"])
     assert time.monotonic() - start < 5
     assert all(resolution.late for resolution in found.values())
+
+
+def test_a_type_without_tasks_is_read_as_by_tensorflows_cluster_spec() -> None:
+    for cluster in ({"worker": {}, "ps": ["p:1"]}, {"worker": {"1": "b:1"}, "ps": ["p:1"]}):
+        read, _ = parse_tf_config(text_of(cluster, {"type": "ps", "index": 0}))
+        known = {kind: entries for kind, entries in cluster.items() if entries}
+        assert read.as_dict() == known
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task", "listed"),
+    [
+        (
+            {"worker": {"1": "b:1"}, "ps": ["p:1", "q:1"]},
+            {"type": "worker", "index": 1},
+            {"worker": {"1": "b:1"}, "ps": ["p:1", "q:1"]},
+        ),
+        ({"worker": {}, "ps": ["q:1"]}, {"type": "ps", "index": 1}, {"ps": {"1": "q:1"}}),
+        ({"worker": {"0": "a:1"}, "ps": None}, {"type": "worker", "index": 0}, {"worker": ["a:1"]}),
+    ],
+    ids=["worker", "ps", "without servers"],
+)
+def test_the_cluster_of_a_task_whose_workers_come_and_go(cluster, task, listed) -> None:
+    text = json.dumps({"sparseCluster": cluster, "task": task})
+    read, own = parse_tf_config(text)
+    assert read.as_dict() == listed
+    assert own == Task(task["type"], task["index"])
+    assert not [f for f in check_tf_config(text) if f.severity == "error"]
+
+
+def test_what_needs_all_tasks_refuses_a_part() -> None:
+    cluster, _ = parse_tf_config(text_of({"worker": {"1": "b:1"}}, {"type": "worker", "index": 1}))
+    with pytest.raises(
+        ConfigError, match="lists worker 1 but not worker 0, and an Estimator needs"
+    ):
+        refuse_gaps(cluster, "an Estimator")
+    whole, _ = parse_tf_config(text_of())
+    refuse_gaps(whole, "an Estimator")

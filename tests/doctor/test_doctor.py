@@ -123,10 +123,30 @@ def test_the_backend_of_the_configuration_file(tmp_path: pathlib.Path) -> None:
     assert found(machine_findings(environ), "KERAS_BACKEND").severity == "ok"
 
 
-def test_gpus_are_counted(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("seen", "severity", "words"),
+    [
+        ((2, True), "ok", ["2 GPU (number 0, 3)"]),
+        ((0, False), "error", ["CUDA_VISIBLE_DEVICES=0,3 names 2 GPUs", "built without CUDA"]),
+        ((0, True), "error", ["TensorFlow sees none", "libraries are missing"]),
+        ((1, True), "error", ["TensorFlow sees 1", "MIG"]),
+        (None, "warning", ["2 GPU (number 0, 3), but TensorFlow could not be asked"]),
+    ],
+)
+def test_gpus_are_compared_with_tensorflows(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: tuple[int, bool] | None,
+    severity: str,
+    words: list[str],
+) -> None:
+    monkeypatch.setattr("tfdist.doctor.machine._of_tensorflow", lambda environ: seen)
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="0,3")
     devices = found(machine_findings(environ), "Devices")
-    assert "2 GPU (number 0, 3)" in devices.problem
+    assert devices.severity == severity
+    assert all(word in devices.problem for word in words)
+    if severity == "error":
+        assert "pip install 'tensorflow[and-cuda]'" in devices.remedy
 
 
 def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

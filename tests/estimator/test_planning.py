@@ -101,7 +101,7 @@ def test_an_evaluator_needs_estimators(here: Path) -> None:
     assert "--evaluator starts a task that" in mistake("run", *PS, "--evaluator", "train.py")
 
 
-def place(kind: str, index: int = 0, **cluster: list[str]) -> Place:
+def place(kind: str, index: int = 0, **cluster: list[str] | dict[str, str]) -> Place:
     task = {"type": kind, "index": index}
     return place_of(json.dumps({"cluster": cluster or CLUSTER, "task": task}))
 
@@ -199,3 +199,8 @@ def test_a_listed_evaluator_is_not_numbered() -> None:
     assert [each.global_id for each in found] == [1, 2]
     assert [each.trainers for each in found] == [3, 3]
     assert all("evaluator" not in each.cluster and each.evaluated for each in found)
+
+
+def test_an_estimator_refuses_a_part_of_a_cluster():
+    with pytest.raises(ConfigError, match="but not worker 0, and an Estimator needs all tasks"):
+        place("worker", 1, worker={"1": "b:1"}, ps=["p:1"])

@@ -56,6 +56,16 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         return dict(content)
 
 
+def test_a_timeline_that_cannot_be_written_in_the_end_loses_nothing(folder):
+    blocking = SCRIPT.replace("fit = ", "open('out', 'w').close()\nfit = ")
+    (folder / "blocking.py").write_text(blocking)
+    words = ("-s", "pipeline", "--devices", 2, "--timeline", "out/step.json", "blocking.py")
+    done = run(folder, *words, "two.npz", "two.keras")
+    assert "The timeline 'out/step.json' could not be written" in done.stdout + done.stderr
+    assert (folder / "two.npz").exists()
+    assert (folder / "two.keras").exists()
+
+
 def test_two_tasks_and_two_devices_train_what_one_does(folder):
     run(folder, "-s", "single", "script.py", "one.npz")
     two = ("-s", "pipeline", "-n", 2, "--microbatches", 4)

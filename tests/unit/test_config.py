@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.config import MODES, STRATEGIES, StrategyConfig, load_file, resolve
+from tfdist.config import MODES, STRATEGIES, StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.resolution import load_file, resolve
 from tfdist.server_options import ON_STALE, WIRE_DTYPES
 from tfdist.updates.rule import rule_from
 
@@ -139,12 +140,21 @@ def test_auto_picks_by_what_is_there_and_says_why(flags, environ, gpus, picked, 
     assert why in resolved.reasons["strategy"]
 
 
-def test_an_option_given_twice_with_different_values_names_both_places(tmp_path):
+def test_a_flag_wins_over_the_file(tmp_path):
     file = tmp_path / "s.toml"
-    file.write_text('strategy = "multi_worker"\nprocesses = 2\n')
-    with pytest.raises(ConfigError, match=r"3 by --processes and to 2 by .*s\.toml"):
-        resolve({"processes": 3}, file, {})
-    assert resolve({"processes": 2}, file, {}).config.processes == 2
+    file.write_text('strategy = "multi_worker"\nprocesses = 2\nperiod = 4\nmode = "local"\n')
+    resolved = resolve({"processes": 3, "period": 4, "seed": None}, file, {})
+    assert (resolved.config.processes, resolved.config.mode) == (3, "local")
+    assert resolved.overridden == {"processes": 2}
+    assert resolved.said("processes") == "--processes 3"
+    assert resolved.said("mode") == f"mode='local' of {file}"
+
+
+def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('strategy = "multi_worker"\nmode = "stale"\nstaleness = 2\n')
+    with pytest.raises(ConfigError, match=r"s\.toml with --mode: staleness=2 conflicts with mode="):
+        resolve({"mode": "sync"}, file, {})
 
 
 @pytest.mark.parametrize(
@@ -165,13 +175,21 @@ def test_a_file_with_a_typo(tmp_path, content, words):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="Cannot read the strategy file"):
+    with pytest.raises(ConfigError, match="Cannot read the file"):
         load_file(tmp_path / "none.toml")
 
 
 def test_shipped_strategy_files_resolve(pytestconfig):
     files = sorted((pytestconfig.rootpath / "strategies").glob("*.toml"))
     assert {resolve({}, f, {}).config.strategy for f in files} == set(STRATEGIES)
+    told = (pytestconfig.rootpath / "strategies" / "README.md").read_text()
+    assert [f.name for f in files if f"`{f.name}`" not in told] == []
+
+
+def test_shipped_strategy_files_take_any_number_of_processes(pytestconfig):
+    for file in sorted((pytestconfig.rootpath / "strategies").glob("*.toml")):
+        if resolve({}, file, {}).config.processes > 1:
+            assert resolve({"processes": 3}, file, {}).config.processes == 3
 
 
 def test_public_names_are_frozen():

@@ -14,9 +14,10 @@ from tfdist import horovod_options
 from tfdist.cluster.environments import mpi
 from tfdist.cluster.ranks import rank_of
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.config import StrategyConfig, resolve
+from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library
+from tfdist.resolution import resolve
 
 
 def test_ranks_on_hosts_of_different_sizes():

@@ -25,6 +25,7 @@ ROOMS = (
         "_tensorflow_sessions",
         "files",
         "logs",
+        "resolution",
     ),
     ("agreement", "joining"),
     ("data", "servers", "updates", "placement"),

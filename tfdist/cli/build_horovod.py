@@ -15,6 +15,7 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 from tfdist.errors import ConfigError
+from tfdist.files import check_writable
 from tfdist.horovod_build import Done, Order, Outcome, Progress, ensure
 from tfdist.horovod_build.choice import GPU_CHOICES, chosen
 from tfdist.horovod_build.source import VERSION
@@ -39,8 +40,9 @@ def build_horovod(
     """Build Horovod for the installed TensorFlow, test it and install it.
 
     Only strategy horovod needs it. PyPI has Horovod's source, which does not compile against
-    current TensorFlow as it is; this leaves out the one file that is in the way. It takes some
-    minutes the first time. The wheel is kept, so the next environment takes seconds, and where
+    current TensorFlow as it is. Four places are changed: a file for XLA is left out, two repairs of
+    jobs over Gloo, and for NCCL a function that TensorFlow lacks. It takes some minutes the first
+    time. The wheel is kept, so the next environment takes seconds, and where
     Horovod is there already nothing is done.
 
     Needs pip and a C++ compiler. CMake is got by pip where it is missing. The test is an all-reduce
@@ -55,6 +57,8 @@ def build_horovod(
         raise ConfigError(f"--gpu {gpu!r} is not one of {', '.join(GPU_CHOICES)}.")
     if wheel_dir is not None and wheel_dir.exists() and not wheel_dir.is_dir():
         raise ConfigError(f"--wheel-dir {str(wheel_dir)!r} is not a directory. Name a directory.")
+    if wheel_dir is not None:
+        check_writable(str(wheel_dir / "wheel"), f"--wheel-dir {wheel_dir}")
     with _shown(quiet) as progress:
         outcome = ensure(Order(chosen(mpi, gpu), force, wheel_dir), progress)
     if not quiet:

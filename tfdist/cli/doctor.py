@@ -29,6 +29,7 @@ class _Strategy(enum.StrEnum):
     MULTI_WORKER = "multi_worker"
     HOROVOD = "horovod"
     PARAMETER_SERVER = "parameter_server"
+    PIPELINE = "pipeline"
 
 
 def doctor(
@@ -59,7 +60,7 @@ def doctor(
 
     Looks at versions, devices and variables of this machine, and at a TF_CONFIG: the one given, or
     the environment's. Run it on each machine, with the same environment as the training.
-    TensorFlow is not started, so it takes a second.
+    It takes a second, and some more where there are GPUs: TensorFlow is asked if it sees them.
 
     Copy and paste, and see what it says about a TF_CONFIG that lacks the task:
 

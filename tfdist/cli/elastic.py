@@ -18,6 +18,7 @@ from tfdist.cluster.launch.plan import JobPlan
 from tfdist.cluster.launch.spawn import Terminal
 from tfdist.cluster.launch.supervise import Outcome
 from tfdist.errors import ConfigError
+from tfdist.files import check_writable
 from tfdist.updates.rule import rule_from
 
 __all__ = ["Bounds", "supervise"]
@@ -69,6 +70,9 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
     chosen = request.log_dir is not None
     place = request.log_dir or logs.default_place()
     states = ElasticPlace((place / "elastic").absolute())
+    # Logs may go elsewhere if this directory cannot be written, but the state of `fit` must not.
+    said = f"The state of an elastic job in {str(place)!r}"
+    check_writable(str(states.path / "state"), said, hint="Give a directory with --log-dir")
     shown = False
 
     @contextlib.contextmanager

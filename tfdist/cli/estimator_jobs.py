@@ -10,8 +10,8 @@ from typing import Any
 
 from tfdist.cli.jobs import Request
 from tfdist.cluster.listing import own_tf_config
-from tfdist.config import load_file
 from tfdist.errors import ConfigError
+from tfdist.resolution import load_file
 
 __all__ = ["given_by_file", "settled", "use_in"]
 

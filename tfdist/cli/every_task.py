@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from tfdist import environment
 from tfdist.cli import logs
 from tfdist.cli.estimator_jobs import given_by_file
-from tfdist.cli.jobs import Job, Request, check_count, place_of
+from tfdist.cli.jobs import Job, Request, check_count, hold_ports, place_of
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
 from tfdist.cluster.launch.program import BETWEEN_GRAPH, ESTIMATORS, Program
-from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError
 
 __all__ = ["planned"]
@@ -46,14 +45,15 @@ def planned(request: Request) -> Iterator[Job]:
     if text is not None:
         cluster, task = place_of(text)
         for name, count in counts.items():
-            check_count(name, count, f"--{name}" if name == "ps" else "-n", cluster)
+            flag = "--ps" if name == "ps" else "-n"
+            check_count(name, count, f"{flag} {count}", cluster)
         plan = plan_member(
             program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
         )
         yield Job(plan, None, None, gpus, request.why_every_task)
         return
     ps = counts.get("ps", 1)
-    with HeldPorts(counts.get("processes", 1) + ps + request.evaluator) as held:
+    with hold_ports(counts.get("processes", 1) + ps + request.evaluator) as held:
         cluster = local_cluster(held.ports, chief=chief, ps=ps, evaluator=request.evaluator)
         plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
         yield Job(plan, None, None, gpus, request.why_every_task)

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.launch.plan import JobPlan
+from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config
-from tfdist.config import Resolved
 from tfdist.errors import ConfigError
+from tfdist.resolution import Resolved
 
-__all__ = ["Job", "Request", "check_count", "place_of"]
+__all__ = ["Job", "Request", "check_count", "hold_ports", "place_of"]
+
+#: Tasks of one machine. Where there are many more, the kernel takes minutes to find free ports.
+_MOST_TASKS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,13 +97,13 @@ def place_of(text: str) -> tuple[ClusterSpec, Task]:
     return cluster, task
 
 
-def check_count(name: str, asked: int, place: str, cluster: ClusterSpec) -> None:
+def check_count(name: str, asked: int, said: str, cluster: ClusterSpec) -> None:
     """Compares a number of tasks that was asked for with TF_CONFIG's.
 
     Args:
         name: `"ps"`, or `"processes"`.
         asked: the number.
-        place: where it was asked for.
+        said: the option as it was set, such as `-n 3`.
         cluster: the cluster of TF_CONFIG.
 
     Raises:
@@ -113,8 +117,28 @@ def check_count(name: str, asked: int, place: str, cluster: ClusterSpec) -> None
         kind, count = "task", len(cluster.computing)
     if asked != count:
         raise ConfigError(
-            f"{place} {asked} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
+            f"{said} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
             f"{'s' * (count != 1)}{' that compute' * (kind == 'task')}. "
-            "Leave it out to run this task of that cluster, or unset TF_CONFIG to start all "
-            "processes on this machine."
+            f"Leave it out, or give {'--ps' if name == 'ps' else '-n'} {count}, to run this task "
+            "of that cluster; or unset TF_CONFIG to start all processes on this machine."
         )
+
+
+def hold_ports(count: int) -> HeldPorts:
+    """Holds a port of this machine for each of so many tasks.
+
+    Raises:
+        ConfigError: if this machine does not give as many.
+    """
+    if count > _MOST_TASKS:
+        raise ConfigError(
+            f"{count} tasks on this machine are more than the {_MOST_TASKS} that one command "
+            "starts. Start fewer."
+        )
+    try:
+        return HeldPorts(count)
+    except OSError as error:
+        raise ConfigError(
+            f"{count} tasks need {count} ports of this machine at once, which it does not give "
+            f"({error.strerror}). Start fewer, or raise `ulimit -n`."
+        ) from error

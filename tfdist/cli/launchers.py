@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from tfdist import environment
 from tfdist.cluster.environments import finding
 from tfdist.cluster.listing import own_tf_config
-from tfdist.config import CLUSTERED, Resolved, StrategyConfig
+from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library
 from tfdist.horovod.rendezvous import started_by_horovodrun
+from tfdist.resolution import Resolved
 
 __all__ = ["Here", "check_horovod", "cluster_here", "is_rank", "with_size"]
 
@@ -84,9 +85,9 @@ def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     size, asked = int(text), resolved.config.processes
     if "processes" in resolved.reasons and asked != size:
         raise ConfigError(
-            f"{resolved.reasons['processes']} {asked} conflicts with HOROVOD_SIZE={size}: "
-            f"horovodrun has started {size} processes. Leave it out here, or start with "
-            f"`tfdist run` alone."
+            f"{resolved.said('processes')} conflicts with HOROVOD_SIZE={size}: horovodrun has "
+            f"started {size} processes. Leave it out here, or give -n {size}, or start with "
+            "`tfdist run` alone."
         )
     return dataclasses.replace(
         resolved, config=dataclasses.replace(resolved.config, processes=size)

@@ -12,17 +12,19 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cli import every_task, hosts, launchers, logs
-from tfdist.cli.jobs import Job, Request, check_count, place_of
+from tfdist.cli.jobs import Job, Request, check_count, hold_ports, place_of
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
 from tfdist.cluster.launch.program import SERVED, STAGED, Program, Role
 from tfdist.cluster.launch.ssh import plan_hosts
 from tfdist.cluster.listing import own_tf_config
-from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import check_tf_config, parse_tf_config
-from tfdist.config import CLUSTERED, Resolved, StrategyConfig, load_file, resolve
+from tfdist.cluster.tf_config import check_tf_config, parse_tf_config, refuse_gaps
+from tfdist.config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.files import check_writable
+from tfdist.pipelines import timeline_picture
+from tfdist.resolution import Resolved, load_file, resolve
 
 __all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
 
@@ -168,6 +170,7 @@ def _on_this_machine(
 ) -> Iterator[Job]:
     """All processes of a job."""
     config = resolved.config
+    _check_timeline(config)
     seed = secrets.randbelow(2**32) if config.seed is None else config.seed
     with _local_cluster(config) as cluster:
         plan = plan_local(
@@ -181,6 +184,20 @@ def _on_this_machine(
         yield Job(plan, resolved, seed, gpus)
 
 
+def _check_timeline(config: StrategyConfig) -> None:
+    """Finds out before anything is started whether the timeline could be written.
+
+    Raises:
+        ConfigError: if not.
+    """
+    path, drawn = config.timeline, config.strategy == "pipeline"
+    if path is None:
+        return
+    check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
+    if drawn and path.endswith(".png"):
+        timeline_picture.check_installed()
+
+
 @contextlib.contextmanager
 def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
     """The tasks of this machine on ports that are held, or None for a single process."""
@@ -188,7 +205,7 @@ def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
     if config.strategy not in CLUSTERED or (config.strategy == "pipeline" and not counts["worker"]):
         yield None
         return
-    with HeldPorts(sum(counts.values())) as held:
+    with hold_ports(sum(counts.values())) as held:
         yield local_cluster(held.ports, chief="chief" in counts, ps=counts.get("ps", 0))
 
 
@@ -277,7 +294,8 @@ def _count_as_devices(flags: dict[str, Any]) -> None:
 def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
     """The cluster and the task of a TF_CONFIG, checked for the strategy."""
     cluster, task = place_of(text)
-    config, reasons = resolved.config, resolved.reasons
+    config = resolved.config
+    refuse_gaps(cluster, f"strategy={config.strategy!r}")
     if config.strategy == "parameter_server":
         found = check_tf_config(text, strategy=config.strategy)
         errors = [finding for finding in found if finding.severity == "error"]
@@ -289,8 +307,8 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
                 "with --every-task instead of a strategy."
             )
     for name in ("processes", "ps"):
-        if name in reasons:
-            check_count(name, getattr(config, name), reasons[name], cluster)
+        if name in resolved.reasons:
+            check_count(name, getattr(config, name), resolved.said(name), cluster)
     return cluster, task
 
 

@@ -74,7 +74,10 @@ def _start_server(member: ServerMember) -> Any:
     with quiet_import():
         import tensorflow as tf
 
+        from tfdist.strategies.devices import check_gpus
+
         tf.config.list_physical_devices()
+    check_gpus()
     cluster, task = member.cluster, member.task
     threads = inter_op_threads(
         task.type,

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from tfdist.cluster.launch.plan import JobPlan, TaskPlan
 from tfdist.cluster.spec import Task
-from tfdist.config import Resolved, StrategyConfig
+from tfdist.config import StrategyConfig
 from tfdist.pipeline_options import SCHEDULES
+from tfdist.resolution import Resolved
 from tfdist.server_options import ON_STALE
 from tfdist.updates.rule import rule_from
 
@@ -80,9 +81,8 @@ def split_batch(batch: int, replicas: int) -> str:
     if replicas == 1:
         return f"batch_size={batch} → {batch} examples a step"
     each, more = divmod(batch, replicas)
-    sizes = [each + (number < more) for number in range(replicas)]
     if replicas <= _LISTED:
-        parts = " + ".join(map(str, sizes))
+        parts = " + ".join(str(each + (number < more)) for number in range(replicas))
     else:
         parts = f"{each} or {each + 1} on each" if more else f"{each} on each of {replicas}"
     return f"batch_size={batch} → {parts} examples a step"
@@ -110,6 +110,7 @@ def _rows(
         ("global batch", _global_batch(config, replicas)),
         ("weights", _weights(config) if served else ""),
         ("seed", _seed(config.seed, seed)),
+        ("flags", _flags(resolved)),
     ]
 
 
@@ -129,7 +130,16 @@ def _rows_of_pipeline(plan: JobPlan, resolved: Resolved, seed: int | None) -> li
         ("stages", stages + virtual),
         ("microbatches", "1" if config.schedule == "pipedream" else each),
         ("seed", _seed(config.seed, seed)),
+        ("flags", _flags(resolved)),
     ]
+
+
+def _flags(resolved: Resolved) -> str:
+    """The flags that win over the strategy file, with what the file says."""
+    return "\n".join(
+        f"{resolved.said(name)} instead of the file's {value!r}"
+        for name, value in resolved.overridden.items()
+    )
 
 
 def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...], why: str) -> list[tuple[str, str]]:
@@ -191,7 +201,7 @@ def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
     here = {each.task for each in plan.tasks}
     lines = []
     for task, address in plan.cluster.tasks():
-        role = " (chief)" if task == plan.cluster.chief else ""
+        role = " (chief)" if task in plan.cluster.computing[:1] else ""
         role = f" ({parts[task.type]})" if task.type in parts else role
         only = " (this one)" if task in here and len(plan.tasks) == 1 else ""
         lines.append(f"{task} at {address}{role}{only}")

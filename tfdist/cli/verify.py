@@ -14,11 +14,11 @@ from rich.table import Table
 
 from tfdist import environment
 from tfdist.cli import launchers
+from tfdist.cli.jobs import hold_ports
 from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.launch import supervise
 from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
 from tfdist.cluster.launch.program import Program
-from tfdist.cluster.ports import HeldPorts
 from tfdist.config import StrategyConfig
 from tfdist.errors import ConfigError, TaskFailedError
 from tfdist.verify.compare import Comparison, Row, compare, read
@@ -96,7 +96,7 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
     program = Program(
         script=shared["script"], args=shared["args"], config=config.to_json(), seed=_SEED
     )
-    with HeldPorts(tasks) as held:
+    with hold_ports(tasks) as held:
         plan = plan_local(
             program,
             cluster=local_cluster(held.ports) if tasks > 1 else None,

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from tfdist import environment
 from tfdist.errors import ConfigError
 
-__all__ = ["of_member", "split", "visible"]
+__all__ = ["INSTALL_COMMAND", "disagreement", "of_member", "split", "visible"]
+
+#: What brings the CUDA libraries that TensorFlow needs.
+INSTALL_COMMAND = "pip install 'tensorflow[and-cuda]'"
 
 _SECONDS_FOR_NVIDIA_SMI = 10.0
 
@@ -29,6 +32,46 @@ def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     if listed is None:
         return tuple(str(number) for number in range(_installed()))
     return _listed(listed)
+
+
+def disagreement(
+    gpus: tuple[str, ...], seen: int, *, cuda: bool, listed: str | None = None
+) -> tuple[str, str] | None:
+    """Compares the GPUs that are counted here with those that TensorFlow sees.
+
+    A process that sees fewer would train on the CPU, or on some of them, while the table of the job
+    shows all; one that sees more would share them with others by chance.
+
+    Args:
+        gpus: the result of `visible`.
+        seen: how many TensorFlow sees.
+        cuda: whether TensorFlow was built for CUDA.
+        listed: CUDA_VISIBLE_DEVICES, where it is set.
+
+    Returns:
+        The problem with its cause, and what to do; None where both are the same number.
+    """
+    if len(gpus) == seen:
+        return None
+    by = "nvidia-smi lists" if listed is None else f"CUDA_VISIBLE_DEVICES={listed} names"
+    count = f"{len(gpus) or 'no'} GPU{'s' if len(gpus) != 1 else ''}"
+    problem = f"{by} {count}, and TensorFlow sees {seen or 'none'}"
+    if len(gpus) < seen:
+        names = ",".join(map(str, range(seen)))
+        return (
+            f"{problem}: processes cannot get GPUs of their own.",
+            f"Put nvidia-smi on PATH, or name the GPUs: CUDA_VISIBLE_DEVICES={names}.",
+        )
+    if not cuda:
+        cause = "this TensorFlow was built without CUDA"
+    elif seen:
+        cause = "the others are not there, or are part of one that is divided (MIG)"
+    else:
+        cause = "its CUDA libraries are missing or do not fit the driver, or there is no such GPU"
+    return (
+        f"{problem}: {cause}.",
+        f"Run: {INSTALL_COMMAND}. To train on the CPU, set CUDA_VISIBLE_DEVICES=-1.",
+    )
 
 
 def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list[tuple[str, ...]]:

@@ -23,6 +23,7 @@ __all__ = [
     "ThisMachine",
     "check_tf_config",
     "parse_tf_config",
+    "refuse_gaps",
 ]
 
 #: What no check of a TF_CONFIG can see.
@@ -54,6 +55,26 @@ def parse_tf_config(text: str) -> tuple[ClusterSpec, Task | None]:
     count = len(reading.errors)
     lines = "\n".join(f"  {finding}" for finding in reading.errors)
     raise ConfigError(f"TF_CONFIG has {count} mistake{'s' if count > 1 else ''}:\n{lines}")
+
+
+def refuse_gaps(cluster: ClusterSpec, who: str) -> None:
+    """Refuses a cluster that lists some of its tasks only, as each task would train alone.
+
+    Args:
+        cluster: the cluster.
+        who: what needs all tasks, for the message.
+
+    Raises:
+        ConfigError: with the tasks that are listed.
+    """
+    for kind, indices in cluster.indices.items():
+        missing = next(i for i in range(max(indices) + 1) if i not in indices)
+        raise ConfigError(
+            f"TF_CONFIG lists {kind} {', '.join(map(str, indices))} but not {kind} {missing}, and "
+            f"{who} needs all tasks. Give each task the whole cluster; an operator that gives each "
+            "worker its own part (enableDynamicWorker) must not do so here. A program that makes "
+            "its own tf.train.ClusterSpec runs with --every-task."
+        )
 
 
 def check_tf_config(

@@ -1,10 +1,16 @@
-"""Checks what this machine and its environment give to a training, without TensorFlow."""
+"""Checks what this machine and its environment give to a training.
+
+TensorFlow is asked only where there are GPUs, since it alone knows whether it can use them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
 from tfdist import environment
@@ -14,6 +20,7 @@ from tfdist.cluster.checks.finding import Finding, error, warning
 __all__ = ["cpu_count", "machine_findings", "memory"]
 
 _GIB = 1024**3
+_SECONDS_FOR_TENSORFLOW = 120.0
 _CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
@@ -68,14 +75,54 @@ def _devices(environ: Mapping[str, str]) -> Finding:
     host = f"{cpus} CPU core{'s' if cpus > 1 else ''}, {memory() / _GIB:.1f} GiB of memory"
     found = gpus.visible(environ)
     if found:
-        names = ", ".join(found)
-        return Finding("ok", "Devices", f"{len(found)} GPU (number {names}); {host}")
+        return _compared(found, environ, host)
     hidden = gpus.visible({k: v for k, v in environ.items() if k != "CUDA_VISIBLE_DEVICES"})
     if hidden:
         value = environ.get("CUDA_VISIBLE_DEVICES", "")
         problem = f'CUDA_VISIBLE_DEVICES="{value}" hides {len(hidden)} GPU; {host}'
         return warning("Devices", problem, "Unset it to train on the GPUs.")
     return Finding("ok", "Devices", f"no NVIDIA GPU; {host}")
+
+
+def _compared(found: tuple[str, ...], environ: Mapping[str, str], host: str) -> Finding:
+    """The GPUs that are counted, compared with those that TensorFlow sees."""
+    names = ", ".join(found)
+    seen = _of_tensorflow(environ)
+    if seen is None:
+        problem = f"{len(found)} GPU (number {names}), but TensorFlow could not be asked; {host}"
+        return warning("Devices", problem, 'Try: python -c "import tensorflow".')
+    count, cuda = seen
+    listed = environment.read("CUDA_VISIBLE_DEVICES", environ)
+    differ = gpus.disagreement(found, count, cuda=cuda, listed=listed)
+    if differ is not None:
+        return error("Devices", f"{differ[0]} {host}", differ[1])
+    return Finding("ok", "Devices", f"{len(found)} GPU (number {names}); {host}")
+
+
+def _of_tensorflow(environ: Mapping[str, str]) -> tuple[int, bool] | None:
+    """How many GPUs TensorFlow sees, and whether it was built for CUDA; None if it fails.
+
+    Only TensorFlow itself knows whether it finds its libraries. It is asked in another process, so
+    that this one stays without it.
+    """
+    asked = (
+        "import tensorflow as tf\n"
+        "seen = len(tf.config.list_physical_devices('GPU'))\n"
+        "print('tfdist', seen, int(tf.sysconfig.get_build_info()['is_cuda_build']))"
+    )
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", asked],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_FOR_TENSORFLOW,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = re.search(r"^tfdist (\d+) ([01])$", answer.stdout, re.MULTILINE)
+    return (int(said[1]), said[2] == "1") if said else None
 
 
 def cpu_count() -> int:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.cluster.checks.cluster import SPARSE
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
 from tfdist.errors import ConfigError
 
 __all__ = ["Place", "own_place", "place_of"]
@@ -97,17 +98,18 @@ def place_of(text: str) -> Place:
     """
     content = _content(text)
     told = _told_beside(content)
-    if not content.get("cluster"):
+    if not (content.get("cluster") or content.get(SPARSE)):
         _check_alone(content)
         return Place(**told)
     cluster, task = parse_tf_config(text)
+    refuse_gaps(cluster, "an Estimator")
     if task is None:
         raise ConfigError(
             f"TF_CONFIG={text!r} does not say which task this process is. Add "
             '"task": {"type": "worker", "index": 0}.'
         )
     told["evaluated"] = "evaluator" in cluster.addresses
-    named = {"chief": "master"} if "master" in content["cluster"] else {}
+    named = {"chief": "master"} if "master" in content.get("cluster", {}) else {}
     if named and (told["evaluated"] or task.type == "evaluator"):
         raise ConfigError(
             'TF_CONFIG has a task "master", which evaluates by itself, and an evaluator. Rename '

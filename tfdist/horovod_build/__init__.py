@@ -1,7 +1,7 @@
 """Builds Horovod from its released source for the installed TensorFlow, and installs it.
 
-Horovod's last release does not compile against current TensorFlow as it is: one file includes a
-header that TensorFlow no longer ships. That file is left out; it only serves XLA. Nothing here
+Horovod's last release does not compile against current TensorFlow as it is. `source.py` lists the
+four changes, and why each is made. Nothing here
 imports TensorFlow or Horovod: all work is done by processes of their own.
 """
 

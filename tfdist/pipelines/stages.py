@@ -65,7 +65,7 @@ def chunks_of(
 def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, int]:
     if len(wanted) != count - 1:
         raise ConfigError(
-            f"stages={list(wanted)!r} names {len(wanted)} layers that stages begin with, and "
+            f"cuts={list(wanted)!r} names {len(wanted)} layers that stages begin with, and "
             f"{count} stages have {count - 1} borders. Name the first layer of each stage but the "
             "first."
         )
@@ -73,13 +73,13 @@ def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[
     for name in wanted:
         if name not in paths:
             raise ConfigError(
-                f"There is no layer {name!r} for a stage to begin with. There are: "
-                f"{', '.join(paths)}."
+                f"cuts={list(wanted)!r}: there is no layer {name!r} for a stage to begin with. "
+                f"There are: {', '.join(paths)}."
             )
         places.append(paths.index(name))
     if places != sorted(places) or 0 in places:
         raise ConfigError(
-            f"The stages' first layers {list(wanted)!r} are not in the order of the model: "
+            f"cuts={list(wanted)!r}: the stages' first layers are not in the order of the model: "
             f"{', '.join(paths)}."
         )
     return {path: sum(place <= i for place in places) for i, path in enumerate(paths)}

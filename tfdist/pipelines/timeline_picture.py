@@ -12,7 +12,7 @@ from tfdist.pipelines.schedules.analysis import bubble
 from tfdist.pipelines.schedules.steps import Box, Kind, Step
 from tfdist.pipelines.timeline import WORDS, numbers, row_names, saving, span
 
-__all__ = ["draw"]
+__all__ = ["check_installed", "draw"]
 
 #: Red, green and blue of the darkest shade. Blue and orange differ for all kinds of eyes.
 _COLOURS = {
@@ -107,6 +107,15 @@ def draw(
     _legend(figure, [f"numbers: {counted}" if any(numbered) else "", shades.words])
     with saving(path) as partial:
         figure.savefig(partial, dpi=150)
+
+
+def check_installed() -> None:
+    """Finds out before a training whether a picture could be drawn after it.
+
+    Raises:
+        ConfigError: if Matplotlib is not installed.
+    """
+    _module("matplotlib.figure")
 
 
 def _module(name: str) -> Any:

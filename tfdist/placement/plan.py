@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.config import read_toml
 from tfdist.errors import ConfigError
 from tfdist.files import replacing
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow
+from tfdist.resolution import read_toml
 
 __all__ = ["Plan", "plan_placement", "read_device_map"]
 
@@ -50,7 +50,7 @@ class Plan:
         return "\n".join(lines)
 
     def write(self, path: Path | str) -> None:
-        """Writes the device map as a table of a strategy file, which `place` reads."""
+        """Writes the device map as the table [device_map] of a TOML file, which `place` reads."""
         pairs = self.devices.items()
         lines = [f"{json.dumps(name)} = {json.dumps(device)}" for name, device in pairs]
         with replacing(str(path)) as part:
@@ -96,7 +96,7 @@ def read_device_map(path: Path | str) -> dict[str, str]:
     found = read_toml(Path(path)).get("device_map")
     if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
         raise ConfigError(
-            f"The strategy file {str(path)!r} has no table [device_map] of layers and devices, as "
+            f"The file {str(path)!r} has no table [device_map] of layers and devices, as "
             "Plan.write writes it."
         )
     return found

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist import environment
 from tfdist._tensorflow import has_started
+from tfdist.cluster import gpus as gpu_lists
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
+
+
+def check_gpus() -> None:
+    """Compares the GPUs that the launcher counts for this process with those of TensorFlow.
+
+    A program that `tfdist run` has not started may see more: nobody has shown it a plan.
+
+    Raises:
+        ConfigError: if the numbers differ, with the cause.
+    """
+    counted, seen = gpu_lists.visible(), len(tf.config.list_physical_devices("GPU"))
+    if seen > len(counted) and environment.read("TFDIST_LAUNCHED") is None:
+        return
+    cuda = bool(tf.sysconfig.get_build_info()["is_cuda_build"])
+    listed = environment.read("CUDA_VISIBLE_DEVICES")
+    found = gpu_lists.disagreement(counted, seen, cuda=cuda, listed=listed)
+    if found is not None:
+        raise ConfigError(" ".join(found))
 
 
 def prepare_devices(count: int | None) -> list[str]:

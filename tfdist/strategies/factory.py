@@ -11,11 +11,12 @@ from tfdist import environment
 from tfdist.cluster.environments import finding
 from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.tf_config import parse_tf_config
-from tfdist.config import SERVED, StrategyConfig, resolve
+from tfdist.config import SERVED, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.horovod import library, rendezvous
 from tfdist.joining import Member, join_cluster
-from tfdist.strategies.devices import prepare_devices
+from tfdist.resolution import resolve
+from tfdist.strategies.devices import check_gpus, prepare_devices
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.single import Single
 from tfdist.strategies.start import (
@@ -67,7 +68,11 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     Args:
         config: the configuration.
         member: the task, where it has joined its cluster already.
+
+    Raises:
+        ConfigError: if TensorFlow sees other GPUs than the launcher.
     """
+    check_gpus()
     if config.strategy == "multi_worker":
         made: Any = start_multi_worker(member or _join(config), config)
     elif config.strategy == "horovod":

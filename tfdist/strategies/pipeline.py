@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,16 +11,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.files import check_writable
 from tfdist.keras.hooks import HookSet
 from tfdist.pipeline_options import replicas_of
 from tfdist.pipelines import hooks
 from tfdist.pipelines.schedules import Box, check, ideal_bubble
 from tfdist.pipelines.shape import Shape
 from tfdist.pipelines.timeline import write_trace
-from tfdist.pipelines.timeline_picture import draw
+from tfdist.pipelines.timeline_picture import check_installed, draw
 from tfdist.pipelines.training import PipelineFunction
 from tfdist.placement.devices import existing
 from tfdist.strategies.base import Scope, StrategyMixin
+
+#: The ending of a timeline that is drawn.
+_PICTURE = ".png"
 
 
 class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
@@ -48,10 +53,6 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     """
 
     name = "pipeline"
-
-    #: Where `fit` writes the timeline of its last batches: a picture if it ends in `.png`, else a
-    #: trace for chrome://tracing.
-    timeline: str | None = None
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         names = [existing(device) for device in devices]
         self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
         self._cuts = cuts
+        self._timeline: str | None = None
         super().__init__("/CPU:0")
         self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
         self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))
@@ -119,20 +121,47 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         engine = model.train_function.engine
         return [] if engine is None else engine.boxes()
 
+    @property
+    def timeline(self) -> str | None:
+        """Where `fit` writes the timeline of its last batches; None writes none.
+
+        A name that ends in `.png` makes it a picture, any other a trace for chrome://tracing.
+
+        Raises:
+            ConfigError: when it is set to a file that cannot be written, or a picture where
+                Matplotlib is not installed.
+        """
+        return self._timeline
+
+    @timeline.setter
+    def timeline(self, path: str | None) -> None:
+        if path is not None:
+            check_writable(path, f"timeline={path!r}")
+            if path.endswith(_PICTURE):
+                check_installed()
+        self._timeline = path
+
     def _report(self, function: PipelineFunction) -> None:
         if self.timeline is None or function.engine is None:
             return
+        try:
+            self._write_timeline(self.timeline, function.engine.last_batch())
+        except Exception as error:
+            # The training is complete: what follows it, such as `save`, must not be lost.
+            warnings.warn(f"The timeline {self.timeline!r} could not be written: {error}")
+            return
+        print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
+
+    def _write_timeline(self, path: str, boxes: Sequence[Box]) -> None:
         shape = self.shape
-        boxes = function.engine.last_batch()
         names = [name for row in self._names for name in row]
         ideal = ideal_bubble(
             shape.schedule, shape.stages, shape.microbatches, virtual=shape.virtual
         )
-        if self.timeline.endswith(".png"):
-            draw(self.timeline, boxes, title=shape.in_words, names=_short(names), ideal=ideal)
+        if path.endswith(_PICTURE):
+            draw(path, boxes, title=shape.in_words, names=_short(names), ideal=ideal)
         else:
-            write_trace(self.timeline, boxes, _short(names))
-        print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
+            write_trace(path, boxes, _short(names))
 
     def _function(self, model: Any) -> PipelineFunction:
         function = PipelineFunction(model, self.shape, self._names, self._cuts)

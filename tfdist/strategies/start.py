@@ -133,7 +133,7 @@ def start_pipeline(member: Member | None, config: StrategyConfig) -> Pipeline:
         microbatches=config.microbatches,
         schedule=config.schedule,
         virtual=config.virtual,
-        cuts=None if config.cuts is None else config.cuts.split(","),
+        cuts=None if config.cuts is None else [name.strip() for name in config.cuts.split(",")],
         recompute=config.recompute,
         vertical_sync=config.vertical_sync,
         timeout=config.stage_timeout,

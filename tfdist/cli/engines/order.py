@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from tfdist.cli.jobs import Request
-from tfdist.config import Resolved
 from tfdist.errors import ConfigError
+from tfdist.resolution import Resolved
 
 __all__ = ["EngineOptions", "Order", "counts_of", "words_of"]
 
@@ -92,6 +92,9 @@ class Order:
             options: further options of `tfdist run`.
         """
         sizes = ["--ps", str(self.counts["ps"])] if "ps" in self.counts else []
+        if "processes" in self.resolved.overridden:
+            # The tasks read the file too, and would miss the flag that wins over it.
+            sizes += ["--processes", str(self.resolved.config.processes)]
         auto = self.request.strategy in (None, "auto")
         strategy = ["--strategy", self.resolved.config.strategy] if auto else []
         return (

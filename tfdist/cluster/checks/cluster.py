@@ -12,9 +12,20 @@ from tfdist.cluster.addresses import Address, address_mistake, is_loopback
 from tfdist.cluster.checks.finding import Finding, error, quoted, warning
 from tfdist.cluster.spec import TASK_TYPES, Task
 
-__all__ = ["CLUSTER", "Listed", "names", "old_name", "read_cluster", "type_of", "unknown_type"]
+__all__ = [
+    "CLUSTER",
+    "SPARSE",
+    "Listed",
+    "names",
+    "old_name",
+    "read_cluster",
+    "type_of",
+    "unknown_type",
+]
 
 CLUSTER = "TF_CONFIG.cluster"
+#: The key of a job operator for what one task knows of its cluster.
+SPARSE = "sparseCluster"
 _EXAMPLE = '"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}'
 
 
@@ -34,10 +45,14 @@ class Listed:
 
 
 def read_cluster(content: Mapping[str, object]) -> tuple[tuple[Listed, ...], list[Finding]]:
-    """The tasks of a cluster, as far as they can be read, and the mistakes in its form."""
-    jobs = content.get("cluster")
+    """The tasks of a cluster, as far as they can be read, and the mistakes in its form.
+
+    A job operator whose workers may come and go writes `sparseCluster` instead: what one task must
+    know of the cluster, which is itself and the servers.
+    """
+    jobs = content.get("cluster") or _sparse(content)
     if not jobs:
-        return (), [_no_cluster(content, jobs)]
+        return (), [_no_cluster(content, content.get("cluster"))]
     if not isinstance(jobs, dict):
         problem = f"{quoted(jobs)} is not an object of task types."
         return (), [error(CLUSTER, problem, f"Write {_EXAMPLE}")]
@@ -48,7 +63,26 @@ def read_cluster(content: Mapping[str, object]) -> tuple[tuple[Listed, ...], lis
         listed += tasks
         findings += mistakes
     findings += [*_too_many(listed), *_duplicates(listed), *_nobody_computes(jobs)]
+    if not listed and not any(finding.severity == "error" for finding in findings):
+        findings.append(_no_cluster(content, jobs))
     return tuple(listed), findings
+
+
+def _sparse(content: Mapping[str, object]) -> object:
+    """A `sparseCluster` in the form of a cluster.
+
+    A server finds itself alone in the list of servers, whatever its number is.
+    """
+    jobs, task = content.get(SPARSE), content.get("task")
+    if not isinstance(jobs, dict):
+        return jobs
+    jobs = {name: entries or {} for name, entries in jobs.items()}
+    if isinstance(task, dict):
+        kind, index = task.get("type"), task.get("index")
+        own = jobs.get(kind) if isinstance(kind, str) else None
+        if isinstance(own, list) and len(own) == 1 and isinstance(index, int) and index > 0:
+            jobs[str(kind)] = {str(index): own[0]}
+    return jobs
 
 
 def type_of(name: object) -> str | None:
@@ -101,12 +135,9 @@ def _read_job(name: str, entries: object) -> tuple[list[Listed], list[Finding]]:
     if kind is None:
         return [], [unknown_type(where, name)]
     findings = [old_name(where)] if name == "master" else []
-    if entries in ([], {}, None):
+    if entries in ([], {}):
         remedy = f'List its tasks, or remove "{name}".'
-        return [], [
-            *findings,
-            error(where, f"{quoted(entries)} lists no task. TensorFlow crashes on it.", remedy),
-        ]
+        return [], [*findings, warning(where, f"{quoted(entries)} lists no task.", remedy)]
     if not isinstance(entries, list | dict):
         remedy = f"Write {quoted({name: _split(entries)})}, even for one task."
         return [], [*findings, error(where, f"{quoted(entries)} is not a list.", remedy)]

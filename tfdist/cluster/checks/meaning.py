@@ -41,6 +41,8 @@ def meaning_findings(reading: Reading, strategy: str | None) -> Iterator[Finding
     yield from _gaps(reading, strategy)
     if strategy == "parameter_server":
         yield from _parameter_server(reading)
+    elif strategy == "pipeline":
+        yield from _pipeline(reading)
     else:
         yield from _multi_worker(reading, certain=strategy == "multi_worker")
 
@@ -122,6 +124,22 @@ def _multi_worker(reading: Reading, certain: bool) -> Iterator[Finding]:
             "'evaluator'.",
             "Run the evaluator with strategy single or mirrored, or list its address.",
         )
+
+
+def _pipeline(reading: Reading) -> Iterator[Finding]:
+    if not reading.of_type("chief"):
+        yield error(
+            CLUSTER,
+            "It lists no chief, the task that runs the script and has the first stage.",
+            'Add "chief": ["host:port"], a task besides the workers.',
+        )
+    for kind in ("ps", "evaluator"):
+        if reading.of_type(kind):
+            yield warning(
+                f"{CLUSTER}.{kind}",
+                f"pipeline has no stage on a task of type {kind}.",
+                f'Remove "{kind}" from the cluster.',
+            )
 
 
 def _parameter_server(reading: Reading) -> Iterator[Finding]:

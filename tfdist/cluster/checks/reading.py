@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tfdist.cluster.addresses import Address
-from tfdist.cluster.checks.cluster import Listed, read_cluster
+from tfdist.cluster.checks.cluster import SPARSE, Listed, read_cluster
 from tfdist.cluster.checks.finding import Finding, error, quoted, warning
 from tfdist.cluster.checks.json_text import load
 from tfdist.cluster.checks.task import read_task
@@ -18,7 +18,10 @@ __all__ = ["WHOLE", "Reading", "read"]
 
 WHOLE = "TF_CONFIG"
 #: What TensorFlow and Google's services write into a TF_CONFIG.
-_KEYS = ("cluster", "task", "environment", "rpc_layer", "session_master", "job", "model_dir")
+_KEYS = (
+    *("cluster", SPARSE, "task", "environment", "rpc_layer", "session_master", "job"),
+    "model_dir",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""A wrong value in a strategy file is one error that names file, key and value; never a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import typing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tfdist.cli.main import app
+from tfdist.config import StrategyConfig
+from tfdist.errors import ConfigError
+from tfdist.resolution import resolve
+
+KINDS = typing.get_type_hints(StrategyConfig)
+NAMES = [field.name for field in dataclasses.fields(StrategyConfig)]
+
+#: Each value that TOML has, extreme ones among them.
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([0, 1, 2, 3, -1, 2**32, 10**400]),
+    st.floats(),
+    st.sampled_from(["", "a", "60", "auto", "sync", "stale", "multi_worker", "pipeline", "none"]),
+    st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=8),
+    st.just(datetime.date(2020, 1, 1)),
+)
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(SCALARS, max_size=2),
+    st.dictionaries(st.sampled_from(["a", "kind"]), SCALARS, max_size=2),
+)
+PROPERTY = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+def toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value)  # TOML writes inf and nan as Python does.
+    return value.isoformat() if isinstance(value, datetime.date) else json.dumps(value)
+
+
+def fits(name: str, value: object) -> bool:
+    """Whether a value is of the option's type, said in another way than the program does."""
+    kinds = typing.get_args(KINDS[name]) or (KINDS[name],)
+    if type(value) is float:
+        return float in kinds and abs(value) < float("inf")
+    return type(value) in kinds or (type(value) is int and float in kinds and abs(value) < 2**1000)
+
+
+@PROPERTY
+@given(name=st.sampled_from(NAMES), value=VALUES)
+def test_one_value_of_any_type(tmp_path, name, value):
+    file = tmp_path / "s.toml"
+    file.write_text(f"{name} = {toml(value)}\n")
+    try:
+        config = resolve({}, file, {}).config
+    except ConfigError as error:
+        message = str(error)
+        assert message.startswith(f"{file}: ")
+        if not fits(name, value):
+            assert f"{name}={value!r} is not " in message
+            assert "Give one of: " in message or f"Write it as in {name} = " in message
+    else:
+        assert fits(name, value)
+        assert StrategyConfig.from_json(config.to_json()) == config
+
+
+@settings(PROPERTY, max_examples=120)
+@given(content=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3))
+def test_the_command_says_it_without_a_trace(tmp_path, content):
+    file, script = tmp_path / "s.toml", tmp_path / "train.py"
+    few = {"processes": 2, "devices": 2, "ps": 2}  # Others open a port for each.
+    content = {
+        name: few.get(name, value) if fits(name, value) else value
+        for name, value in content.items()
+    }
+    file.write_text("".join(f"{name} = {toml(value)}\n" for name, value in content.items()))
+    script.write_text("")
+    done = CliRunner().invoke(
+        app, ["run", "--dry-run", "--strategy", str(file), str(script)], env={"TF_CONFIG": None}
+    )
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    if not all(fits(name, value) for name, value in content.items()):
+        assert done.exit_code == 2
+    if done.exit_code:
+        assert f"tfdist: {file}: " in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('start_timeout = "60"', ["start_timeout='60' is not a number", "start_timeout = 60.0"]),
+        ('seed = "x"', ["seed='x' is not a whole number", "seed = 2"]),
+        ("seed = 1.5", ["seed=1.5 is not a whole number"]),
+        ("on_stale = []", ["on_stale=[] is not text", "wait, drop, damp"]),
+        ('compression = {kind = "topk"}', ["compression={'kind': 'topk'}", "none, fp16"]),
+        ('cuts = ["dense2"]', ["cuts=['dense2'] is not text", 'cuts = "dense2,…"']),
+        ('report = "no"', ["report='no' is not true or false"]),
+        ("start_timeout = inf", ["start_timeout=inf is not a number"]),
+        ("start_timeout = 1e300", ["start_timeout=1e+300", "at most 31536000"]),
+        ('[device_map]\na = "GPU:0"', ["[device_map]", "tfdist.place(model,", "--strategy single"]),
+        (f"seed = {'9' * 5000}", ["is not valid TOML", "digits"]),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_what_is_said_of_a_wrong_value(tmp_path, line, words):
+    file = tmp_path / "s.toml"
+    file.write_text(line)
+    with pytest.raises(ConfigError) as caught:
+        resolve({}, file, {})
+    for word in (str(file), *words):
+        assert word in str(caught.value)
+
+
+def test_options_of_a_program_are_checked_as_those_of_a_file(tmp_path):
+    with pytest.raises(ConfigError, match="processes='2' is not a whole number"):
+        resolve({"processes": "2"})
+    with pytest.raises(ConfigError, match=r"cuts=\['dense2'\] is not text"):
+        StrategyConfig(strategy="pipeline", cuts=["dense2"])
+    made = StrategyConfig(strategy="pipeline", timeline=tmp_path / "step.png")
+    assert made.timeline == str(tmp_path / "step.png")
