@@ -605,6 +605,44 @@ def programs_of_keras_2(_):
     }
 
 
+class _Descent(keras.optimizers.Optimizer):
+    """An optimizer as Keras 2 had them, without a learning rate of its own."""
+
+    def _resource_apply_dense(self, grad, var, apply_state=None):
+        return var.assign_sub(0.1 * grad)
+
+
+@case
+def old_names(_):
+    """An optimizer by the names that Keras 2 had for it."""
+    found = {}
+    for name, make, options in (
+        ("lr", lambda: keras.optimizers.SGD(lr=0.1), {}),
+        ("summed", lambda: keras.optimizers.SGD(lr=0.05), {"op": hvd.Sum}),
+        ("no_lr", lambda: _Descent("descent"), {}),
+    ):
+        model, reference = regression(), regression()
+        reference.set_weights(same_start(model))
+        hvd.broadcast_variables(model.weights, 0)
+        optimizer = hvd.DistributedOptimizer(make(), **options)
+        if name == "lr":
+            optimizer.lr = float(optimizer.lr) * 2
+        alone = keras.optimizers.SGD(0.2 if name == "lr" else 0.1)
+
+        @tf.function
+        def old_step(x, y, model=model, optimizer=optimizer):
+            pairs = optimizer._compute_gradients(
+                lambda: tf.reduce_mean((model(x) - y) ** 2), model.trainable_variables
+            )
+            optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+        for i in range(0, 48, 16):
+            old_step(own(X[i : i + 16]), own(Y[i : i + 16]))
+            step(reference, alone, X[i : i + 16], Y[i : i + 16])
+        found[name] = apart(model, reference)
+    return found
+
+
 class _Pair(tf.distribute.OneDeviceStrategy):
     """Claims to have two replicas."""
 
@@ -640,6 +678,11 @@ def errors(_):
         data = data.filter(lambda x, y: True)
         model.fit(data, verbose=0, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1)])
 
+    def changed():
+        optimizer = hvd.DistributedOptimizer(sgd())
+        pairs = optimizer._compute_gradients(lambda: tf.reduce_sum(table * 2.0), [table])
+        optimizer.apply_gradients([(2 * gradient, variable) for gradient, variable in pairs])
+
     return {
         "schedule": error_of(lambda: model.fit(X, Y, verbose=0, callbacks=[warm])),
         "endless": error_of(endless),
@@ -662,6 +705,9 @@ def errors(_):
             lambda: wrap(backward_passes_per_step=2)().apply([rows], [table])
         ),
         "sparse_adasum": error_of(lambda: wrap(op=hvd.Adasum)().apply([rows], [table])),
+        "changed_averages": error_of(changed),
+        "get_gradients": error_of(lambda: distributed.get_gradients(table, [table])),
+        "no_tape": error_of(lambda: distributed._compute_gradients(tf.constant(1.0), [table])),
         "elastic": error_of(lambda: hvd.elastic),
         "unknown": error_of(lambda: hvd.no_such_name),
     }  # fmt: skip

@@ -116,6 +116,7 @@ COMPARED = {
     "two_optimizers": 2,
     "saving": 2,
     "own_optimizer": 1,
+    "old_names": 3,
     "warm_up": 1,
 }
 
@@ -255,6 +256,9 @@ MESSAGES = {
     "process_set": ["hvd.init(process_sets="],
     "sparse_passes": ["is sparse", "sparse_as_dense=True"],
     "sparse_adasum": ["Adasum", "sparse_as_dense=True"],
+    "changed_averages": ["other pairs than those that _compute_gradients", "tf.GradientTape"],
+    "get_gradients": ["graphs of TensorFlow 1", "tf.GradientTape"],
+    "no_tape": ["no tape", "Give tape="],
     "elastic": ["does not work with Keras 3", "--max-np"],
     "unknown": ["no attribute 'no_such_name'"],
 }
@@ -372,6 +376,11 @@ SEAMS = {
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
     "LossScaleOptimizer.variables": None,
     "BaseOptimizer.variables": None,
+    "BaseOptimizer.__init__": (
+        "(self, learning_rate, weight_decay=None, clipnorm=None, clipvalue=None, "
+        "global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None, "
+        "loss_scale_factor=None, gradient_accumulation_steps=None, name=None, **kwargs)"
+    ),
     **{f"legacy.{name}": None for name in ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD")},
 }
 

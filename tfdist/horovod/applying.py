@@ -28,6 +28,9 @@ class Applier:
         averager: averages them.
         passes: the number of backward passes whose gradients are added up before.
         average_passes: divides the sum by `passes`.
+
+    Attributes:
+        counter: a variable that counts the passes since the last update; None before the first.
     """
 
     def __init__(self, averager: Averager, passes: int, average_passes: bool) -> None:
@@ -35,7 +38,7 @@ class Applier:
         self.passes = passes
         self._factor = 1 / passes if average_passes else 1.0
         self._sums: dict[int, Any] = {}
-        self._collected: Any = None
+        self.counter: Any = None
 
     def __call__(
         self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any], apply: Apply
@@ -61,12 +64,12 @@ class Applier:
             for total in sums:
                 if total is not None:
                     total.assign(tf.zeros_like(total))
-            self._collected.assign(0)
+            self.counter.assign(0)
 
         def wait() -> None:
             optimizer._iterations.assign_add(1)
 
-        tf.cond(tf.equal(self._collected, self.passes), update, wait)
+        tf.cond(tf.equal(self.counter, self.passes), update, wait)
 
     def _add(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         """Adds gradients to the sums, which are variables, and returns these."""
@@ -80,13 +83,13 @@ class Applier:
                     )
                 grad = tf.convert_to_tensor(grad)
             sums.append(None if grad is None else self._sum_of(grad, variable))
-        if self._collected is None:
+        if self.counter is None:
             with tf.init_scope():
-                self._collected = tf.Variable(0, trainable=False, name="collected_passes")
+                self.counter = tf.Variable(0, trainable=False, name="collected_passes")
         for grad, total in zip(grads, sums, strict=True):
             if total is not None:
                 total.assign_add(tf.convert_to_tensor(grad))
-        self._collected.assign_add(1)
+        self.counter.assign_add(1)
         return sums
 
     def _sum_of(self, grad: Any, variable: Any) -> Any:

@@ -16,6 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.horovod import program
 from tfdist.horovod.applying import Applier, applier_of, averaged, build
 from tfdist.horovod.averaging import Averager, Averaging, initialized, refuse_strategy
+from tfdist.horovod.keras2 import OldNames
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
 
@@ -135,7 +136,7 @@ def weights_of(layers: Any) -> list[Any]:
     return [weight for layer in layers for weight in layer.trainable_weights]
 
 
-class _Distributed:
+class _Distributed(OldNames):
     """What comes before an optimizer's class in the class of a distributed one."""
 
     _tfdist_settings: tuple[Averaging, int, bool]

@@ -18,6 +18,7 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
 from tfdist.horovod.applying import applier_of, average_before_scaling
+from tfdist.horovod.keras2 import old_arguments
 from tfdist.horovod.library import load
 from tfdist.keras.hooks import Hook, HookSet
 
@@ -38,6 +39,7 @@ def hooks() -> list[Hook]:
         Hook(LossScaleOptimizer, "apply", average_before_scaling),
         Hook(LossScaleOptimizer, "variables", _called_or_not),
         Hook(BaseOptimizer, "variables", _called_or_not),
+        Hook(BaseOptimizer, "__init__", old_arguments),
         *[Hook(legacy, name, functools.partial(_of_today, name)) for name in _LEGACY],
     ]
 
