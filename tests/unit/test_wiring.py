@@ -87,8 +87,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "several processes": (
         "multi_worker",
-        {"processes": 3, "devices": 2, "communication": "ring", "start_timeout": 9.0, "seed": 8},
-        {"devices": 2, "cpu_devices": 2, "implementation": "RING", "deadline": 9.0},
+        {"processes": 3, "devices": 2, "communication": "nccl", "start_timeout": 9.0, "seed": 8},
+        {"devices": 2, "cpu_devices": 2, "communication": "nccl", "deadline": 9.0},
     ),
     "Horovod": (
         "horovod",
@@ -273,6 +273,10 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return make
 
+    def communicating(gpus: int, choice: str) -> str:
+        found["communication"] = choice
+        return "RING"
+
     def deadline(seconds: float, *_: Any) -> Any:
         found["deadline"] = seconds
         return contextlib.nullcontext()
@@ -282,6 +286,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(factory, "Mirrored", made())
     monkeypatch.setattr(start, "prepare_devices", prepared)
     monkeypatch.setattr(start, "hard_deadline", deadline)
+    monkeypatch.setattr(start, "communication_for", communicating)
     monkeypatch.setattr(start, "_seed", lambda member: None)
     monkeypatch.setattr(start, "MultiWorker", made("resolver", "options", "cpu_devices"))
     servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards")
@@ -316,8 +321,6 @@ def test_the_configuration_reaches_the_constructors(noted: dict[str, Any], case:
     expected = CASES[case][2]
     strategy = factory.create(config, member_of(config))
     assert strategy.config is config
-    if (options := noted.pop("options", None)) is not None:
-        noted["implementation"] = options.implementation.value
     if (gradients := noted.pop("gradients", None)) is not None:
         noted.update(reduction=gradients.reduction, groups=gradients.groups)
     noted["timeline"] = getattr(strategy, "timeline", None)
@@ -332,7 +335,6 @@ def test_the_configuration_reaches_the_constructors(noted: dict[str, Any], case:
 RENAMED = {
     "autotune": "HOROVOD_AUTOTUNE",
     "bucket_mb": "bucket_bytes",
-    "communication": "implementation",
     "cycle_ms": "HOROVOD_CYCLE_TIME",
     "fusion_mb": "HOROVOD_FUSION_THRESHOLD",
     "hierarchical": "HOROVOD_HIERARCHICAL_ALLREDUCE",
