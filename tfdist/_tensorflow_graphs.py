@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from tensorflow.python.eager import context
 
-__all__ = ["FlatFunction", "flat_call", "partitioned_graphs"]
+__all__ = ["FlatFunction", "body_of", "flat_call", "partitioned_graphs"]
 
 #: From flat tensors to flat tensors.
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
@@ -48,3 +48,11 @@ def partitioned_graphs() -> Iterator[list[Any]]:
         context.disable_run_metadata()
         for function in metadata.function_graphs:
             found.extend(function.partition_graphs)
+
+
+def body_of(op: Any) -> Any:
+    """The graph of the function that an operation calls; None for other operations."""
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    function = op.graph._get_function(op.get_attr("f").name)
+    return None if function is None else function.graph

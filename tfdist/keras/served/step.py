@@ -82,6 +82,7 @@ class ServedStep:
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
         send: sends an update to the servers.
+        given: what the graph is given in each call, from which the batch comes.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class ServedStep:
         part: Any,
         parts: int,
         send: Callable[[ServedStep, Update, Results | None], Any],
+        given: list[Any],
     ) -> None:
         self.servers = servers
+        self.given = given
         self._send = send
         self._pending: Update | None = None
         self.job, self.update, self.part, self.parts = job, update, part, parts
@@ -177,7 +180,8 @@ class ServedStep:
             for (ids, _), grad in zip(rows, parts, strict=False)
             if grad is not None
         ]
-        dense = [grad for grad in parts[len(rows) :] if grad is not None]
+        sparse += [grad for grad in parts[len(rows) :] if isinstance(grad, tf.IndexedSlices)]
+        dense = [grad for grad in parts[len(rows) :] if isinstance(grad, tf.Tensor)]
         if len(dense) == 1 and not sparse:
             return dense[0]
         if dense:
@@ -185,7 +189,7 @@ class ServedStep:
         if len(sparse) <= 1:
             return sparse[0] if sparse else None
         values = tf.concat([each.values for each in sparse], 0)
-        indices = tf.concat([each.indices for each in sparse], 0)
+        indices = tf.concat([tf.cast(each.indices, tf.int64) for each in sparse], 0)
         return tf.IndexedSlices(values, indices, shape)
 
     def apply(self, update: Update) -> None:

@@ -65,10 +65,10 @@ class _Sum:
 
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
-        self._mark = payload.marks.get(place)
+        self._common = payload.common.get(place)
         self._parts = servers.rule.needed
         self._device = device_of(self._target)
-        find = servers.sum_for if self._mark is None else servers.slices_for
+        find = servers.sum_for if self._common is None else servers.slices_for
         self._sum: Any = find(self._target)
 
     def add(self) -> Any:
@@ -77,7 +77,7 @@ class _Sum:
 
     def total(self) -> Any:
         """The sum; takes a sparse one out, unless its server has done so."""
-        if self._mark is None:
+        if self._common is None:
             with tf.device(self._device):
                 return self._sum.read_value()
         shape = self._target.shape.as_list()
@@ -92,13 +92,13 @@ class _Sum:
         return done(self._device, self._clear)
 
     def _add(self) -> None:
-        if self._mark is None:
+        if self._common is None:
             self._sum.assign_add(tf.cast(self._value, self._sum.dtype), read_value=False)
         else:
-            self._sum.put(self._value, self._mark)
+            self._sum.put(self._value, self._common)
 
     def _clear(self) -> None:
-        if self._mark is None:
+        if self._common is None:
             zeros = tf.zeros(self._sum.shape, self._sum.dtype)
             self._sum.assign(zeros, read_value=False)
 

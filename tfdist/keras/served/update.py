@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.keras.flags import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
+from tfdist.keras.served.dependence import common_rows
 from tfdist.keras.served.guards import (
     applying,
     effects_of,
@@ -62,10 +63,16 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
     gradients = [(g, v) for g, v in zip(update.grads, update.variables, strict=True)]
     gradients = [(g, v) for g, v in gradients if g is not None]
     changes = step.take_changes()
+    common: dict[int, Any] = {}
     if step.parts > 1:
+        common = {
+            place: common_rows(grad.indices, step.given)
+            for place, (grad, _) in enumerate(gradients)
+            if isinstance(grad, tf.IndexedSlices)
+        }
         gradients = [(_weighed(g), v) for g, v in gradients]
         changes = [(_weighed_change(c, step), v) for c, v in changes]
-    payload = Payload(step.servers, gradients, changes)
+    payload = Payload(step.servers, gradients, changes, common)
     first = step.servers.devices[0]
     number = _at(first, step.job * UPDATES_A_STEP + step.updates)
     tell = _teller(first, results)
