@@ -15,6 +15,7 @@ from tfdist.keras.served.boxes import FIELDS, Layout, joined, parted, unbox
 from tfdist.keras.served.dependence import common_rows
 from tfdist.servers.cluster import UpdateRule
 from tfdist.servers.gate import Gate, gate_of
+from tfdist.servers.ledger import APPLIED, DROPPED, FORGOTTEN, WINDOW, Ledger
 from tfdist.servers.placement import Held, Shelves, row_ranges
 from tfdist.servers.slices import Slices
 
@@ -237,6 +238,27 @@ def test_common_rows_are_added_up_and_those_of_examples_stay_one_by_one():
     taken = slices.take(2, [5, 1])
     pairs = sorted(zip(taken.indices.numpy().tolist(), taken.values.numpy()[:, 0], strict=True))
     assert pairs == [(0, 3.0), (0, 4.0), (1, 4.0), (2, 3.0), (3, 2.0), (4, 4.0)]
+
+
+def fates(ledger: Ledger, *numbers: int) -> list[int]:
+    return [int(ledger.fate(CPU, tf.constant(n, tf.int64))) for n in numbers]
+
+
+CPU = "/device:CPU:0"
+
+
+def test_a_ledger_refuses_what_it_cannot_remember():
+    ledger = Ledger([CPU])
+    ledger.note(CPU, tf.constant(5, tf.int64), APPLIED)
+    assert fates(ledger, 5, 5 + WINDOW, 6) == [APPLIED, 0, 0]
+    ledger.note(CPU, tf.constant(5 + WINDOW, tf.int64), DROPPED)
+    assert fates(ledger, 5, 5 + WINDOW, 5 + 2 * WINDOW) == [FORGOTTEN, DROPPED, 0]
+
+
+def test_a_ledger_refuses_what_belongs_to_a_training_that_is_over():
+    ledger = Ledger([CPU])
+    ledger.refuse_before(7)
+    assert fates(ledger, 6, 7) == [FORGOTTEN, 0]
 
 
 def tensors(rows: int) -> list[np.ndarray]:

@@ -53,8 +53,14 @@ class TracedStep:
     small: bool = False
     _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
+    def has(self, count: int) -> bool:
+        """Whether `several` has a function of this many steps."""
+        return count == 1 or count in self._several
+
     def several(self, count: int) -> Any:
         """The function of several steps, one after the other: takes joined boxes."""
+        if count == 1:
+            return self.function
         if count not in self._several:
             signature = self.function.structured_input_signature[0]
 
@@ -99,6 +105,8 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
 
     function = tf.function(run, input_signature=[*load.resources, BOX], autograph=False)
     traced.function = function.get_concrete_function()
+    if traced.tally is not None:
+        traced.tally.prepare()
     return traced
 
 

@@ -29,6 +29,8 @@ class Payload:
         values: what it is, on the variable's server.
         common: for places with sparse values, how many of their rows all parts have in common.
             These come first.
+        beside: other tensors on the first server that the transaction needs. A worker that is
+            stopped while the lock is held would stop all others if it had anything left to send.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Payload:
         common: dict[int, Any] | None = None,
     ) -> None:
         self.targets: list[Any] = []
+        self.beside: list[Any] = []
         cut: list[Any] = []
         counts: dict[int, Any] = {}
         for place, (value, variable) in enumerate([*gradients, *changes]):
@@ -61,7 +64,8 @@ class Payload:
     @property
     def arrived(self) -> list[Any]:
         """Tensors that are there when everything is."""
-        return [leaf for value in self.values for leaf in leaves_of(value)]
+        leaves = [leaf for value in self.values for leaf in leaves_of(value)]
+        return leaves + list(self.common.values()) + self.beside
 
     def divide(self, values: list[Any]) -> tuple[list[Any], list[Any], list[tuple[Any, Any]]]:
         """Gradients, their variables, and the changes, each with its variable.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.deadline import outside_deadline
 from tfdist.keras.served import feeds
 from tfdist.keras.served.boxes import joined
 from tfdist.keras.served.graph import TracedStep, trace
 from tfdist.keras.served.numbers import Numbers
 from tfdist.keras.served.step import NotSplittable
+from tfdist.keras.served.update import UPDATES_A_STEP
 from tfdist.servers.cluster import CHIEF, Servers, UpdateRule
 from tfdist.servers.dispatch import Dispatcher, Job
 from tfdist.servers.gate import gate_of
@@ -63,6 +66,20 @@ class Serving:
             self._dispatcher = self._make_dispatcher()
         return self._dispatcher
 
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """A block that traces graphs, which TensorFlow sends to all tasks and waits for them."""
+        dispatcher = self.dispatcher
+        dispatcher.wait_for_silent()
+        message = (
+            f"Tracing a step has taken longer than step_timeout={dispatcher.step_timeout:g} s. Its "
+            f"graph goes to {dispatcher.workers} workers and {len(self.servers.devices)} ps, one "
+            "of which is stopped or cut off. Look for the one whose log has ended, or give a "
+            "larger step_timeout if tracing takes that long."
+        )
+        with outside_deadline(dispatcher.step_timeout, message):
+            yield
+
     def join(self) -> None:
         """Waits for all steps under way."""
         for function in list(self.functions):
@@ -81,11 +98,25 @@ class Serving:
             function.forget_waiting()
         if self._dispatcher is not None:
             self._dispatcher.drain()
+            self._refuse_what_is_left()
+
+    def abandon_parts(self) -> None:
+        """Forgets the parts of an update of which some may have been added up, and others not."""
+        self.dispatcher.drain()
+        self._refuse_what_is_left()
+        with contextlib.suppress(tf.errors.OpError):  # a server may be what has failed
+            self.servers.forget_parts()
+        self._rounds = None
+
+    def _refuse_what_is_left(self) -> None:
+        """Refuses the updates of steps that still run: a worker may be stopped, and go on later."""
+        with contextlib.suppress(tf.errors.OpError):
+            self.servers.refuse_before(self.dispatcher.next_number() * UPDATES_A_STEP)
 
     def known_rounds(self) -> int:
         """How many updates the workers have made together; asked only where it is not known."""
         if self._rounds is None:
-            self._rounds = int(self.servers.rounds.numpy())
+            self._rounds = int(self.servers.rounds[self.servers.devices[0]].numpy())
         return self._rounds
 
     def note_round(self, made: bool) -> None:
@@ -233,7 +264,8 @@ class StepFunction:
         key = (self._parts, load.key)
         if key not in self._traced:
             servers = self._serving.servers
-            traced = trace(servers, self._model, self._method, load, self._parts)
+            with self._serving.tracing():
+                traced = trace(servers, self._model, self._method, load, self._parts)
             weights = self._model.weights
             size = sum(w.shape.num_elements() * w.value.dtype.size for w in weights)
             traced.small = size <= _SMALL
@@ -314,7 +346,8 @@ def job_of(
 ) -> Job:
     """The job of steps that one worker runs one after the other, or of a part of one step."""
     numbers = [serving.dispatcher.next_number() for _ in loads]
-    function = traced.function if len(loads) == 1 else traced.several(len(loads))
+    with contextlib.nullcontext() if traced.has(len(loads)) else serving.tracing():
+        function = traced.several(len(loads))
 
     def run(worker: int) -> Any:
         each = zip(numbers, loads, strict=True)
@@ -368,10 +401,7 @@ def _run_together(
             dispatcher.submit(job)
         dispatcher.wait_until(lambda: len(done) >= needed)
     except BaseException:
-        # Some parts may have been added up whose update will never be made.
-        dispatcher.drain()
-        serving.servers.forget_parts()
-        serving.note_round(made=False)
+        serving.abandon_parts()
         raise
     if needed < parts:
         numbers = {job.number for job in jobs}
