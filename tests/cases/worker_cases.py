@@ -36,14 +36,14 @@ class _Stopping(keras.callbacks.Callback):
             os.kill(harness_servers.running("worker", 0).pid, signal.SIGSTOP)
 
 
-def stopped(strategy: Any, *, mode: str) -> dict[str, Any]:
+def stopped(strategy: Any, *, rule: dict[str, Any]) -> dict[str, Any]:
     """Trains with a worker that is stopped, and again when it goes on."""
     ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
     data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
     before, counts = dispatcher.step_timeout, []
-    dispatcher.step_timeout = 5.0
+    dispatcher.step_timeout = 20.0  # a worker optimizes a graph when it first runs it
     try:
-        with ruled(strategy, mode=mode), strategy.scope():
+        with ruled(strategy, **rule), strategy.scope():
             model = Counter()
             model.compile(keras.optimizers.SGD(1.0))
             model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping()])

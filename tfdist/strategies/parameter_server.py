@@ -16,6 +16,7 @@ from tfdist.keras.served import hooks
 from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
 from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.reading import reading_of
+from tfdist.keras.served.report import Counted
 from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.sharding import ShardedDatasets, Shards
 from tfdist.server_options import STEP_TIMEOUT
@@ -85,6 +86,11 @@ class ParameterServer(StrategyMixin, ServerStrategy):
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(ServerStrategy.scope(self), self._hooks)
+
+    @property
+    def epochs(self) -> list[Counted]:
+        """What happened in each epoch of the last `fit`: updates, staleness, steps by worker."""
+        return list(self.serving.epochs)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""

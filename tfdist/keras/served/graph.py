@@ -15,7 +15,7 @@ from tfdist.keras.served import update
 from tfdist.keras.served.boxes import BOX, parted, unbox
 from tfdist.keras.served.feeds import Load
 from tfdist.keras.served.packed import Packed
-from tfdist.keras.served.step import Part, Results, ServedStep, entered
+from tfdist.keras.served.step import Part, Results, ServedStep, TraceAgain, entered
 from tfdist.servers.cluster import Servers
 from tfdist.servers.tally import Tally
 
@@ -103,8 +103,11 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    function = tf.function(run, input_signature=[*load.resources, BOX], autograph=False)
-    traced.function = function.get_concrete_function()
+    signature = [*load.resources, BOX]
+    try:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    except TraceAgain:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
     if traced.tally is not None:
         traced.tally.prepare()
     return traced

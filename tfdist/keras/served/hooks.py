@@ -27,11 +27,12 @@ from keras.src.utils.python_utils import pythonify_logs
 from tfdist.errors import ConfigError
 from tfdist.keras import fused
 from tfdist.keras.hooks import Hook
-from tfdist.keras.served import optimizers, report
+from tfdist.keras.served import optimizers, report, scaling
 from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.predicting import PredictFunction
-from tfdist.keras.served.serving import Serving, StepFunction
+from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
+from tfdist.keras.served.stepping import StepFunction
 from tfdist.servers.cluster import CHIEF, device_of
 from tfdist.servers.packing import PACKED_BYTES
 from tfdist.servers.partitioned import Partitioned, shown_part
@@ -64,6 +65,7 @@ def hooks(serving: Serving) -> list[Hook]:
         *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
         Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
         Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
+        *scaling.hooks(),
         *report.hooks(serving),
     ]
 

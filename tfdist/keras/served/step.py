@@ -24,7 +24,14 @@ from tfdist.servers.packing import move
 from tfdist.servers.partitioned import Partitioned
 from tfdist.servers.tally import Tally
 
-__all__ = ["NotSplittable", "ServedStep", "current_served_step", "is_metric", "parts_of"]
+__all__ = [
+    "NotSplittable",
+    "ServedStep",
+    "TraceAgain",
+    "current_served_step",
+    "is_metric",
+    "parts_of",
+]
 
 
 class NotSplittable(BaseException):
@@ -37,6 +44,10 @@ class NotSplittable(BaseException):
     """
 
 
+class TraceAgain(BaseException):
+    """A step whose graph is wrong for those that follow, and right if it is traced once more."""
+
+
 class Update(NamedTuple):
     """Gradients that are to be applied.
 
@@ -44,11 +55,13 @@ class Update(NamedTuple):
         apply: the optimizer's own `apply`, of gradients and TensorFlow variables; or None.
         grads: a dense tensor, `IndexedSlices` or None for each variable.
         variables: Keras variables.
+        beside: other tensors that `apply` uses, on the first server.
     """
 
     apply: Callable[[list[Any], list[Any]], Any] | None
     grads: list[Any]
     variables: list[Any]
+    beside: tuple[Any, ...] = ()
 
 
 class Results(NamedTuple):
@@ -104,6 +117,7 @@ class ServedStep:
         self.metrics: dict[int, Any] = {}
         self.updates = 0
         self.draws = 0
+        self.scales: dict[int, Any] = {}
         self._after: list[Any] = []
         self._local: dict[int, Any] = {}
         self._first: dict[int, Any] = {}

@@ -74,6 +74,7 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
         gradients = [(_weighed(g), v) for g, v in gradients]
         changes = [(_weighed_change(c, step), v) for c, v in changes]
     payload = Payload(step.servers, gradients, changes, common)
+    payload.beside += update.beside
     first = step.servers.devices[0]
     number = _at(first, step.job * UPDATES_A_STEP + step.updates)
     tell = _teller(first, results, payload)
