@@ -134,7 +134,8 @@ class Servers:
         key = id(variable)
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
-                zeros = tf.zeros(variable.shape, variable.dtype)
+                dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype
+                zeros = tf.zeros(variable.shape, dtype)
                 made = tf.Variable(zeros, trainable=False, name="sum")
             self._sums[key] = (variable, made)
         return self._sums[key][1]

@@ -24,6 +24,7 @@ from keras.src.saving import saving_lib
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 
+from tfdist._tensorflow_graphs import Function, called_in_line
 from tfdist.errors import ConfigError
 from tfdist.keras import fused
 from tfdist.keras.hooks import Hook
@@ -49,6 +50,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_add", _atomic("assign_add")),
         Hook(KerasVariable, "assign_sub", _atomic("assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
+        Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _look_up),
         Hook(tf.GradientTape, "gradient", _of_local_values),
@@ -161,6 +163,18 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
             original(self, value)
 
     return direct_assign
+
+
+def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds a step's inner functions into its own graph, where its weights and updates are."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_served_step() is None:
+            return original(self, *args, **kwargs)
+        return called_in_line(self, *args, **kwargs)
+
+    return call
 
 
 def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -150,7 +150,10 @@ class ServedStep:
             if self.parts > 1:
                 raise NotSplittable("assigns variables within a condition or a loop")
             # Within a conditional or a loop: added at once, since its branch may not be taken.
-            variable._value.assign_add(value - self._value(variable))
+            if variable._value.dtype == tf.bool:
+                variable._value.assign(value)
+            else:
+                variable._value.assign_add(value - self._value(variable))
             return
         before = self._value(variable)
         value.set_shape(variable.shape)
@@ -237,8 +240,11 @@ class ServedStep:
         return bool(self.updates or self._pending or self._changed)
 
     def take_changes(self) -> list[tuple[Any, Any]]:
-        """What is to be added to variables assigned since the last update, each with its own."""
-        changes = [(self._local[k] - self._first[k], v) for k, v in self._changed.items()]
+        """What is to be added to variables assigned since the last update, each with its own.
+
+        A bool is not added: 1 sets it, -1 takes it back, and 0 leaves it.
+        """
+        changes = [(_change(self._local[k], self._first[k]), v) for k, v in self._changed.items()]
         self._changed.clear()
         return changes
 
@@ -325,6 +331,12 @@ class ServedStep:
         if len(pieces) == 1:
             return pieces[0]
         return tf.dynamic_stitch(places, pieces)
+
+
+def _change(new: Any, old: Any) -> Any:
+    if new.dtype == tf.bool:
+        return 2 * tf.cast(new, tf.int8) - 1
+    return new - old
 
 
 def _read(variable: Any) -> Any:

@@ -187,6 +187,9 @@ def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] |
 
 def _add(variable: Any, change: Any) -> None:
     def add() -> None:
+        if variable.dtype == tf.bool:
+            variable.assign(tf.where(change == 0, variable, change > 0), read_value=False)
+            return
         variable.assign_add(tf.cast(change, variable.dtype), read_value=False)
 
     with tf.device(device_of(variable)):
