@@ -6,9 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-__all__ = ["FlatFunction", "flat_call", "partitioned_graphs"]
+__all__ = [
+    "FlatFunction",
+    "Function",
+    "body_of",
+    "called_in_line",
+    "flat_call",
+    "partitioned_graphs",
+]
 
 #: From flat tensors to flat tensors.
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
@@ -48,3 +58,21 @@ def partitioned_graphs() -> Iterator[list[Any]]:
         context.disable_run_metadata()
         for function in metadata.function_graphs:
             found.extend(function.partition_graphs)
+
+
+def body_of(op: Any) -> Any:
+    """The graph of the function that an operation calls; None for other operations."""
+    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
+        return None
+    function = op.graph._get_function(op.get_attr("f").name)
+    return None if function is None else function.graph
+
+
+def called_in_line(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls what a `tf.function` was made of, by AutoGraph if the function is, in this graph."""
+    python = function.python_function
+    if not function._autograph:
+        return python(*args, **kwargs)
+    options = function._experimental_autograph_options
+    with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
+        return autograph_util.py_func_from_autograph(python, options)(*args, **kwargs)

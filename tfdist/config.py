@@ -97,7 +97,7 @@ class StrategyConfig:
         seed: given to Python, NumPy and TensorFlow in every task, 0 to 2**32 - 1. None leaves them
             alone.
         start_timeout: seconds that a task waits for all others to join.
-        ps: number of parameter servers; this and those to `max_shards`, but for the two of
+        ps: number of parameter servers; this and those to `step_timeout`, but for the two of
             staleness, are `parameter_server`'s only.
         staleness: with mode `"stale"`, how many updates may come between the read of the weights
             that a gradient was computed from and its own application; on collectives exactly so
@@ -107,6 +107,7 @@ class StrategyConfig:
         wire_dtype: type in which weights and gradients cross the network, one of `WIRE_DTYPES`.
         min_shard_bytes: variables are split over the servers into parts of this size at least.
         max_shards: most parts of a variable; None means one for each server.
+        step_timeout: seconds after which a step is taken from a worker that has not ended it.
         accumulate: batches whose gradients are added up for one update.
         compression: in what gradients are sent, one of `COMPRESSIONS`.
         ratio: with compression `"topk"` or `"randomk"`, the part of the gradients that is sent.
@@ -164,6 +165,7 @@ class StrategyConfig:
     wire_dtype: str = "float32"
     min_shard_bytes: int = 1 << 20
     max_shards: int | None = None
+    step_timeout: float = server_options.STEP_TIMEOUT
     accumulate: int = 1
     compression: str = "none"
     ratio: float = 0.01

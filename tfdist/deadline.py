@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,3 +35,26 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
         yield
     finally:
         timer.cancel()
+
+
+@contextlib.contextmanager
+def outside_deadline(seconds: float, message: str) -> Iterator[None]:
+    """Ends the process if the block takes longer, also where no other thread of it can run.
+
+    TensorFlow holds Python's global lock while it registers a graph with its peers, so another
+    process watches the time.
+
+    Args:
+        seconds: how long the block may take.
+        message: what it waited for, and what to do.
+    """
+    script = 'sleep "$1" && echo "tfdist: $2" >&2 && kill -KILL "$3"'
+    given = (str(seconds), message, str(os.getpid()))
+    watcher = subprocess.Popen(
+        ["sh", "-c", script, "sh", *given], stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        os.killpg(watcher.pid, signal.SIGKILL)
+        watcher.wait()

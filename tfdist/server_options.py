@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_choice, check_number, refuse_set
+from tfdist.option_checks import check_choice, check_number, check_range, refuse_set
 
-__all__ = ["ON_STALE", "WIRE_DTYPES", "check"]
+__all__ = ["ON_STALE", "STEP_TIMEOUT", "WIRE_DTYPES", "check"]
 
 #: What happens to a gradient that would be staler than `staleness`.
 ON_STALE: dict[str, str] = {
@@ -19,10 +19,13 @@ ON_STALE: dict[str, str] = {
 #: Types in which floating-point tensors may cross the network.
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
+#: Seconds that a worker may take for a step.
+STEP_TIMEOUT = 600.0
+
 #: Options that only `parameter_server` has.
 _OWN = (
     *("ps", "backup_workers", "wire_dtype"),
-    *("min_shard_bytes", "max_shards"),
+    *("min_shard_bytes", "max_shards", "step_timeout"),
 )
 
 
@@ -53,6 +56,7 @@ def _check_ranges(config: Any) -> None:
     check_number("min_shard_bytes", config.min_shard_bytes, 1)
     if config.max_shards is not None:
         check_number("max_shards", config.max_shards, 1, "1 splits no variable.")
+    check_range("step_timeout", config.step_timeout, above=0, why="It is in seconds.")
     check_choice("on_stale", config.on_stale, ON_STALE)
     check_choice("wire_dtype", config.wire_dtype, WIRE_DTYPES)
 

@@ -99,12 +99,13 @@ def counting(
                 done = model.fit(**data, epochs=epochs, verbose=0, callbacks=[slowing])
             finally:
                 slowing.end()
-        history = done.history
         return {
             "counts": np.asarray(model.counts)[:, 0],
             "iterations": int(model.optimizer.iterations),
-            "history": {name: list(values) for name, values in history.items()},
             "killed": killed,
+            "history": common.history(done),
+            "staleness": [each.staleness for each in strategy.epochs],
+            "steps": [list(each.steps.values()) for each in strategy.epochs],
         }
 
 

@@ -37,8 +37,8 @@ def test_async_applies_every_step_once(counting: Any, source: str) -> None:
     np.testing.assert_array_equal(result["counts"], 2.0)
     history = result["history"]
     assert history["seen"] == [EXAMPLES, EXAMPLES]
-    assert [sum(counts) for counts in history["staleness_histogram"]] == [STEPS, STEPS]
-    assert [sum(counts) for counts in history["steps_by_worker"]] == [STEPS, STEPS]
+    assert [sum(counts) for counts in result["staleness"]] == [STEPS, STEPS]
+    assert [sum(counts) for counts in result["steps"]] == [STEPS, STEPS]
 
 
 def test_in_sync_each_worker_reads_its_part(counting: Any) -> None:
@@ -87,7 +87,7 @@ def test_drop_keeps_the_bound_and_counts_what_it_drops(counting: Any) -> None:
 def test_damp_divides_the_step_by_the_staleness(counting: Any) -> None:
     rule = {"mode": "stale", "on_stale": "damp"}
     result = counting(rule=rule, pause=0.01, epochs=2)
-    histogram = result["history"]["staleness_histogram"]
+    histogram = result["staleness"]
     expected = sum(n * BATCH / max(tau, 1) for counts in histogram for tau, n in enumerate(counts))
     np.testing.assert_allclose(result["counts"].sum(), expected, rtol=1e-5)
 

@@ -70,6 +70,7 @@ def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
         ({"wire_dtype": "int8"}, ["wire_dtype 'int8'", "float32, bfloat16, float16"]),
         ({"min_shard_bytes": 0}, ["min_shard_bytes=0"]),
         ({"max_shards": 0}, ["max_shards=0", "1 splits no variable"]),
+        ({"step_timeout": 0}, ["step_timeout=0", "seconds"]),
         ({"devices": 2}, ["devices=2", "one device each", "-n"]),
     ],
 )
@@ -87,6 +88,7 @@ def test_a_mistake_in_the_options_of_parameter_servers(options, words):
         {"wire_dtype": "bfloat16"},
         {"min_shard_bytes": 1 << 10},
         {"max_shards": 1},
+        {"step_timeout": 5.0},
         {"backup_workers": 1},
     ],
     ids=lambda options: next(iter(options)),

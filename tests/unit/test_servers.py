@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.keras.served.boxes import FIELDS, Layout, joined, parted, unbox
+from tfdist.keras.served.dependence import common_rows
 from tfdist.servers.cluster import UpdateRule
 from tfdist.servers.gate import Gate, gate_of
+from tfdist.servers.ledger import APPLIED, DROPPED, FORGOTTEN, WINDOW, Ledger
 from tfdist.servers.placement import Held, Shelves, row_ranges
-from tfdist.servers.slices import fingerprint
+from tfdist.servers.slices import Slices
 
 TOLD = [7, 3, 1, 5, 11, 2]
 
@@ -164,17 +169,96 @@ def test_parts_of_a_global_batch_and_those_that_are_waited_for(rule, parts, need
     assert (rule.parts, rule.needed) == (parts, needed)
 
 
+def lookups(batch: tf.Tensor, seed: tf.Tensor) -> dict[str, Callable[[], tf.Tensor]]:
+    """Ids that come from a batch in one way or another, or do not."""
+    places = tf.range(tf.shape(batch)[1])
+
+    @tf.function(autograph=False)
+    def inner(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.range(3), tf.unique(tf.reshape(ids, [-1]))[0]
+
+    return {
+        "constant": lambda: tf.range(5),
+        "length": lambda: places,
+        "called apart": lambda: inner(batch)[0],
+        "batch": lambda: tf.reshape(batch, [-1]),
+        "called with": lambda: inner(batch)[1],
+        "first size": lambda: tf.range(tf.shape(batch)[0]),
+        "first of a transposed": lambda: tf.range(tf.shape(tf.transpose(batch))[1]),
+        "tiled": lambda: tf.reshape(tf.tile(places[None], [tf.shape(batch)[0], 1]), [-1]),
+        "drawn by state": lambda: tf.random.uniform([3], 0, 4, tf.int32),
+        "drawn by seed": lambda: tf.random.stateless_uniform([3], seed, 0, 4, tf.int32),
+        "branch": lambda: tf.cond(batch[0, 0] > 0, lambda: places, lambda: places + 1),
+        "several": lambda: tf.concat([places, tf.reshape(batch, [-1])], 0),
+    }
+
+
 @pytest.mark.parametrize(
-    "other", [[], [1, 2], [1, 3, 2], [1, 2, 4], [1, 2, 3, 0], [2, 3, 1], [0, 2, 3, 1]]
+    ("which", "common"),
+    [
+        ("constant", True),
+        ("length", True),
+        ("called apart", True),
+        ("batch", False),
+        ("called with", False),
+        ("first size", False),
+        ("first of a transposed", False),
+        ("tiled", False),
+        ("drawn by state", False),
+        ("drawn by seed", False),
+        ("branch", False),
+        ("several", None),
+    ],
 )
-def test_lists_of_indices_that_differ_have_other_fingerprints(other):
-    one, two = fingerprint(tf.constant([1, 2, 3])), fingerprint(tf.constant(other, tf.int32))
-    assert one.numpy().tolist() != two.numpy().tolist()
+def test_rows_are_common_to_all_parts_unless_their_ids_come_from_the_batch(which, common):
+    rows: list[Any] = []
+
+    def run(batch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        rows.append(common_rows(lookups(batch, seed)[which](), [batch, seed]))
+        return tf.convert_to_tensor(rows[-1])
+
+    specs = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([2], tf.int32)]
+    found = tf.function(run, specs, autograph=False)(tf.constant([[2, 0], [0, 1]]), [1, 2])
+    if common is None:
+        assert found.numpy().tolist() == [True, True, False, False, False, False]
+    else:
+        assert rows == [common]
 
 
-def test_the_type_of_indices_makes_no_difference_to_their_fingerprint():
-    narrow, wide = (fingerprint(tf.constant([4, 4, 9], kind)) for kind in (tf.int32, tf.int64))
-    assert narrow.numpy().tolist() == wide.numpy().tolist()
+def test_common_rows_are_added_up_and_those_of_examples_stay_one_by_one():
+    """The ids of the examples of both parts have sums alike."""
+    slices = Slices("/device:CPU:0", tf.float32)
+
+    def part(ids: list[int]) -> tf.IndexedSlices:
+        values = tf.constant([[1.0], [2.0], [3.0], [4.0]])
+        return tf.IndexedSlices(values, tf.constant(ids), tf.constant([5, 1]))
+
+    slices.put(part([3, 4, 2, 0]), tf.constant(2))
+    slices.put(part([3, 4, 0, 1]), tf.constant(2))
+    taken = slices.take(2, [5, 1])
+    pairs = sorted(zip(taken.indices.numpy().tolist(), taken.values.numpy()[:, 0], strict=True))
+    assert pairs == [(0, 3.0), (0, 4.0), (1, 4.0), (2, 3.0), (3, 2.0), (4, 4.0)]
+
+
+def fates(ledger: Ledger, *numbers: int) -> list[int]:
+    return [int(ledger.fate(CPU, tf.constant(n, tf.int64))) for n in numbers]
+
+
+CPU = "/device:CPU:0"
+
+
+def test_a_ledger_refuses_what_it_cannot_remember():
+    ledger = Ledger([CPU])
+    ledger.note(CPU, tf.constant(5, tf.int64), APPLIED)
+    assert fates(ledger, 5, 5 + WINDOW, 6) == [APPLIED, 0, 0]
+    ledger.note(CPU, tf.constant(5 + WINDOW, tf.int64), DROPPED)
+    assert fates(ledger, 5, 5 + WINDOW, 5 + 2 * WINDOW) == [FORGOTTEN, DROPPED, 0]
+
+
+def test_a_ledger_refuses_what_belongs_to_a_training_that_is_over():
+    ledger = Ledger([CPU])
+    ledger.refuse_before(7)
+    assert fates(ledger, 6, 7) == [FORGOTTEN, 0]
 
 
 def tensors(rows: int) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from tfdist.cli.pipeline_options import OF_PIPELINES
 from tfdist.cli.update_options import OF_UPDATES
 from tfdist.config import COMMUNICATIONS, MODES
 from tfdist.horovod_options import DEFAULT_CYCLE_MS, REDUCTIONS
-from tfdist.server_options import ON_STALE, WIRE_DTYPES
+from tfdist.server_options import ON_STALE, STEP_TIMEOUT, WIRE_DTYPES
 
 #: Where the help shows the options of `parameter_server`.
 _SERVERS: dict[str, Any] = {"rich_help_panel": "Options of parameter_server"}
@@ -112,6 +112,15 @@ MaxShards = Annotated[
     typer.Option(help="Most parts of a variable.", show_default="as many as servers", **_SERVERS),
 ]
 
+StepTimeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds after which a step is taken from a worker that has not ended it.",
+        show_default=f"{STEP_TIMEOUT:.0f}",
+        **_SERVERS,
+    ),
+]
+
 Reduction = Annotated[
     str | None,
     typer.Option(
@@ -203,6 +212,7 @@ OF_STRATEGY: dict[str, Any] = {
     "wire_dtype": WireDtype,
     "min_shard_bytes": MinShardBytes,
     "max_shards": MaxShards,
+    "step_timeout": StepTimeout,
     **OF_UPDATES,
     **OF_PIPELINES,
     "reduction": Reduction,

@@ -74,8 +74,8 @@ class Servers:
 
     Attributes:
         updates: what became of every update, and how many there were.
-        rounds: how many of them workers have made together. Only that changes it, so that the chief
-            knows it without asking.
+        rounds: on each server, how many of them workers have made together. Only that changes it,
+            so that the chief knows it without asking. The first server's comes last, and counts.
         contributions: what became of the parts of these.
         count: parts that the next one has already.
         share: what they weigh.
@@ -97,8 +97,8 @@ class Servers:
         self.updates = Ledger(self.devices)
         self.contributions = Ledger(self.devices)
         self.counts = Counts(self.devices[0])
+        self.rounds = {device: _counter(device) for device in self.devices}
         with tf.device(self.devices[0]):
-            self.rounds = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.share = tf.Variable(0.0, trainable=False)
         self._sums: dict[int, tuple[Any, Any]] = {}
@@ -134,13 +134,22 @@ class Servers:
         key = id(variable)
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
-                zeros = tf.zeros(variable.shape, variable.dtype)
+                dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype
+                zeros = tf.zeros(variable.shape, dtype)
                 made = tf.Variable(zeros, trainable=False, name="sum")
             self._sums[key] = (variable, made)
         return self._sums[key][1]
 
+    def refuse_before(self, number: int) -> None:
+        """Refuses updates and parts of them that have smaller numbers, eagerly."""
+        self.updates.refuse_before(number)
+        self.contributions.refuse_before(number)
+
     def forget_parts(self) -> None:
         """Forgets the parts of an update that will not be made, eagerly; no step may run."""
+        made = self.rounds[self.devices[0]].read_value()
+        for rounds in self.rounds.values():
+            rounds.assign(made)
         for _, total in self._sums.values():
             total.assign(tf.zeros(total.shape, total.dtype))
         for _, slices in self._slices.values():
@@ -217,6 +226,11 @@ class Servers:
     def _server_of(self, variable: Any) -> int:
         device = device_of(variable)
         return self.devices.index(device) if device in self.devices else self.shelves.emptiest()
+
+
+def _counter(device: str) -> Any:
+    with tf.device(device):
+        return tf.Variable(0, dtype=tf.int64, trainable=False)
 
 
 def _whole(kwargs: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any, Any]:

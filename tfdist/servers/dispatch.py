@@ -1,12 +1,15 @@
 """Running jobs on workers: one thread for each worker takes the next job when it is free.
 
 A job whose worker is lost goes back to the front and is taken by another. What is lost with a
-worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler).
+worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler). A
+worker that does not end its job in time counts as lost until it does. Only the worker that has a
+job in `_running` ends it: what comes of a job that was taken from its worker is for nobody.
 """
 
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -55,20 +58,27 @@ class Dispatcher:
     Args:
         coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
         gate: says when a gated job may start.
+        step_timeout: seconds after which a job is taken from a worker that has not ended it.
         patience: seconds without any worker after which waiting ends with an error.
 
     Attributes:
+        step_timeout: as above, for the jobs that run and those that follow.
         recoveries: for each worker how often it was lost and came back.
     """
 
-    def __init__(self, coordinator: Any, gate: Gate, patience: float = 60.0) -> None:
+    def __init__(
+        self, coordinator: Any, gate: Gate, step_timeout: float, patience: float = 60.0
+    ) -> None:
         self._workers = coordinator._cluster.workers
         self.gate = gate
+        self.step_timeout = step_timeout
         self._patience = patience
         self._changed = threading.Condition()
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: dict[int, Job] = {}
+        self._started: dict[int, float] = {}
         self._lost: set[int] = set()
+        self._silent: set[int] = set()
         self._error: BaseException | None = None
         self._number = 0
         self.recoveries = [0] * len(self._workers)
@@ -121,31 +131,52 @@ class Dispatcher:
             without_worker: float | None = None
             while not condition():
                 self._raise_error()
-                if len(self._lost) < self.workers:
+                self._take_from_silent()
+                if len(self._lost | self._silent) < self.workers:
                     without_worker = None
                 elif without_worker is None:
                     without_worker = time.monotonic()
                 elif time.monotonic() - without_worker > self._patience:
-                    raise TfdistError(
-                        f"None of the {self.workers} workers has been there for "
-                        f"{self._patience:g} s, so the training cannot go on. Their logs tell why "
-                        "they ended. Start them again and resume from the last checkpoint."
-                    )
+                    raise TfdistError(self._without_workers())
                 self._changed.wait(1.0)
             self._raise_error()
+
+    def wait_for_silent(self) -> None:
+        """Waits until each worker answers that has left a step undone.
+
+        Raises:
+            TfdistError: if one does not in the time of patience.
+        """
+        end = time.monotonic() + self._patience
+        with self._changed:
+            while self._silent and time.monotonic() < end:
+                self._changed.wait(1.0)
+            if self._silent:
+                names = ", ".join(f"worker {index}" for index in sorted(self._silent))
+                raise TfdistError(
+                    f"A new graph goes to all workers, and {names} did not end a step within "
+                    f"step_timeout={self.step_timeout:g} s and has not answered for "
+                    f"{self._patience:g} s. Start it again and resume from the last checkpoint."
+                )
 
     def quiet(self) -> Any:
         """A context in which no job finishes."""
         return self._changed
 
     def drain(self) -> None:
-        """Takes waiting jobs back, and waits a while for those that run, whatever they raise."""
-        end = time.monotonic() + _DRAIN_SECONDS
+        """Takes waiting jobs back, and waits a while for those that run, whatever they raise.
+
+        What still runs then is for nobody; its updates are to be refused (`Servers.refuse_before`).
+        """
+        end = time.monotonic() + min(_DRAIN_SECONDS, self.step_timeout)
         with self._changed:
-            self._waiting.clear()
+            self._discard_waiting()
             while self._running and time.monotonic() < end:
                 self._changed.wait(1.0)
-                self._waiting.clear()  # those of lost workers come back
+                self._discard_waiting()  # those of lost workers come back
+            for index in list(self._running):
+                self._silent.add(index)
+                self.gate.end(self._running.pop(index).number)
             self._error = None
 
     def cancel_waiting(self, which: Callable[[Job], bool]) -> int:
@@ -154,17 +185,56 @@ class Dispatcher:
             gone = [job for job in self._waiting if which(job)]
             for job in gone:
                 self._waiting.remove(job)
+                self.gate.end(job.number)
             self._changed.notify_all()
             return len(gone)
 
     def _under_way(self) -> list[Job]:
         return [*self._waiting, *self._running.values()]
 
+    def _discard_waiting(self) -> None:
+        """Takes all waiting jobs back, of which those that a worker lost have passed the gate."""
+        while self._waiting:
+            self.gate.end(self._waiting.popleft().number)
+
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
-            self._waiting.clear()
+            self._discard_waiting()
             raise error
+
+    def _take_from_silent(self) -> None:
+        """Hands jobs to others that their workers have not ended in time."""
+        now = time.monotonic()
+        for index, job in list(self._running.items()):
+            if now - self._started[index] > self.step_timeout:
+                del self._running[index]
+                self._silent.add(index)
+                self._waiting.appendleft(job)
+                print(
+                    f"tfdist: worker {index} has not ended its step within step_timeout="
+                    f"{self.step_timeout:g} s. Another worker does the step; worker {index} gets "
+                    "no other until it answers.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        self._changed.notify_all()
+
+    def _without_workers(self) -> str:
+        silent = sorted(self._silent)
+        if not silent:
+            return (
+                f"None of the {self.workers} workers has been there for {self._patience:g} s, so "
+                "the training cannot go on. Their logs tell why they ended. Start them again and "
+                "resume from the last checkpoint."
+            )
+        names = ", ".join(f"worker {index}" for index in silent)
+        return (
+            f"None of the {self.workers} workers is left: {names} did not end a step within "
+            f"step_timeout={self.step_timeout:g} s and has not answered since. A worker is stopped "
+            "or cut off, or a ps that it waits for is. Start them again and resume from the last "
+            "checkpoint, or give a larger step_timeout if a step takes that long."
+        )
 
     def _serve(self, index: int) -> None:
         while True:
@@ -179,6 +249,7 @@ class Dispatcher:
                     if job.gated:
                         self.gate.start(job.number, job.gated)
                     self._running[index] = job
+                    self._started[index] = time.monotonic()
                     self._changed.notify_all()
                     return job
                 self._changed.wait()
@@ -186,7 +257,7 @@ class Dispatcher:
     def _startable(self, index: int) -> Job | None:
         """The next job for a worker, unless it has to wait for others."""
         for job in self._waiting:
-            if job.prefers in (None, index) or job.prefers in self._lost:
+            if job.prefers in (None, index) or job.prefers in self._lost | self._silent:
                 again = job.gated and self.gate.has_started(job.number)
                 admitted = not job.gated or again or self.gate.may_start(job.gated)
                 return job if admitted else None
@@ -210,18 +281,28 @@ class Dispatcher:
         except BaseException as error:
             self._fail(index, job, error)
 
+    def _gives_up(self, index: int, job: Job) -> bool:
+        """Takes a job off its worker; False if it was taken before. The worker has answered."""
+        self._silent.discard(index)
+        self._changed.notify_all()
+        if self._running.get(index) is not job:
+            return False
+        del self._running[index]
+        return True
+
     def _end(self, index: int, job: Job, result: Any) -> None:
         with self._changed:
-            self._running.pop(index, None)
-            self.gate.end(job.number)
-            job.finish(index, result)
-            self._changed.notify_all()
+            if self._gives_up(index, job):
+                self.gate.end(job.number)
+                try:
+                    job.finish(index, result)
+                except BaseException as error:
+                    self._error = self._error or error
 
     def _put_back(self, index: int, job: Job) -> None:
         with self._changed:
-            self._running.pop(index, None)
-            self._waiting.appendleft(job)
-            self._changed.notify_all()
+            if self._gives_up(index, job):
+                self._waiting.appendleft(job)
 
     def _lose(self, index: int, job: Job) -> None:
         with self._changed:
@@ -236,8 +317,6 @@ class Dispatcher:
 
     def _fail(self, index: int, job: Job, error: BaseException) -> None:
         with self._changed:
-            self._running.pop(index, None)
-            self.gate.end(job.number)
-            if self._error is None:
-                self._error = error
-            self._changed.notify_all()
+            if self._gives_up(index, job):
+                self.gate.end(job.number)
+                self._error = self._error or error

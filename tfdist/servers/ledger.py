@@ -11,13 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["APPLIED", "DROPPED", "WINDOW", "Ledger"]
+__all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Ledger"]
 
-#: Numbers of updates that are remembered; those in flight must lie within.
+#: Numbers of updates that are remembered; those under way must lie within.
 WINDOW = 4096
 
-#: What became of an update.
-APPLIED, DROPPED = 1, 2
+#: What became of an update. One whose number is too old to be remembered is refused: it may have
+#: been applied, by whoever took over from a worker that was cut off.
+APPLIED, DROPPED, FORGOTTEN = 1, 2, 3
 
 
 class Ledger:
@@ -34,6 +35,7 @@ class Ledger:
         self.devices = list(devices)
         with tf.device(devices[0]):
             self.version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
+            self._floor = tf.Variable(0, dtype=tf.int64, trainable=False, name="floor")
         self._numbers, self._fates = {}, {}
         for device in devices:
             with tf.device(device):
@@ -41,11 +43,23 @@ class Ledger:
                 self._fates[device] = _window("fates", 0)
 
     def fate(self, device: str, number: Any) -> Any:
-        """What a server did with the update of this number: 0, `APPLIED` or `DROPPED`."""
+        """What a server did with the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
+
+        Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
+        been noted if its place has an earlier one, and cannot be remembered if it has a later one.
+        """
         slot = number % WINDOW
         with tf.device(device):
-            known = tf.equal(tf.gather(self._numbers[device], slot), number)
-            return tf.where(known, tf.gather(self._fates[device], slot), 0)
+            there = tf.gather(self._numbers[device], slot)
+            known = tf.where(tf.equal(there, number), tf.gather(self._fates[device], slot), 0)
+            late = there > number
+            if device == self.devices[0]:
+                late = tf.logical_or(late, number < self._floor)
+            return tf.where(late, tf.constant(FORGOTTEN, tf.int64), known)
+
+    def refuse_before(self, number: int) -> None:
+        """Refuses all updates of smaller numbers from now on, eagerly: nobody waits for them."""
+        self._floor.assign(number)
 
     def note(self, device: str, number: Any, fate: Any) -> list[Any]:
         """Ops that note what a server did with an update."""

@@ -2,8 +2,8 @@
 
 They stay sparse and keep their repeated indices, as one process's gradient of the whole batch has
 them: optimizers such as Adam treat rows without a gradient, and repeated ones, in a way of their
-own. Where all parts have the very same indices, as for a position embedding, one process has each
-of them once, so the parts are added.
+own. Rows that all parts have in common, as those of a position embedding, one process has once: the
+parts' are added up. They come first in each part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Slices", "fingerprint"]
+__all__ = ["Slices"]
 
 
 class Slices:
@@ -26,17 +26,17 @@ class Slices:
     def __init__(self, device: str, dtype: Any) -> None:
         self._device, self._dtype = device, dtype
         with tf.device(device):
-            self._queue = tf.queue.FIFOQueue(1 << 20, [dtype, tf.int64, tf.int64])
+            self._queue = tf.queue.FIFOQueue(1 << 20, [dtype, tf.int64, tf.int32])
 
-    def put(self, value: Any, mark: Any) -> Any:
+    def put(self, value: Any, common: Any) -> Any:
         """An op that adds a part's gradient.
 
         Args:
             value: `IndexedSlices`.
-            mark: the fingerprint of its indices.
+            common: how many of its first rows all parts have, int32.
         """
         with tf.device(self._device):
-            return self._queue.enqueue([value.values, tf.cast(value.indices, tf.int64), mark])
+            return self._queue.enqueue([value.values, tf.cast(value.indices, tf.int64), common])
 
     def take(self, parts: int, shape: list[int]) -> Any:
         """Takes the gradients of that many parts out, as one `IndexedSlices`.
@@ -49,11 +49,12 @@ class Slices:
             taken = [self._queue.dequeue() for _ in range(parts)]
             values = [tf.ensure_shape(each[0], [None, *shape[1:]]) for each in taken]
             indices = [tf.ensure_shape(each[1], [None]) for each in taken]
-            marks = [tf.ensure_shape(each[2], [2]) for each in taken]
-            same = tf.reduce_all(tf.stack([tf.reduce_all(m == marks[0]) for m in marks]))
-            rows = tf.cond(same, lambda: tf.add_n(values), lambda: tf.concat(values, 0))
-            places = tf.cond(same, lambda: indices[0], lambda: tf.concat(indices, 0))
-            return tf.IndexedSlices(rows, places, tf.constant(shape))
+            # The same graph made all parts: they have the same rows in common, in the same order.
+            common = tf.ensure_shape(taken[0][2], [])
+            rows = [tf.add_n([value[:common] for value in values])]
+            rows += [value[common:] for value in values]
+            places = [indices[0][:common], *(each[common:] for each in indices)]
+            return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(places, 0), tf.constant(shape))
 
     def clear(self) -> None:
         """Takes everything out, eagerly."""
@@ -70,10 +71,3 @@ class Slices:
         with tf.device(self._device):
             rows, places = tf.zeros([0, *shape[1:]], self._dtype), tf.zeros([0], tf.int64)
             return tf.IndexedSlices(rows, places, tf.constant(shape))
-
-
-def fingerprint(indices: Any) -> Any:
-    """Two numbers that differ for different lists of indices, but for rare accidents."""
-    wide = tf.cast(indices, tf.int64)
-    weights = tf.range(1, tf.size(wide, tf.int64) + 1) * 2654435761
-    return tf.stack([tf.size(wide, tf.int64), tf.reduce_sum((wide + 1) * weights)])

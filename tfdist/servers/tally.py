@@ -48,10 +48,15 @@ class Tally:
         with tf.device(self._device):
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
+    def prepare(self) -> None:
+        """Traces what `news` runs."""
+        if self._take is None:
+            take = tf.function(self._read_and_clear, autograph=False)
+            self._take = take.get_concrete_function()
+
     def news(self) -> list[np.ndarray[Any, Any]]:
         """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
-        if self._take is None:
-            self._take = tf.function(self._read_and_clear, autograph=False)
+        self.prepare()
         with tf.device(self._device):
             news = self._take().numpy()
         parts = np.split(news, np.cumsum(self._sizes)[:-1])

@@ -16,8 +16,10 @@ from tfdist.keras.served import hooks
 from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
 from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.reading import reading_of
+from tfdist.keras.served.report import Counted
 from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.sharding import ShardedDatasets, Shards
+from tfdist.server_options import STEP_TIMEOUT
 from tfdist.servers.cluster import Servers, UpdateRule, device_of
 from tfdist.servers.dispatch import Dispatcher
 from tfdist.servers.gate import gate_of
@@ -37,6 +39,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         wire_dtype: type in which weights and gradients travel.
         min_shard_bytes: variables are split over the servers into parts of this size at least.
         max_shards: most parts of a variable; None means one for each server.
+        step_timeout: seconds after which a step is taken from a worker that has not ended it.
 
     Raises:
         ConfigError: if a worker sees several GPUs.
@@ -51,6 +54,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         wire_dtype: str = "float32",
         min_shard_bytes: int = 1 << 20,
         max_shards: int | None = None,
+        step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         spec = resolver.cluster_spec()
@@ -73,6 +77,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
                 f"The workers see {self.num_replicas_in_sync} GPUs each, and each trains on one. "
                 "Start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to it."
             )
+        self._step_timeout = step_timeout
         self.serving = Serving(self.servers, self._dispatcher)
         self._hooks = HookSet(lambda: hooks.hooks(self.serving))
         if global_seed() is None:
@@ -81,6 +86,11 @@ class ParameterServer(StrategyMixin, ServerStrategy):
     def scope(self) -> Any:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(self, ServerStrategy.scope(self), self._hooks)
+
+    @property
+    def epochs(self) -> list[Counted]:
+        """What happened in each epoch of the last `fit`: updates, staleness, steps by worker."""
+        return list(self.serving.epochs)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
@@ -120,4 +130,4 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
     def _dispatcher(self) -> Dispatcher:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
-        return Dispatcher(coordinator, gate_of(self.servers.rule))
+        return Dispatcher(coordinator, gate_of(self.servers.rule), self._step_timeout)

@@ -108,6 +108,7 @@ def start_parameter_server(member: Member, config: StrategyConfig) -> ParameterS
             config.wire_dtype,
             config.min_shard_bytes,
             config.max_shards,
+            config.step_timeout,
         )
 
 

@@ -51,7 +51,7 @@ def train(job: Job, meter: Meter) -> dict[str, Any]:
         "updates": curve.updates,
         "losses": curve.losses,
         "load": os.getloadavg()[0],
-        **_counts(history.history),
+        **_counts(history.history, strategy),
     }
 
 
@@ -117,10 +117,11 @@ def _build() -> Any:
     )
 
 
-def _counts(history: dict[str, list[Any]]) -> dict[str, Any]:
+def _counts(history: dict[str, list[Any]], strategy: Any) -> dict[str, Any]:
     """What tfdist counted in all epochs but the first; empty lists where it counts nothing."""
-    histograms = history.get("staleness_histogram", [])[1:]
-    steps = history.get("steps_by_worker", [])[1:]
+    counted = strategy.epochs[1:] if "updates_per_second" in history else []
+    histograms = [each.staleness for each in counted]
+    steps = [list(each.steps.values()) for each in counted]
     width = max(map(len, histograms), default=0)
     padded = [[*each, *[0] * (width - len(each))] for each in histograms]
     return {

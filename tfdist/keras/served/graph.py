@@ -15,7 +15,7 @@ from tfdist.keras.served import update
 from tfdist.keras.served.boxes import BOX, parted, unbox
 from tfdist.keras.served.feeds import Load
 from tfdist.keras.served.packed import Packed
-from tfdist.keras.served.step import Part, Results, ServedStep, entered
+from tfdist.keras.served.step import Part, Results, ServedStep, TraceAgain, entered
 from tfdist.servers.cluster import Servers
 from tfdist.servers.tally import Tally
 
@@ -53,8 +53,14 @@ class TracedStep:
     small: bool = False
     _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
+    def has(self, count: int) -> bool:
+        """Whether `several` has a function of this many steps."""
+        return count == 1 or count in self._several
+
     def several(self, count: int) -> Any:
         """The function of several steps, one after the other: takes joined boxes."""
+        if count == 1:
+            return self.function
         if count not in self._several:
             signature = self.function.structured_input_signature[0]
 
@@ -87,7 +93,8 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
         *resources, box = given
         told = unbox(box)
         batch, count, total = load.make_batch(resources, box)
-        step = ServedStep(servers, told.job, told.update, told.part, parts, update.send)
+        sources = tf.nest.flatten(given, expand_composites=True)
+        step = ServedStep(servers, told.job, told.update, told.part, parts, update.send, sources)
         with entered(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)
@@ -96,8 +103,13 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    function = tf.function(run, input_signature=[*load.resources, BOX], autograph=False)
-    traced.function = function.get_concrete_function()
+    signature = [*load.resources, BOX]
+    try:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    except TraceAgain:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    if traced.tally is not None:
+        traced.tally.prepare()
     return traced
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.keras.flags import Flag
 from tfdist.servers.cluster import Servers
+from tfdist.servers.ledger import WINDOW
 
 __all__ = [
     "applying",
@@ -19,6 +20,7 @@ __all__ = [
     "guards",
     "if_missing",
     "only_if",
+    "refused_if_forgotten",
     "true_after",
 ]
 
@@ -58,6 +60,20 @@ def done(device: str, change: Callable[[], Any]) -> Any:
 def only_if(condition: Any, change: Callable[[], Any]) -> Any:
     """Runs a change, which returns True, under a condition; returns the condition."""
     return tf.cond(condition, change, lambda: tf.constant(False))
+
+
+def refused_if_forgotten(device: str, forgotten: Any, number: Any, after: Any) -> Any:
+    """An op that fails, after another, where an update was refused since it came too late."""
+    with tf.control_dependencies([after]), tf.device(device):
+        return tf.debugging.Assert(
+            ~forgotten,
+            [
+                "The servers refuse an update that may have been applied already: they remember "
+                f"the last {WINDOW} updates and those of the training that runs, and this one is "
+                "older. Its worker was cut off or stopped for a long time. Number:",
+                number,
+            ],
+        )
 
 
 def true_after(ops: list[Any]) -> Any:

@@ -24,14 +24,16 @@ from keras.src.saving import saving_lib
 from keras.src.trainers.trainer import Trainer
 from keras.src.utils.python_utils import pythonify_logs
 
+from tfdist._tensorflow_graphs import Function, called_in_line
 from tfdist.errors import ConfigError
 from tfdist.keras import fused
 from tfdist.keras.hooks import Hook
-from tfdist.keras.served import optimizers, report
+from tfdist.keras.served import optimizers, report, scaling
 from tfdist.keras.served.guards import applying, guarded
 from tfdist.keras.served.predicting import PredictFunction
-from tfdist.keras.served.serving import Serving, StepFunction
+from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
+from tfdist.keras.served.stepping import StepFunction
 from tfdist.servers.cluster import CHIEF, device_of
 from tfdist.servers.packing import PACKED_BYTES
 from tfdist.servers.partitioned import Partitioned, shown_part
@@ -48,6 +50,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_add", _atomic("assign_add")),
         Hook(KerasVariable, "assign_sub", _atomic("assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
+        Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _look_up),
         Hook(tf.GradientTape, "gradient", _of_local_values),
@@ -64,6 +67,7 @@ def hooks(serving: Serving) -> list[Hook]:
         *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
         Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
         Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
+        *scaling.hooks(),
         *report.hooks(serving),
     ]
 
@@ -159,6 +163,18 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
             original(self, value)
 
     return direct_assign
+
+
+def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds a step's inner functions into its own graph, where its weights and updates are."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_served_step() is None:
+            return original(self, *args, **kwargs)
+        return called_in_line(self, *args, **kwargs)
+
+    return call
 
 
 def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -13,6 +13,7 @@ from tfdist._tensorflow import outside_of_function
 from tfdist.errors import ConfigError
 from tfdist.keras.served.guards import applying, effects_of
 from tfdist.keras.served.payload import Payload
+from tfdist.keras.served.scaling import rescaled, scale_of, unscaling
 from tfdist.keras.served.step import Update, current_served_step, parts_of
 from tfdist.servers.cluster import Servers
 from tfdist.servers.partitioned import Partitioned
@@ -47,14 +48,20 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
             variables = _built(self, trainable_variables)
             _check_parts(self, variables)
 
-            def run(each_grads: list[Any], each_variables: list[Any]) -> None:
+            scale = scale_of(self, step)
+            if scale is not None:
                 with tf.device(servers.devices[0]):
-                    original(self, each_grads, each_variables)
+                    scale = tf.identity(scale)
+
+            def run(each_grads: list[Any], each_variables: list[Any]) -> None:
+                with tf.device(servers.devices[0]), unscaling(scale):
+                    original(self, rescaled(self, scale, each_grads), each_variables)
                     _constrain(variables)
 
             if step is None:
                 return _apply_alone(servers, run, list(grads), variables)
-            return step.apply(Update(run, list(grads), variables))
+            beside = () if scale is None else (scale,)
+            return step.apply(Update(run, list(grads), variables, beside))
 
         return apply
 

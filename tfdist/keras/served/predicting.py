@@ -45,7 +45,8 @@ class PredictFunction:
     def _job(self, load: feeds.Load, place: int, results: dict[int, Any]) -> Job:
         if load.key not in self._traced:
             servers = self._serving.servers
-            self._traced[load.key] = trace(servers, self._model, "predict_step", load, 1)
+            with self._serving.tracing():
+                self._traced[load.key] = trace(servers, self._model, "predict_step", load, 1)
         traced = self._traced[load.key]
         number = self._serving.dispatcher.next_number()
 

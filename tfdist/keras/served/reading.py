@@ -42,6 +42,9 @@ class Reading:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
         self._graph, self._recoveries = graph, recoveries
+        # Traced here: where a worker runs, others may be stopped, whom each new graph waits for.
+        spec = dataset.element_spec
+        self._load, self._iterator, self._first = _loader(), _opener(spec), _drawer(spec)
         self._passes = 0
         self._copies: dict[int, tuple[int, Any, int]] = {}
 
@@ -59,11 +62,11 @@ class Reading:
         lost = self._recoveries(worker)
         known, copy, passes = self._copies.get(worker, (None, None, 0))
         if known != lost or passes > number:
-            copy, passes = _load(tf.constant(self._graph)), 0
+            copy, passes = self._load(tf.constant(self._graph)), 0
         for _ in range(number - passes):
-            _first(copy, self.dataset.element_spec)
+            self._first(copy)
         self._copies[worker] = (lost, copy, number + 1)
-        return _iterator(copy, self.dataset.element_spec)
+        return self._iterator(copy)
 
     def lost(self, worker: int) -> int:
         """How often a worker was lost."""
@@ -197,21 +200,21 @@ def _kept(
     return _functions[key]
 
 
-def _load(graph: Any) -> Any:
+def _loader() -> Any:
     def load(text: Any) -> Any:
         return tf.raw_ops.DatasetFromGraph(graph_def=text)
 
-    return _kept("load", None, lambda: load, tf.string)(graph)
+    return _kept("load", None, lambda: load, tf.string)
 
 
-def _iterator(copy: Any, spec: Any) -> Any:
+def _opener(spec: Any) -> Any:
     def make(variant: Any) -> Any:
         return iter(tf.data.experimental.from_variant(variant, spec))
 
-    return _kept("iterator", spec, lambda: make)(copy)
+    return _kept("iterator", spec, lambda: make)
 
 
-def _first(copy: Any, spec: Any) -> None:
+def _drawer(spec: Any) -> Any:
     """Draws what a pass draws at its start."""
 
     def draw(variant: Any) -> Any:
@@ -220,4 +223,4 @@ def _first(copy: Any, spec: Any) -> None:
         with tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]):
             return tf.constant(True)
 
-    _kept("first", spec, lambda: draw)(copy)
+    return _kept("first", spec, lambda: draw)

@@ -33,7 +33,7 @@ class Counted:
         seconds: how long it was.
         updates: updates that the servers made.
         dropped: gradients that were discarded.
-        staleness: gradients applied, by staleness.
+        staleness: how many gradients were applied at each staleness, from 0.
         steps: steps finished, by worker.
     """
 
@@ -118,6 +118,7 @@ class _Training:
         @functools.wraps(original)
         def on_train_begin(callbacks: Any, logs: Any = None) -> None:
             self._epochs, self._report = [], Report(self._serving)
+            self._serving.epochs = self._epochs
             self._serving.verbose = callbacks.params.get("verbose") != 0
             original(callbacks, logs)
 
@@ -174,11 +175,7 @@ class _Training:
         if not self._logs(counted):
             return
         for callback in callbacks.callbacks:
-            if isinstance(callback, keras_callbacks.History):
-                kept = callback.history
-                kept.setdefault("staleness_histogram", []).append(counted.staleness)
-                kept.setdefault("steps_by_worker", []).append(list(counted.steps.values()))
-            elif isinstance(callback, keras_callbacks.TensorBoard):
+            if isinstance(callback, keras_callbacks.TensorBoard):
                 values = np.repeat(np.arange(len(counted.staleness)), counted.staleness)
                 with callback._train_writer.as_default():
                     tf.summary.histogram("staleness", values, step=epoch)

@@ -24,7 +24,14 @@ from tfdist.servers.packing import move
 from tfdist.servers.partitioned import Partitioned
 from tfdist.servers.tally import Tally
 
-__all__ = ["NotSplittable", "ServedStep", "current_served_step", "is_metric", "parts_of"]
+__all__ = [
+    "NotSplittable",
+    "ServedStep",
+    "TraceAgain",
+    "current_served_step",
+    "is_metric",
+    "parts_of",
+]
 
 
 class NotSplittable(BaseException):
@@ -37,6 +44,10 @@ class NotSplittable(BaseException):
     """
 
 
+class TraceAgain(BaseException):
+    """A step whose graph is wrong for those that follow, and right if it is traced once more."""
+
+
 class Update(NamedTuple):
     """Gradients that are to be applied.
 
@@ -44,11 +55,13 @@ class Update(NamedTuple):
         apply: the optimizer's own `apply`, of gradients and TensorFlow variables; or None.
         grads: a dense tensor, `IndexedSlices` or None for each variable.
         variables: Keras variables.
+        beside: other tensors that `apply` uses, on the first server.
     """
 
     apply: Callable[[list[Any], list[Any]], Any] | None
     grads: list[Any]
     variables: list[Any]
+    beside: tuple[Any, ...] = ()
 
 
 class Results(NamedTuple):
@@ -87,6 +100,7 @@ class ServedStep:
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
         send: sends an update to the servers.
+        given: what the graph is given in each call, from which the batch comes.
     """
 
     def __init__(
@@ -97,8 +111,10 @@ class ServedStep:
         part: Any,
         parts: int,
         send: Callable[[ServedStep, Update, Results | None], Any],
+        given: list[Any],
     ) -> None:
         self.servers = servers
+        self.given = given
         self._send = send
         self._pending: Update | None = None
         self.job, self.update, self.part, self.parts = job, update, part, parts
@@ -106,6 +122,7 @@ class ServedStep:
         self.metrics: dict[int, Any] = {}
         self.updates = 0
         self.draws = 0
+        self.scales: dict[int, Any] = {}
         self._after: list[Any] = []
         self._local: dict[int, Any] = {}
         self._first: dict[int, Any] = {}
@@ -138,7 +155,10 @@ class ServedStep:
             if self.parts > 1:
                 raise NotSplittable("assigns variables within a condition or a loop")
             # Within a conditional or a loop: added at once, since its branch may not be taken.
-            variable._value.assign_add(value - self._value(variable))
+            if variable._value.dtype == tf.bool:
+                variable._value.assign(value)
+            else:
+                variable._value.assign_add(value - self._value(variable))
             return
         before = self._value(variable)
         value.set_shape(variable.shape)
@@ -182,7 +202,8 @@ class ServedStep:
             for (ids, _), grad in zip(rows, parts, strict=False)
             if grad is not None
         ]
-        dense = [grad for grad in parts[len(rows) :] if grad is not None]
+        sparse += [grad for grad in parts[len(rows) :] if isinstance(grad, tf.IndexedSlices)]
+        dense = [grad for grad in parts[len(rows) :] if isinstance(grad, tf.Tensor)]
         if len(dense) == 1 and not sparse:
             return dense[0]
         if dense:
@@ -190,7 +211,7 @@ class ServedStep:
         if len(sparse) <= 1:
             return sparse[0] if sparse else None
         values = tf.concat([each.values for each in sparse], 0)
-        indices = tf.concat([each.indices for each in sparse], 0)
+        indices = tf.concat([tf.cast(each.indices, tf.int64) for each in sparse], 0)
         return tf.IndexedSlices(values, indices, shape)
 
     def apply(self, update: Update) -> None:
@@ -224,8 +245,11 @@ class ServedStep:
         return bool(self.updates or self._pending or self._changed)
 
     def take_changes(self) -> list[tuple[Any, Any]]:
-        """What is to be added to variables assigned since the last update, each with its own."""
-        changes = [(self._local[k] - self._first[k], v) for k, v in self._changed.items()]
+        """What is to be added to variables assigned since the last update, each with its own.
+
+        A bool is not added: 1 sets it, -1 takes it back, and 0 leaves it.
+        """
+        changes = [(_change(self._local[k], self._first[k]), v) for k, v in self._changed.items()]
         self._changed.clear()
         return changes
 
@@ -312,6 +336,12 @@ class ServedStep:
         if len(pieces) == 1:
             return pieces[0]
         return tf.dynamic_stitch(places, pieces)
+
+
+def _change(new: Any, old: Any) -> Any:
+    if new.dtype == tf.bool:
+        return 2 * tf.cast(new, tf.int8) - 1
+    return new - old
 
 
 def _read(variable: Any) -> Any:

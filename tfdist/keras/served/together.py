@@ -7,12 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.served.guards import done, guards, if_missing, only_if, true_after
+from tfdist.keras.served.guards import (
+    done,
+    guards,
+    if_missing,
+    only_if,
+    refused_if_forgotten,
+    true_after,
+)
 from tfdist.keras.served.payload import Payload
 from tfdist.keras.served.step import ServedStep
 from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers, device_of
-from tfdist.servers.ledger import APPLIED, DROPPED, Ledger
+from tfdist.servers.ledger import APPLIED, DROPPED, FORGOTTEN, Ledger
 
 __all__ = ["contribute", "discard"]
 
@@ -47,7 +54,9 @@ def contribute(
     with tf.control_dependencies([held]), tf.device(first):
         fates = {d: servers.contributions.fate(d, number) for d in servers.devices}
         fresh = tf.equal(fates[first], 0)
-        timely = tf.equal(servers.rounds.read_value(), update)
+        # A number too old to be remembered may belong to another model, trained before this one.
+        known = tf.not_equal(fates[first], FORGOTTEN)
+        timely = known & tf.equal(servers.rounds[first].read_value(), update)
         added = tf.cond(
             timely & fresh,
             lambda: _add_up(servers, sums, number, fates, share),
@@ -57,7 +66,8 @@ def contribute(
         with tf.control_dependencies([added]):
             full = timely & (servers.count.read_value() >= servers.rule.needed)
         applied = only_if(full, lambda: _apply(servers, sums, change, update))
-    return servers.lock.release(held, [applied, added, told])
+    released = servers.lock.release(held, [applied, added, told])
+    return refused_if_forgotten(first, ~known, number, released)
 
 
 class _Sum:
@@ -65,10 +75,10 @@ class _Sum:
 
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
-        self._mark = payload.marks.get(place)
+        self._common = payload.common.get(place)
         self._parts = servers.rule.needed
         self._device = device_of(self._target)
-        find = servers.sum_for if self._mark is None else servers.slices_for
+        find = servers.sum_for if self._common is None else servers.slices_for
         self._sum: Any = find(self._target)
 
     def add(self) -> Any:
@@ -77,7 +87,7 @@ class _Sum:
 
     def total(self) -> Any:
         """The sum; takes a sparse one out, unless its server has done so."""
-        if self._mark is None:
+        if self._common is None:
             with tf.device(self._device):
                 return self._sum.read_value()
         shape = self._target.shape.as_list()
@@ -92,13 +102,13 @@ class _Sum:
         return done(self._device, self._clear)
 
     def _add(self) -> None:
-        if self._mark is None:
+        if self._common is None:
             self._sum.assign_add(tf.cast(self._value, self._sum.dtype), read_value=False)
         else:
-            self._sum.put(self._value, self._mark)
+            self._sum.put(self._value, self._common)
 
     def _clear(self) -> None:
-        if self._mark is None:
+        if self._common is None:
             zeros = tf.zeros(self._sum.shape, self._sum.dtype)
             self._sum.assign(zeros, read_value=False)
 
@@ -136,21 +146,31 @@ def _apply(
 ) -> Any:
     """Applies the sums and starts them anew; the first server comes last."""
     first, *others = servers.devices
-    number = -2 - update  # apart from the numbers of updates that one worker makes alone
-    todo = {d: tf.not_equal(servers.updates.fate(d, number), APPLIED) for d in servers.devices}
+    todo = {d: _lacks(made, d, update) for d, made in servers.rounds.items()}
     with guards(servers, todo):
         ops = change([_mean(servers, each.total()) for each in sums])
         with tf.control_dependencies(ops):
             ops = [each.clear() for each in sums]
     with tf.control_dependencies(ops):
-        noted = [op for d in others for op in servers.updates.note(d, number, APPLIED)]
+        noted = [_note_round(servers, d, update) for d in others]
     with tf.control_dependencies([*ops, *noted]):
-        noted += servers.updates.note(first, number, APPLIED)
         noted.append(servers.count.assign(0, read_value=False))
         noted.append(servers.share.assign(0.0, read_value=False))
         noted.append(servers.updates.version.assign_add(1, read_value=False))
-        noted.append(servers.rounds.assign(update + 1, read_value=False))
+        with tf.control_dependencies(noted):
+            noted.append(_note_round(servers, first, update))
     return true_after(noted)
+
+
+def _lacks(made: Any, device: str, update: Any) -> Any:
+    """Whether a server lacks an update that workers make together; their numbers have no gaps."""
+    with tf.device(device):
+        return made.read_value() <= update
+
+
+def _note_round(servers: Servers, device: str, update: Any) -> Any:
+    with tf.device(device):
+        return servers.rounds[device].assign(update + 1, read_value=False)
 
 
 def _mean(servers: Servers, total: Any) -> Any:

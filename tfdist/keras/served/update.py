@@ -18,12 +18,14 @@ import tensorflow as tf
 
 from tfdist.keras.flags import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
+from tfdist.keras.served.dependence import common_rows
 from tfdist.keras.served.guards import (
     applying,
     effects_of,
     guarded,
     guards,
     only_if,
+    refused_if_forgotten,
     true_after,
 )
 from tfdist.keras.served.payload import Payload
@@ -31,7 +33,7 @@ from tfdist.keras.served.step import Results, ServedStep, Update
 from tfdist.keras.served.together import contribute, discard
 from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers, device_of
-from tfdist.servers.ledger import APPLIED, DROPPED
+from tfdist.servers.ledger import APPLIED, FORGOTTEN
 
 __all__ = ["UPDATES_A_STEP", "send"]
 
@@ -62,13 +64,20 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
     gradients = [(g, v) for g, v in zip(update.grads, update.variables, strict=True)]
     gradients = [(g, v) for g, v in gradients if g is not None]
     changes = step.take_changes()
+    common: dict[int, Any] = {}
     if step.parts > 1:
+        common = {
+            place: common_rows(grad.indices, step.given)
+            for place, (grad, _) in enumerate(gradients)
+            if isinstance(grad, tf.IndexedSlices)
+        }
         gradients = [(_weighed(g), v) for g, v in gradients]
         changes = [(_weighed_change(c, step), v) for c, v in changes]
-    payload = Payload(step.servers, gradients, changes)
+    payload = Payload(step.servers, gradients, changes, common)
+    payload.beside += update.beside
     first = step.servers.devices[0]
     number = _at(first, step.job * UPDATES_A_STEP + step.updates)
-    tell = _teller(first, results)
+    tell = _teller(first, results, payload)
 
     def change(values: list[Any]) -> list[Any]:
         return effects_of(lambda: _change_all(payload, values, update.apply))
@@ -83,11 +92,12 @@ def _at(device: str, tensor: Any) -> Any:
         return tf.identity(tensor)
 
 
-def _teller(device: str, results: Results | None) -> Callable[[], list[Any]]:
-    """What adds a step's numbers up; they travel before."""
+def _teller(device: str, results: Results | None, payload: Payload) -> Callable[[], list[Any]]:
+    """What adds a step's numbers up; they travel with the payload."""
     if results is None:
         return lambda: []
     there = _at(device, results.packed)
+    payload.beside.append(there)
     return lambda: effects_of(lambda: results.tally.add(there))
 
 
@@ -118,23 +128,26 @@ def _apply_alone(
     with tf.control_dependencies([held]), tf.device(first):
         fates = {d: servers.updates.fate(d, number) for d in servers.devices}
         fresh = tf.equal(fates[first], 0)
+        forgotten = tf.equal(fates[first], FORGOTTEN)
         staleness = servers.updates.version.read_value() - read
-        timely = tf.logical_or(~fresh, ~_too_late(servers, staleness))
-        lacking = [tf.not_equal(fate, APPLIED) for fate in fates.values()]
-        wanted = tf.not_equal(fates[first], DROPPED) & timely & tf.reduce_any(tf.stack(lacking))
+        # The first server notes last: where it has not, others may have been updated, by a worker
+        # that then died. An update is made as a whole, so that one is not too late.
+        begun = [tf.equal(fates[d], APPLIED) for d in servers.devices]
+        wanted = fresh & (tf.reduce_any(tf.stack(begun)) | ~_too_late(servers, staleness))
         told = only_if(fresh, lambda: true_after(tell()))
 
         def apply() -> Any:
             todo = {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}
             with guards(servers, todo), learning_rate_times(_damping(servers, staleness)):
                 ops = change(payload.values)
-            return _finish(servers, number, fresh, staleness, ops)
+            return _finish(servers, number, staleness, ops)
 
         def skip() -> Any:
             return only_if(fresh, lambda: discard(servers, servers.updates, number))
 
         became = tf.cond(wanted, apply, skip)
-    return servers.lock.release(held, [became, told])
+    released = servers.lock.release(held, [became, told])
+    return refused_if_forgotten(first, forgotten, number, released)
 
 
 def _too_late(servers: Servers, staleness: Any) -> Any:
@@ -150,16 +163,15 @@ def _damping(servers: Servers, staleness: Any) -> Any:
     return 1.0 / tf.cast(tf.maximum(staleness, 1), tf.float32)
 
 
-def _finish(servers: Servers, number: Any, fresh: Any, staleness: Any, ops: list[Any]) -> Any:
+def _finish(servers: Servers, number: Any, staleness: Any, ops: list[Any]) -> Any:
     """Notes that an update was applied; the first server comes last."""
     first, *others = servers.devices
     with tf.control_dependencies(ops):
         noted = [op for d in others for op in servers.updates.note(d, number, APPLIED)]
     with tf.control_dependencies([*ops, *noted]):
-        one = tf.cast(fresh, tf.int64)
         noted += servers.updates.note(first, number, APPLIED)
-        noted.append(servers.updates.version.assign_add(one, read_value=False))
-        noted.append(only_if(fresh, lambda: true_after(servers.counts.note_applied(staleness))))
+        noted.append(servers.updates.version.assign_add(1, read_value=False))
+        noted += servers.counts.note_applied(staleness)
     return true_after(noted)
 
 
@@ -175,6 +187,9 @@ def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] |
 
 def _add(variable: Any, change: Any) -> None:
     def add() -> None:
+        if variable.dtype == tf.bool:
+            variable.assign(tf.where(change == 0, variable, change > 0), read_value=False)
+            return
         variable.assign_add(tf.cast(change, variable.dtype), read_value=False)
 
     with tf.device(device_of(variable)):

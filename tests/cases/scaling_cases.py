@@ -1,0 +1,62 @@
+"""Loss scales that grow, and that overflow."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.server_cases import ruled
+
+
+def slope(
+    strategy: Any,
+    *,
+    rule: dict[str, Any] | None = None,
+    scale: float = 2.0**15,
+    growth: int = 5,
+    lazy: bool = False,
+) -> dict[str, Any]:
+    """Trains one weight, whose gradient is 4 whatever its value is, for 60 steps."""
+    x, y = np.ones((240, 1), "float32"), np.zeros((240, 1), "float32")
+    ruling = contextlib.nullcontext() if strategy is None else ruled(strategy, **(rule or {}))
+    with ruling, common.scope(strategy):
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([dense] if lazy else [keras.Input((1,)), dense])
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.25), initial_scale=scale, dynamic_growth_steps=growth
+        )
+        model.compile(optimizer, lambda true, predicted: 4.0 * predicted[:, 0])
+        model.fit(x, y, 4, 1, shuffle=False, verbose=0)
+        return {
+            "weight": float(np.asarray(dense.kernel)[0, 0]),
+            "iterations": int(optimizer.iterations),
+            "scale": float(np.log2(float(optimizer.dynamic_scale))),
+        }
+
+
+def half(strategy: Any, *, large: float = 1.0, rule: dict[str, Any] | None = None) -> Any:
+    """Trains in mixed_float16 on equal examples, whose parts are as the whole."""
+    x, y = np.ones((128, 4), "float32"), np.full((128, 1), large, "float32")
+    ruling = contextlib.nullcontext() if strategy is None else ruled(strategy, **(rule or {}))
+    with ruling, common.scope(strategy):
+        keras.utils.set_random_seed(5)
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        try:
+            layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1, dtype="float32")]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+            model.compile(keras.optimizers.SGD(1e-3 / large), "mse")
+            done = model.fit(x, y, 4, 2, shuffle=False, verbose=0)
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+        assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return {
+            "history": common.history(done),
+            "weights": common.weights(model),
+            "iterations": int(model.optimizer.iterations),
+            "scale": float(tf.convert_to_tensor(model.optimizer.dynamic_scale)),
+        }

@@ -1,0 +1,147 @@
+"""Workers that are stopped, and steps that come again long after they were made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.server_cases import BATCH, EXAMPLES, Counter, ruled
+from tests.harness import servers as harness_servers
+from tfdist.keras.served.update import UPDATES_A_STEP
+from tfdist.servers.ledger import WINDOW
+
+
+class _Stopping(keras.callbacks.Callback):
+    """Stops worker 0 in the middle of the second epoch, when all graphs have been traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops the worker at the tenth batch."""
+        if (self.epoch, batch) == (1, 10):
+            os.kill(harness_servers.running("worker", 0).pid, signal.SIGSTOP)
+
+
+def stopped(strategy: Any, *, rule: dict[str, Any]) -> dict[str, Any]:
+    """Trains with a worker that is stopped, and again when it goes on."""
+    ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
+    data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
+    before, counts = dispatcher.step_timeout, []
+    dispatcher.step_timeout = 20.0  # a worker optimizes a graph when it first runs it
+    try:
+        with ruled(strategy, **rule), strategy.scope():
+            model = Counter()
+            model.compile(keras.optimizers.SGD(1.0))
+            model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping()])
+            counts.append(np.asarray(model.counts)[:, 0].copy())
+            silent = sorted(dispatcher._silent)
+            os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)
+            _until(lambda: not dispatcher._silent)
+            counts.append(np.asarray(model.counts)[:, 0].copy())
+            model.fit(data, epochs=1, verbose=0)
+            counts.append(np.asarray(model.counts)[:, 0].copy())
+    finally:
+        dispatcher.step_timeout = before
+        os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)
+    return {"silent": silent, "counts": counts}
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("The worker does not answer.")
+        time.sleep(0.1)
+
+
+def replayed(strategy: Any, *, mode: str) -> dict[str, Any]:
+    """A step that is run again, at once and when the servers cannot remember it."""
+    dispatcher, jobs = strategy.serving.dispatcher, []
+    submit = dispatcher.submit
+
+    def noted(job: Any) -> None:
+        jobs.append(job)
+        submit(job)
+
+    dispatcher.submit = noted
+    with ruled(strategy, mode=mode), strategy.scope():
+        model, ids = Counter(), np.arange(BATCH)
+        model.compile(keras.optimizers.SGD(1.0))
+        model.fit(ids, batch_size=BATCH, epochs=1, verbose=0)
+        counts = [_sum(model)]
+        counts.append(_again(dispatcher, jobs[0]) or _sum(model))
+        dispatcher._number = jobs[0].number + WINDOW // UPDATES_A_STEP - 1
+        model.fit(ids, batch_size=BATCH, epochs=1, verbose=0)
+        counts.append(_sum(model))
+        error = _again(dispatcher, jobs[0])
+        counts.append(_sum(model))
+        del dispatcher.submit
+    return {"error": error, "counts": counts}
+
+
+def _again(dispatcher: Any, job: Any) -> str:
+    try:
+        dispatcher.submit(job)
+        dispatcher.join()
+    except tf.errors.OpError as raised:
+        return str(raised)
+    return ""
+
+
+def _sum(model: Any) -> float:
+    return float(np.asarray(model.counts).sum())
+
+
+def under_the_lock(strategy: Any, *, mode: str) -> dict[str, list[str]]:
+    """What is not done by servers while a step holds their lock, for some models."""
+    makes = {"embedding": common.embedding_model, "position": common.position_model}
+    found = {}
+    for name, make in makes.items():
+        x, y = common.tokens(2 * BATCH)
+        with ruled(strategy, mode=mode), strategy.scope():
+            model = make()
+            model.compile(
+                keras.optimizers.Adam(), common.sparse_crossentropy(), metrics=["accuracy"]
+            )
+            model.fit(x, y, BATCH, 1, verbose=0)
+            [traced] = model.train_function._traced.values()
+            found[name] = [op.name for op in _late(traced.function.graph)]
+    return found
+
+
+def _late(graph: Any) -> Iterator[Any]:
+    """Operations that the release of a lock waits for, and its acquisition does not.
+
+    A read of a variable is done where the variable is.
+    """
+    for lock in [op for op in graph.get_operations() if op.type == "MutexLock"]:
+        [release] = lock.outputs[0].consumers()
+        for op in _before(release) - _before(lock):
+            given = op.type == "Placeholder" and op.outputs[0].dtype == tf.resource
+            alone = op.type in ("Const", "ReadVariableOp") or given
+            if "/job:ps" not in op.device and not alone:
+                yield op
+
+
+def _before(op: Any) -> set[Any]:
+    found, waiting = set(), [op]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += [*(tensor.op for tensor in current.inputs), *current.control_inputs]
+    return found

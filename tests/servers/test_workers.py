@@ -1,0 +1,41 @@
+"""Workers that are stopped, and steps that come again: each update is made once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.harness import Pool
+
+CASES = "tests.cases.worker_cases"
+
+
+@pytest.mark.parametrize(
+    ("rule", "whole"), [({"mode": "stale", "staleness": 4}, 1.0), ({"mode": "sync"}, 0.5)]
+)
+def test_a_stopped_worker_loses_its_step_to_another(
+    cluster: Pool, rule: dict[str, Any], whole: float
+) -> None:
+    """The model's loss is a sum: in sync each of two parts counts by its share."""
+    [result] = cluster("parameter_server").call(f"{CASES}:stopped", rule=rule)
+    assert 0 in result["silent"]
+    for times, counts in zip((2, 2, 3), result["counts"], strict=True):
+        np.testing.assert_array_equal(counts, times * whole)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_step_that_comes_again_is_not_made_twice(cluster: Pool, mode: str) -> None:
+    [result] = cluster("parameter_server").call(f"{CASES}:replayed", mode=mode)
+    step = result["counts"][0]
+    assert step > 0
+    assert result["counts"] == [step, step, 2 * step, 2 * step]
+    assert "refuse an update that may have been applied already" in result["error"]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_no_step_holds_the_lock_while_its_worker_computes(cluster: Pool, mode: str) -> None:
+    """A worker that is stopped there would stop all others."""
+    [found] = cluster("parameter_server").call(f"{CASES}:under_the_lock", mode=mode)
+    assert found == {"embedding": [], "position": []}
