@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -36,12 +37,17 @@ def hooks() -> list[Hook]:
 
 def _spread(strategy: Any, batch: Any) -> Any:
     """One global batch as per-replica slices, in the order of the replicas' predictions."""
-    tensors = tree.map_structure(
-        lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), batch
-    )
+    values = tree.map_structure(_as_value, batch)
     shard = strategy.shard
-    parts = [data.slice_with_share(tensors, p, shard.replicas) for p in shard.positions()]
+    parts = [data.slice_with_share(values, p, shard.replicas) for p in shard.positions()]
     return parts[0] if len(parts) == 1 else regroup(parts)
+
+
+def _as_value(leaf: Any) -> Any:
+    """An array or tensor, which is sliced before it is copied; None, sparse and ragged as is."""
+    if leaf is None or isinstance(leaf, (np.ndarray, tf.SparseTensor, tf.RaggedTensor)):
+        return leaf
+    return tf.convert_to_tensor(leaf)
 
 
 def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:

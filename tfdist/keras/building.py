@@ -45,10 +45,18 @@ def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
     def initialize(self: Any, value: Any) -> None:
         if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
             return original(self, value)
+        if tf.is_tensor(value):  # of the function's graph, such as the zeros of an RNN's state
+            value = _constant(value)
         with outside_of_function(tf.distribute.get_strategy()):
             return original(self, value)
 
     return initialize
+
+
+def _constant(value: Any) -> Any:
+    """The value of a tensor of a graph where it does not depend on the batch, else the tensor."""
+    static = tf.get_static_value(value)
+    return value if static is None else static
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:

@@ -7,6 +7,7 @@ from tfdist.keras import (
     binding,
     building,
     callbacks,
+    comparing,
     elastic,
     executions,
     feeding,
@@ -27,6 +28,7 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
+        comparing,  # first, so that what skips batches does not take its previews for batches
         saving,
         callbacks,
         batches,
