@@ -6,7 +6,6 @@ Checked on TensorFlow 2.21. `tests/test_seams.py` fails by name when a release m
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,11 +49,9 @@ __all__ = [
     "is_distributed",
     "local_replica",
     "local_results",
-    "next_of_this_process",
     "on_worker",
     "outside_of_function",
     "regroup",
-    "seeded",
     "unordered_steps",
     "watch_on_all_tapes",
 ]
@@ -293,20 +290,6 @@ def local_results(strategy: Any, value: Any) -> tuple[Any, ...]:
     return tuple(strategy.experimental_local_results(value))
 
 
-def next_of_this_process(iterator: Any) -> list[Any] | None:
-    """The next values of a distributed iterator on this process's replicas, or None at its end.
-
-    `next(iterator)` asks the other workers whether they are at their end, this function does not.
-    """
-    found: list[Any] = []
-    for own in iterator._iterators:
-        for value in own.get_next_as_optional_list():
-            if not value.has_value():
-                return None
-            found.append(value.get_value())
-    return found
-
-
 def local_replica() -> int:
     """The number of the calling replica among those of this process."""
     return int(tf.distribute.get_replica_context()._replica_id)
@@ -340,22 +323,6 @@ def global_seed() -> int | None:
     """The seed given to `tf.random.set_seed`, or None."""
     seed = context.global_seed()
     return None if seed is None else int(seed)
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """Makes what is built within as if `seed` had been given to `tf.random.set_seed`.
-
-    The program's own seed, and the counter from which ops draw theirs, go on afterwards as if
-    nothing had been built.
-    """
-    own = context.context()
-    before = own._seed, own._rng
-    own._seed, own._rng = seed, random.Random(seed)
-    try:
-        yield
-    finally:
-        own._seed, own._rng = before
 
 
 #: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those

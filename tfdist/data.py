@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+#: Parts of a batch that are listed one by one, at most.
+_LISTED = 8
+
 
 class Slice(NamedTuple):
     """A replica's slice of a global batch.
@@ -69,6 +72,14 @@ def slice_bounds(size: Any, position: Any, parts: int) -> tuple[Any, Any]:
         return start, start + small + (1 if position < extra else 0)
     start = position * small + tf.minimum(position, extra)
     return start, start + small + tf.cast(position < extra, small.dtype)
+
+
+def split_in_words(batch: int, parts: int) -> str:
+    """How a global batch is split into parts whose sizes differ by one at most."""
+    each, more = divmod(batch, parts)
+    if parts <= _LISTED:
+        return " + ".join(str(each + (number < more)) for number in range(parts))
+    return f"{each} or {each + 1} on each" if more else f"{each} on each of {parts}"
 
 
 def slice_batch(batch: Any, position: Any, parts: int) -> Any:

@@ -168,3 +168,58 @@ def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
         "predicted": predicted,
         "weights": common.weights(model),
     }
+
+
+def few_rows(strategy: Any) -> dict[str, Any]:
+    """Predictions of one to five rows, of models with one and several inputs and outputs."""
+    rows = np.random.default_rng(8).normal(size=(5, 4))
+    results: dict[str, Any] = {}
+    with scope(strategy):
+        inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+        hidden = keras.layers.Dense(3)(keras.layers.Add()([inputs["a"], inputs["b"]]))
+        normal = keras.layers.BatchNormalization()(hidden)
+        named = keras.Model(inputs, {"out": hidden, "pair": [normal, inputs["a"]]})
+        stepped, eager = common.lazy_model(), common.lazy_model()
+        stepped.compile(steps_per_execution=3)
+        eager.compile(run_eagerly=True)
+        for count in (1, 2, 5):
+            x = rows[:count]
+            both = {"a": x, "b": tf.constant(2 * x, tf.float32)}
+            results[f"{count}"] = {
+                "named": named.predict(both, verbose=0),
+                "on batch": named.predict_on_batch({"a": x, "b": -x}),
+                "stepped": stepped.predict(x, verbose=0),
+                "in batches": stepped.predict(x, batch_size=2, verbose=0),
+                "eager": eager.predict(x, verbose=0),
+                "eager on batch": np.asarray(eager.predict_on_batch(x)),
+            }
+    return results
+
+
+def one_row_on_one_worker(strategy: Any) -> dict[str, Any]:
+    """One row predicted on the chief only, and each worker's own row."""
+    with scope(strategy):
+        model = common.dense_model()
+        x = np.full((1, 8), float(strategy.shard.worker), "float32")
+        alone = []
+        if strategy.is_chief:
+            alone = [model.predict(x, verbose=0), model.predict_on_batch(x)]
+        own = model.predict(x, verbose=0)
+        again = model.predict(np.zeros((1, 8), "float32"), verbose=0)
+    return {"alone": alone, "own": own, "zeros": again}
+
+
+def different_values(strategy: Any, *, method: str) -> str:
+    """The error of a method that is given other rows on each worker."""
+    x = np.full((6, 8), float(strategy.shard.worker), "float32")
+    y = np.zeros(6, "int32")
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile("sgd", common.sparse_crossentropy())
+        before = common.weights(model)
+        try:
+            getattr(model, method)(*((x,) if method == "predict" else (x, y)))
+        except ValueError as error:
+            same = [(a == b).all() for a, b in zip(before, common.weights(model), strict=True)]
+            return f"{error} {'untrained' if all(same) else 'trained'}"
+    return ""

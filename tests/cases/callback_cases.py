@@ -183,7 +183,7 @@ class _StopsInEpoch(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class _StopsElsewhere(keras.Model):
+class StopsElsewhere(keras.Model):
     """A model that ends its training on one worker while a batch is made, as a signal may."""
 
     def __init__(self, strategy: Any) -> None:
@@ -209,7 +209,7 @@ def stop_in_epoch(strategy: Any, *, how: str) -> dict[str, Any]:
     x, y = common.table(UNEVEN)
     with scope(strategy):
         if how == "outside":
-            model = _model(lambda: _StopsElsewhere(strategy))
+            model = _model(lambda: StopsElsewhere(strategy))
             callbacks = []
         else:
             model = _model()

@@ -30,11 +30,3 @@ def test_calling_the_model(agree: Agree) -> None:
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
 def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
     agree("batch_cases:on_batch_of", kind=kind)
-
-
-@pytest.mark.parametrize(
-    "method", ["train_on_batch", "test_on_batch", "predict_on_batch", "predict"]
-)
-def test_batches_of_many_lengths_are_traced_twice(agree: Agree, method: str) -> None:
-    """Stock Keras traces the model once for the first length and once for all others."""
-    agree("batch_cases:lengths", method=method)

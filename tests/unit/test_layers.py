@@ -20,6 +20,7 @@ ROOMS = (
         "config",
         "_tensorflow",
         "_tensorflow_columns",
+        "_tensorflow_data",
         "_tensorflow_graphs",
         "_tensorflow_sessions",
         "files",

@@ -23,11 +23,11 @@ import tensorflow as tf
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from tfdist import agreement
-from tfdist._tensorflow import next_of_this_process
+from tfdist._tensorflow_data import next_of_this_process
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 
-__all__ = ["hooks", "show_first_batch"]
+__all__ = ["as_tensors", "compare_values", "hooks", "show_first_batch"]
 
 #: Attributes of a distributed data set that begins with previews, and of an iterator whose previews
 #: have been read.
@@ -67,7 +67,27 @@ def _compare(strategy: Any, iterator: Any) -> None:
         previews = [next_of_this_process(iterator) for _ in range(strategy.shard.workers)]
         return None if previews[0] is None else digest_of(previews)
 
-    digests = agreement.together(strategy, read, "the first batch of a data set")
+    _agree(agreement.together(strategy, read, "the first batch of a data set"))
+
+
+def compare_values(strategy: Any, batch: Any) -> None:
+    """Raises on all workers if a global batch of arrays or tensors is not the same on all."""
+    digest = digest_of(as_tensors(batch))
+    _agree(agreement.all_gather_json(strategy, digest, "a batch of values"))
+
+
+def as_tensors(batch: Any) -> Any:
+    """A batch of arrays, numbers and tensors as tensors; sparse and ragged ones as they are."""
+
+    def tensor(value: Any) -> Any:
+        if value is None or isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
+            return value
+        return tf.convert_to_tensor(value)
+
+    return tf.nest.map_structure(tensor, batch)
+
+
+def _agree(digests: list[str | None]) -> None:
     if len(set(digests)) > 1:
         raise ConfigError(_different(digests))
 

@@ -36,11 +36,13 @@ class Relaxed:
     Args:
         fn: takes one structure of per-replica values and returns tensors.
         strategy: the strategy whose replicas the values are for.
+        equal: whether all slices have the same number of rows, which is then not open at first.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], strategy: Any) -> None:
+    def __init__(self, fn: Callable[[Any], Any], strategy: Any, equal: bool = False) -> None:
         self._fn = fn
         self._strategy = strategy
+        self._equal = equal
         self._traced: dict[Any, _Trace] = {}
 
     def __call__(self, batch: Any) -> Any:
@@ -52,16 +54,21 @@ class Relaxed:
         like = tf.nest.map_structure(_kind, parts[0])
         key = (repr(like), repr(kinds))
         trace = self._traced.get(key)
-        specs = _widened(flat, None if trace is None else trace.specs)
+        specs = [[_spec(tensor, self._equal) for tensor in tensors] for tensors in flat]
+        if trace is not None:
+            specs = _widened(trace.specs, specs)
         if trace is None or specs != trace.specs:
             trace = self._traced[key] = _Trace(specs, self._trace(like, specs))
         return trace.function(flat)
 
     def _on_replica(self, batch: Any, replica: int) -> Any:
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else local_results(self._strategy, leaf)[replica],
-            batch,
-        )
+        def own(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            values = local_results(self._strategy, leaf)  # one, where it is the same for all
+            return values[replica if len(values) > 1 else 0]
+
+        return tf.nest.map_structure(own, batch)
 
     def _tensors(self, part: Any) -> list[Any]:
         leaves = tf.nest.flatten(part, expand_composites=True)
@@ -82,11 +89,8 @@ class Relaxed:
         return compiled
 
 
-def _widened(flat: list[list[Any]], before: _Specs | None) -> _Specs:
-    """Specifications that fit what was seen before and these tensors, of the same ranks."""
-    specs = [[_open(tensor) for tensor in tensors] for tensors in flat]
-    if before is None:
-        return specs
+def _widened(before: _Specs, specs: _Specs) -> _Specs:
+    """Specifications of the same ranks that fit what two others fit."""
     return [
         [
             tf.TensorSpec(_common(old.shape, new.shape), new.dtype)
@@ -100,9 +104,10 @@ def _common(old: tf.TensorShape, new: tf.TensorShape) -> list[int | None]:
     return [a if a == b else None for a, b in zip(old, new, strict=True)]
 
 
-def _open(tensor: Any) -> tf.TensorSpec:
+def _spec(tensor: Any, equal: bool) -> tf.TensorSpec:
     shape = tensor.shape
-    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+    open_rows = shape.rank and not equal
+    return tf.TensorSpec([None, *shape[1:]] if open_rows else shape, tensor.dtype)
 
 
 def _kind(leaf: Any) -> Any:

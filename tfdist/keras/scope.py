@@ -16,9 +16,11 @@ from tfdist.keras import (
     losses,
     normalization,
     optimizers,
+    predictions,
     reporting,
     saving,
     seeds,
+    stateful,
     updating,
     weights,
 )
@@ -32,6 +34,7 @@ def all_hooks() -> list[Hook]:
         saving,
         callbacks,
         batches,
+        predictions,
         binding,
         building,
         elastic,
@@ -44,6 +47,7 @@ def all_hooks() -> list[Hook]:
         optimizers,
         reporting,
         seeds,
+        stateful,
         weights,
         updating,
     )

@@ -18,7 +18,8 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tfdist import agreement
-from tfdist._tensorflow import global_seed, seeded
+from tfdist._tensorflow import global_seed
+from tfdist._tensorflow_data import seeded
 from tfdist.keras.hooks import Hook
 
 

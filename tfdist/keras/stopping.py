@@ -59,7 +59,8 @@ def put_off(listed: Any) -> bool:
 
 def _method(callback: Any, name: str) -> Any:
     """A method as it was given, on the object itself or by its class."""
-    return vars(callback).get(name, getattr(type(callback), name))
+    own = getattr(callback, "__dict__", {})
+    return own.get(name, getattr(type(callback), name))
 
 
 def _package_of(method: Any) -> str:
