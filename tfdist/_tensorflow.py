@@ -41,7 +41,6 @@ __all__ = [
     "collective_ops",
     "cross_device_ops",
     "cross_device_utils",
-    "eager_seed_state",
     "eagerly_outside_of_scope",
     "feed_from",
     "gather_alike",
@@ -337,12 +336,6 @@ def global_seed() -> int | None:
     """The seed given to `tf.random.set_seed`, or None."""
     seed = context.global_seed()
     return None if seed is None else int(seed)
-
-
-def eager_seed_state() -> Any:
-    """State of the counter from which TensorFlow draws the seeds of ops that were given none."""
-    rng = context.context()._rng
-    return None if rng is None else rng.getstate()
 
 
 #: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those

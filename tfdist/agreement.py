@@ -15,6 +15,7 @@ import contextlib
 import json
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from tfdist.errors import TfdistError
 
 __all__ = [
     "all_gather_json",
+    "any_worker",
     "barrier",
     "from_chief",
     "on_chief",
@@ -101,6 +103,44 @@ def all_gather_json(strategy: Any, value: Any, name: str = "all_gather_json") ->
     if worker_count(strategy) == 1:
         return [json.loads(json.dumps(value))]
     return [message["said"] for message in _exchange(strategy, name, value)]
+
+
+def any_worker(strategy: Any, flag: bool, name: str) -> bool:
+    """Whether a flag is up on any worker: an all-reduce of one number, made for each step.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        flag: this worker's flag.
+        name: the place in the program.
+
+    Raises:
+        tensorflow.errors.OpError: if a worker died.
+    """
+    if worker_count(strategy) == 1:
+        return flag
+    with _saying_what_for(strategy, name):
+        return bool(_total(strategy)(tf.constant(float(flag))) > 0)
+
+
+_totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
+
+
+def _total(strategy: Any) -> Callable[[Any], Any]:
+    """The compiled sum of a number over all replicas, kept as long as the strategy."""
+    if strategy not in _totals:
+        alive: Callable[[], Any] = weakref.ref(strategy)
+
+        def add(value: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+        def total(number: Any) -> Any:
+            sums = alive().run(add, args=(number,))
+            return alive().experimental_local_results(sums)[0]
+
+        spec = tf.TensorSpec((), tf.float32)
+        _totals[strategy] = tf.function(total, input_signature=[spec], autograph=False)
+    return _totals[strategy]
 
 
 def on_chief(strategy: Any, action: Callable[[], Any], name: str = "on_chief") -> Any:
@@ -204,7 +244,7 @@ def _made(kinds: list[str], message: str) -> Iterator[Exception]:
     known: dict[str, Any] = {**vars(builtins), **_types(TfdistError)}
     for name in kinds:
         kind: Any = known.get(name)
-        if kind in (None, Exception):
+        if kind in (None, Exception, BaseException, object):
             continue
         try:
             yield kind(message)

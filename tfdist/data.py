@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+#: Parts of a batch that are listed one by one, at most.
+_LISTED = 8
+
 
 class Slice(NamedTuple):
     """A replica's slice of a global batch.
@@ -71,6 +74,14 @@ def slice_bounds(size: Any, position: Any, parts: int) -> tuple[Any, Any]:
     return start, start + small + tf.cast(position < extra, small.dtype)
 
 
+def split_in_words(batch: int, parts: int) -> str:
+    """How a global batch is split into parts whose sizes differ by one at most."""
+    each, more = divmod(batch, parts)
+    if parts <= _LISTED:
+        return " + ".join(str(each + (number < more)) for number in range(parts))
+    return f"{each} or {each + 1} on each" if more else f"{each} on each of {parts}"
+
+
 def slice_batch(batch: Any, position: Any, parts: int) -> Any:
     """One slice of every component of a batch; scalars and None are kept whole."""
     rows = _rows_of(batch)
@@ -88,12 +99,23 @@ def slice_with_share(batch: Any, position: Any, parts: int) -> Any:
     rows = _rows_of(batch)
     if rows is None:
         return batch
+    if tf.executing_eagerly() and isinstance(position, int):
+        return _slice_of_values(batch, position, parts)
     rows = tf.cast(rows, tf.int64)
     start, end = slice_bounds(rows, position, parts)
     count = end - start
     first, last = tf.where(count > 0, start, 0), tf.where(count > 0, end, 1)
     part = tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, first, last), batch)
     return Slice(part, count, rows)
+
+
+def _slice_of_values(batch: Any, position: int, parts: int) -> Slice:
+    """`slice_with_share` of arrays and eager tensors, without an operation for each number."""
+    rows = int(_rows_of(batch))
+    start, end = slice_bounds(rows, position, parts)
+    first, last = (start, end) if end > start else (0, 1)
+    part = tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, first, last), batch)
+    return Slice(part, tf.constant(end - start, tf.int64), tf.constant(rows, tf.int64))
 
 
 def _rows_of(batch: Any) -> Any:
@@ -107,11 +129,17 @@ def _rows(leaf: Any) -> Any:
         return tf.cast(leaf.nrows(), tf.int64)
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
-    if not tf.is_tensor(leaf):
+    if not tf.is_tensor(leaf) or tf.executing_eagerly():
         return int(leaf.shape[0]) if getattr(leaf, "shape", ()) else None
     if leaf.shape.rank == 0:
         return None
     return tf.shape(leaf, tf.int64)[0]
+
+
+def rows_of(batch: Any) -> int | None:
+    """Examples in a batch of arrays or eager tensors; None if nothing has shape `(batch, ...)`."""
+    rows = _rows_of(batch)
+    return None if rows is None else int(rows)
 
 
 def _slice_leaf(leaf: Any, start: Any, end: Any) -> Any:
@@ -119,8 +147,10 @@ def _slice_leaf(leaf: Any, start: Any, end: Any) -> Any:
         return leaf
     if isinstance(leaf, tf.SparseTensor):
         rest = leaf.dense_shape[1:]
-        begin = tf.concat([[start], tf.zeros_like(rest)], 0)
-        return tf.sparse.slice(leaf, begin, tf.concat([[end - start], rest], 0))
+        begin = tf.concat([tf.cast([start], tf.int64), tf.zeros_like(rest)], 0)
+        part = tf.sparse.slice(leaf, begin, tf.concat([tf.cast([end - start], tf.int64), rest], 0))
+        part.set_shape([None, *leaf.shape[1:]])  # layers are built from it
+        return part
     return leaf[start:end]
 
 
@@ -129,39 +159,49 @@ def policy_of(dataset: tf.data.Dataset) -> Any:
     return dataset.options().experimental_distribute.auto_shard_policy
 
 
-def local_dataset(dataset: tf.data.Dataset, shard: Shard, shares: bool = False) -> tf.data.Dataset:
+def local_dataset(
+    dataset: tf.data.Dataset, shard: Shard, shares: bool = False, preview: bool = False
+) -> tf.data.Dataset:
     """This process's part of a data set of global batches.
 
     Args:
         dataset: yields global batches, the same ones in the same order on every worker.
         shard: this process's place.
         shares: whether each slice is to say what it counts, as a `Slice`.
+        preview: whether all slices of the first batch come first, `shard.replicas` elements to be
+            read and compared with those of other workers, ahead of this process's own slices.
 
     Returns:
         A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
         static only where every slice of every batch has the same size.
     """
-    positions = tf.constant(shard.positions(), tf.int64)
+    if shard.replicas == 1:
+        return dataset
+    own = tf.constant(shard.positions(), tf.int64)
+    previewed = tf.concat([tf.range(shard.replicas, dtype=tf.int64), own], 0)
     static = _even_batch(dataset, shard.replicas)
+    # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
+    several = type(dataset.element_spec) is tuple
 
-    def replica_slice(position: Any, *batch: Any) -> Any:
-        whole = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+    def replica_slice(position: Any, whole: Any) -> Any:
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, static)
 
-    def spread(*batch: Any) -> tf.data.Dataset:
+    def spread(index: Any, whole: Any) -> tf.data.Dataset:
+        positions = tf.cond(index == 0, lambda: previewed, lambda: own) if preview else own
         each = tf.data.Dataset.from_tensor_slices(positions)
-        return each.map(lambda position: replica_slice(position, *batch))
+        return each.map(lambda position: replica_slice(position, whole))
 
-    if shard.local == 1:
-        own = dataset.map(
-            lambda *batch: replica_slice(positions[0], *batch), num_parallel_calls=tf.data.AUTOTUNE
+    if shard.local == 1 and not preview:
+        slices = dataset.map(
+            lambda *batch: replica_slice(own[0], batch if several else batch[0]),
+            num_parallel_calls=tf.data.AUTOTUNE,
         )
     else:
-        own = dataset.flat_map(spread)
+        slices = dataset.enumerate().flat_map(spread)
     options = tf.data.Options()
     options.deterministic = True
-    return own.with_options(options).prefetch(tf.data.AUTOTUNE)
+    return slices.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
 def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:

@@ -97,3 +97,129 @@ def called(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = common.lazy_model()
         return {"outputs": np.asarray(model(x)), "training": np.asarray(model(x, training=True))}
+
+
+class _Traced(keras.layers.Layer):
+    """The mean over a dimension; notes each time that it is traced."""
+
+    def __init__(self, noted: list[Any]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def call(self, inputs: Any) -> Any:
+        """The mean."""
+        self._noted.append(inputs.shape)
+        return keras.ops.mean(inputs, axis=1)
+
+
+def lengths(strategy: Any, *, method: str) -> dict[str, Any]:
+    """Batches of twelve lengths; how often the model was traced for them."""
+    noted: list[Any] = []
+    rng = np.random.default_rng(4)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((None, 3)), _Traced(noted), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        noted.clear()
+        results = []
+        for length in range(4, 16):
+            rows = 9 - length % 3
+            x, y = rng.normal(size=(rows, length, 3)), rng.normal(size=(rows, 1))
+            x, y = x.astype("float32"), y.astype("float32")
+            given = (x,) if method.startswith("predict") else (x, y)
+            results.append(np.asarray(getattr(model, method)(*given)))
+        weights = common.weights(model)
+    return {"results": results, "weights": weights, "traced": len(noted)}
+
+
+class Summed(keras.Model):
+    """A dense layer on the sums of ragged rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        """One number for each row."""
+        return self.out(tf.cast(tf.reduce_sum(inputs, axis=1), tf.float32)[:, None])
+
+
+def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """The methods on one batch, with batches that are no dense tensors."""
+    rng = np.random.default_rng(7)
+    dense = np.where(rng.random((23, 6)) < 0.4, rng.normal(size=(23, 6)), 0).astype("float32")
+    y = dense.sum(1, keepdims=True)
+    with scope(strategy):
+        if kind == "sparse":
+            inputs = [tf.sparse.from_dense(dense[:n]) for n in (23, 8, 1)]
+            model = keras.Sequential([keras.Input((6,), sparse=True), keras.layers.Dense(1)])
+        else:
+            counts = rng.integers(0, 6, 23)
+            values = rng.integers(0, 9, counts.sum())
+            ragged = tf.RaggedTensor.from_row_lengths(values, counts)
+            inputs = [ragged[:n] for n in (23, 8, 1)]
+            model = Summed()
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        trained = [float(np.ravel(model.train_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
+        tested = [float(np.ravel(model.test_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
+        predicted = [np.asarray(model.predict_on_batch(x)) for x in inputs]
+    return {
+        "trained": trained,
+        "tested": tested,
+        "predicted": predicted,
+        "weights": common.weights(model),
+    }
+
+
+def few_rows(strategy: Any) -> dict[str, Any]:
+    """Predictions of one to five rows, of models with one and several inputs and outputs."""
+    rows = np.random.default_rng(8).normal(size=(5, 4))
+    results: dict[str, Any] = {}
+    with scope(strategy):
+        inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+        hidden = keras.layers.Dense(3)(keras.layers.Add()([inputs["a"], inputs["b"]]))
+        normal = keras.layers.BatchNormalization()(hidden)
+        named = keras.Model(inputs, {"out": hidden, "pair": [normal, inputs["a"]]})
+        stepped, eager = common.lazy_model(), common.lazy_model()
+        stepped.compile(steps_per_execution=3)
+        eager.compile(run_eagerly=True)
+        for count in (1, 2, 5):
+            x = rows[:count]
+            both = {"a": x, "b": tf.constant(2 * x, tf.float32)}
+            results[f"{count}"] = {
+                "named": named.predict(both, verbose=0),
+                "on batch": named.predict_on_batch({"a": x, "b": -x}),
+                "stepped": stepped.predict(x, verbose=0),
+                "in batches": stepped.predict(x, batch_size=2, verbose=0),
+                "eager": eager.predict(x, verbose=0),
+                "eager on batch": np.asarray(eager.predict_on_batch(x)),
+            }
+    return results
+
+
+def one_row_on_one_worker(strategy: Any) -> dict[str, Any]:
+    """One row predicted on the chief only, and each worker's own row."""
+    with scope(strategy):
+        model = common.dense_model()
+        x = np.full((1, 8), float(strategy.shard.worker), "float32")
+        alone = []
+        if strategy.is_chief:
+            alone = [model.predict(x, verbose=0), model.predict_on_batch(x)]
+        own = model.predict(x, verbose=0)
+        again = model.predict(np.zeros((1, 8), "float32"), verbose=0)
+    return {"alone": alone, "own": own, "zeros": again}
+
+
+def different_values(strategy: Any, *, method: str) -> str:
+    """The error of a method that is given other rows on each worker."""
+    x = np.full((6, 8), float(strategy.shard.worker), "float32")
+    y = np.zeros(6, "int32")
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile("sgd", common.sparse_crossentropy())
+        before = common.weights(model)
+        try:
+            getattr(model, method)(*((x,) if method == "predict" else (x, y)))
+        except ValueError as error:
+            same = [(a == b).all() for a, b in zip(before, common.weights(model), strict=True)]
+            return f"{error} {'untrained' if all(same) else 'trained'}"
+    return ""

@@ -169,6 +169,62 @@ def stop_on_one(strategy: Any) -> int:
         return len(_fit(_model(), [_StopsOnOne(strategy, 1)]).history["loss"])
 
 
+class _StopsInEpoch(keras.callbacks.Callback):
+    """Ends training in the middle of an epoch, on the last worker or on all."""
+
+    def __init__(self, strategy: Any, step: int, everywhere: bool) -> None:
+        super().__init__()
+        self._here = everywhere or rank(strategy) == strategy.shard.workers - 1
+        self._step = step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops training."""
+        if self._here and batch == self._step:
+            self.model.stop_training = True
+
+
+class StopsElsewhere(keras.Model):
+    """A model that ends its training on one worker while a batch is made, as a signal may."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(3)
+        self._here = rank(strategy) == strategy.shard.workers - 1
+
+    def call(self, inputs: Any) -> Any:
+        """Logits; stops while it is traced."""
+        if self._here:
+            self.stop_training = True
+        return self.out(inputs)
+
+
+def stop_in_epoch(strategy: Any, *, how: str) -> dict[str, Any]:
+    """A training that ends in the middle of an epoch, with an evaluation after it.
+
+    Args:
+        strategy: what to train on.
+        how: "one" or "all" workers stop; "only_there": only one has the callback; "outside" of a
+            callback.
+    """
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        if how == "outside":
+            model = _model(lambda: StopsElsewhere(strategy))
+            callbacks = []
+        else:
+            model = _model()
+            stops = _StopsInEpoch(strategy, 3, how == "all")
+            callbacks = [stops] if how != "only_there" or stops._here else []
+        done = _fit(model, callbacks)
+        score = model.evaluate(x[:77], y[:77], BATCH, verbose=0, return_dict=True)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "score": common.numbers(score),
+        "steps": int(np.asarray(model.optimizer.iterations)),
+    }
+
+
 def fail_on_one(strategy: Any, path: str, worker: int) -> str:
     """The error of a training in which a callback fails on one worker."""
     with scope(strategy):

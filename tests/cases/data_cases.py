@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import pathlib
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import scipy.sparse
 import tensorflow as tf
 
 import tfdist
@@ -194,5 +196,150 @@ def strings(strategy: Any) -> dict[str, Any]:
     return {
         "history": common.history(done),
         "weights": [w for w in common.weights(model) if w.dtype.kind == "f"],
+        "predict": predicted,
+    }
+
+
+def _draw() -> None:
+    """Draws from every generator of random numbers that a program may use."""
+    tf.random.normal([3])
+    np.random.rand(7)
+    random.random()
+
+
+def _drawn(kind: str) -> dict[str, Any]:
+    """Arguments of `fit` whose order comes from random numbers."""
+    x, ids = _rows()
+    rows = tf.data.Dataset.from_tensor_slices((x, ids))
+
+    def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        while True:
+            order = np.random.permutation(EXAMPLES)
+            for start in range(0, EXAMPLES, BATCH):
+                yield x[order[start : start + BATCH]], ids[order[start : start + BATCH]]
+
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return {
+        "arrays": lambda: {"x": x, "y": ids, "batch_size": BATCH},
+        "sequence": lambda: {"x": Batches()},
+        "sequence_two_workers": lambda: {"x": Batches(workers=2, max_queue_size=4)},
+        "seeded": lambda: {"x": rows.shuffle(EXAMPLES, seed=3).batch(BATCH)},
+        "dataset": lambda: {"x": rows.shuffle(EXAMPLES).batch(BATCH)},
+        "dataset_repeated": lambda: {
+            "x": rows.shuffle(EXAMPLES).batch(BATCH).repeat(),
+            "steps_per_epoch": 6,
+        },
+        "dataset_unknown_length": lambda: {
+            "x": rows.shuffle(EXAMPLES).filter(lambda *_: True).batch(BATCH)
+        },
+        "dataset_policy_off": lambda: {"x": rows.shuffle(EXAMPLES).batch(BATCH).with_options(off)},
+        "generator": lambda: {"x": generate(), "steps_per_epoch": 6},
+    }[kind]()
+
+
+def one_draws_more(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """Two epochs in a program of which one worker has drawn more random numbers than another."""
+    with scope(strategy):
+        model = _model()
+        if strategy.is_chief:
+            _draw()
+        try:
+            done = model.fit(**_drawn(kind), epochs=2, verbose=0)
+        except Exception as error:
+            steps = int(np.asarray(model.optimizer.iterations))
+            return {"error": f"{type(error).__name__}: {error}", "steps": steps}
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+class _DrawsOnChief(keras.callbacks.Callback):
+    """Draws a random number on one worker after each epoch, as for a picture."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self._here = strategy.is_chief
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Draws."""
+        if self._here:
+            _draw()
+
+
+class _Permuted(Batches):
+    """Permutes its rows before each epoch, by NumPy's generator."""
+
+    def on_epoch_begin(self) -> None:
+        """Permutes."""
+        order = np.random.permutation(EXAMPLES)
+        self.x, self.ids = self.x[order], self.ids[order]
+
+
+def one_draws_between_epochs(strategy: Any) -> dict[str, Any]:
+    """The error, and the epochs trained, where the workers' batches differ from the second on."""
+    with scope(strategy):
+        model = _model()
+        history = keras.callbacks.History()
+        try:
+            callbacks = [_DrawsOnChief(strategy), history]
+            model.fit(_Permuted(), epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "epochs": len(history.epoch)}
+    return {}
+
+
+def one_fails_to_read(strategy: Any, *, worker: int) -> str:
+    """The error where the data set of one worker fails before its first batch."""
+    x, ids = _rows()
+
+    def generate() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        if strategy.shard.worker == worker:
+            raise FileNotFoundError("no such file")
+        yield x[:BATCH], ids[:BATCH]
+
+    specs = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+    with scope(strategy):
+        try:
+            model = _model()
+            model.fit(tf.data.Dataset.from_generator(generate, output_signature=specs), verbose=0)
+        except Exception as error:
+            return str(error)
+    return ""
+
+
+class _Rows(NamedTuple):
+    """A batch as a namedtuple."""
+
+    x: Any
+    y: Any
+
+
+def namedtuples(strategy: Any) -> dict[str, Any]:
+    """Batches that are namedtuples, and features that are."""
+    rows = tf.data.Dataset.from_tensor_slices(_rows()).batch(BATCH)
+    with scope(strategy):
+        model = _model()
+        done = model.fit(rows.map(_Rows), epochs=2, verbose=0)
+        score = model.evaluate(rows.map(_Rows), verbose=0, return_dict=True)
+        predicted = model.predict(rows.map(_Rows), verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
+        "evaluate": common.numbers(score),
+        "predict": predicted,
+    }
+
+
+def sparse_matrices(strategy: Any) -> dict[str, Any]:
+    """SciPy's sparse matrices, into a model that its first batch builds."""
+    x, ids = _rows()
+    matrix = scipy.sparse.csr_matrix(np.where(x > 0, x, 0))
+    with scope(strategy):
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[common.SeenOnce(EXAMPLES)])
+        done = model.fit(matrix, ids, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        predicted = model.predict(matrix, batch_size=BATCH, verbose=0)
+    return {
+        "history": common.history(done),
+        "weights": common.weights(model),
         "predict": predicted,
     }

@@ -75,7 +75,9 @@ def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
         [*first, keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.01)
+    stop = keras.callbacks.EarlyStopping(
+        "loss", patience=1, min_delta=0.01, restore_best_weights=True
+    )
     warm = model.fit(np.ones((16, 4)), np.ones((16, 1)), epochs=1, verbose=0)
     history = model.fit(**_data(kind), epochs=4, verbose=0, callbacks=[stop, *callbacks])
     weights = [weight.numpy() for weight in model.weights]

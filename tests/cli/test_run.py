@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tfdist import environment
-from tfdist.cli import show
 
 SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('TF_CONFIG', 'none'))"
 CLEAN = {"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1", "COLUMNS": None}
@@ -86,7 +85,6 @@ def test_a_run_is_shown_and_logged(here: Path) -> None:
     for words in (
         "multi_worker (auto: 3 processes were asked for)",
         "worker 0 at 127.0.0.1:",
-        "batch_size=64 → 22 + 21 + 21 examples a step",
         "3 (1 in each of 3 tasks)",
     ):
         assert words in result.stderr
@@ -278,16 +276,3 @@ def test_version() -> None:
     result = tfdist("--version")
     assert result.returncode == 0
     assert re.match(r"tfdist \S+\ntensorflow \S+\nkeras \S+\n$", result.stdout)
-
-
-@pytest.mark.parametrize(
-    ("batch", "replicas", "text"),
-    [
-        (64, 1, "64 examples"),
-        (64, 3, "22 + 21 + 21"),
-        (64, 16, "4 on each of 16"),
-        (64, 9, "7 or 8"),
-    ],
-)
-def test_how_a_batch_is_split(batch: int, replicas: int, text: str) -> None:
-    assert text in show.split_batch(batch, replicas)

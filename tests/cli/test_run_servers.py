@@ -66,7 +66,6 @@ def test_the_strategy_file_that_is_shipped(here: Path) -> None:
                 "worker 1 at 127.0.0.1:.* (trains)",
                 "ps 1 at 127.0.0.1:.* (holds weights)",
                 "2 (1 in each of 2 workers)",
-                "batch_size=64 → 32 + 32 examples a step",
                 "on 2 parameter servers, large ones in up to 2 parts of at least 1 MiB",
             ],
         ),
@@ -74,7 +73,6 @@ def test_the_strategy_file_that_is_shipped(here: Path) -> None:
             ["--mode", "async", "--wire-dtype", "bfloat16", "--max-restarts", "3"],
             [
                 "async (each worker's gradient is an update of its own)",
-                "batch_size=64 → 64 examples of one worker are an update",
                 "sent as bfloat16",
                 "at most 3",
             ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract.conftest import Agree
 
 
@@ -23,3 +25,8 @@ def test_methods_on_one_batch_of_a_lazy_model(agree: Agree) -> None:
 
 def test_calling_the_model(agree: Agree) -> None:
     agree("batch_cases:called")
+
+
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
+    agree("batch_cases:on_batch_of", kind=kind)

@@ -88,6 +88,14 @@ def test_string_features(agree: Agree) -> None:
     agree("data_cases:strings")
 
 
+def test_batches_that_are_namedtuples(agree: Agree) -> None:
+    agree("data_cases:namedtuples")
+
+
+def test_sparse_matrices_of_a_model_without_an_input(agree: Agree) -> None:
+    agree("data_cases:sparse_matrices")
+
+
 def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:
     start = 0
     for number, length in enumerate(lengths):

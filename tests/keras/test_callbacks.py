@@ -95,6 +95,19 @@ def test_one_worker_stops_all(cluster: Pool) -> None:
     assert cluster("multi_worker").call(f"{CASES}:stop_on_one") == [2, 2]
 
 
+@pytest.mark.parametrize("name", ["multi_worker", "horovod"])
+@pytest.mark.parametrize(
+    ("how", "steps"), [("one", 4), ("all", 4), ("only_there", 4), ("outside", STEPS)]
+)
+def test_workers_stop_together_within_an_epoch(
+    cluster: Pool, name: str, how: str, steps: int
+) -> None:
+    first, second = cluster(name).call(f"{CASES}:stop_in_epoch", how=how)
+    assert first["steps"] == steps
+    assert len(first["history"]["loss"]) == 1
+    assert_same(first, second, 1e-6, "the other worker")
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_an_error_on_one_worker_reaches_all(
     cluster: Pool, tmp_path: pathlib.Path, worker: int

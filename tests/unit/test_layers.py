@@ -21,6 +21,7 @@ ROOMS = (
         "_tensorflow",
         "_tensorflow_checkpoints",
         "_tensorflow_columns",
+        "_tensorflow_data",
         "_tensorflow_graphs",
         "_tensorflow_sessions",
         "files",

@@ -18,10 +18,7 @@ from tfdist.resolution import Resolved
 from tfdist.server_options import ON_STALE
 from tfdist.updates.rule import rule_from
 
-__all__ = ["commands", "note", "split_batch", "table"]
-
-_BATCH = 64
-_LISTED = 8
+__all__ = ["commands", "note", "table"]
 
 #: What the tasks of a parameter-server job do.
 _PARTS = {"chief": "runs the script", "worker": "trains", "ps": "holds weights"}
@@ -76,18 +73,6 @@ def table(
     console.print(grid)
 
 
-def split_batch(batch: int, replicas: int) -> str:
-    """How a global batch is spread over replicas, in words: sizes differ by one at most."""
-    if replicas == 1:
-        return f"batch_size={batch} → {batch} examples a step"
-    each, more = divmod(batch, replicas)
-    if replicas <= _LISTED:
-        parts = " + ".join(str(each + (number < more)) for number in range(replicas))
-    else:
-        parts = f"{each} or {each + 1} on each" if more else f"{each} on each of {replicas}"
-    return f"batch_size={batch} → {parts} examples a step"
-
-
 def _rows(
     plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, ...]
 ) -> list[tuple[str, str]]:
@@ -107,7 +92,6 @@ def _rows(
         ("tasks", _tasks(plan, _PARTS if served else {})),
         ("replicas", f"{replicas}{share}"),
         ("devices", _devices(plan, each, gpus, tasks)),
-        ("global batch", _global_batch(config, replicas)),
         ("weights", _weights(config) if served else ""),
         ("seed", _seed(config.seed, seed)),
         ("flags", _flags(resolved)),
@@ -174,12 +158,6 @@ def _mode(config: StrategyConfig) -> str:
         enough = config.processes - config.backup_workers
         return f"sync (an update takes the first {enough} of {config.processes} gradients)"
     return config.mode
-
-
-def _global_batch(config: StrategyConfig, replicas: int) -> str:
-    if config.mode == "sync" or config.strategy != "parameter_server":
-        return split_batch(max(_BATCH, replicas), replicas)
-    return f"batch_size={_BATCH} → {_BATCH} examples of one worker are an update"
 
 
 def _weights(config: StrategyConfig) -> str:

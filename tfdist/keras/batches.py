@@ -1,7 +1,7 @@
-"""`train_on_batch`, `test_on_batch` and `predict_on_batch`: each replica takes its slice.
+"""`train_on_batch` and `test_on_batch`: each replica takes its slice.
 
-Stock Keras hands the whole batch to every replica: counts are multiplied by the number of replicas
-and `predict_on_batch` returns every row once for each of them.
+Stock Keras hands the whole batch to every replica, which multiplies counts by the number of
+replicas. `predictions.py` has `predict_on_batch`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras.src import tree
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
@@ -19,9 +20,10 @@ from keras.src.utils.python_utils import pythonify_logs
 
 from tfdist import data
 from tfdist._tensorflow import regroup
+from tfdist.keras.comparing import compare_values
 from tfdist.keras.hooks import Hook
 from tfdist.keras.relaxed import Relaxed
-from tfdist.keras.replica import predicting
+from tfdist.keras.stateful import check_divided, is_stateful
 
 
 def hooks() -> list[Hook]:
@@ -29,19 +31,26 @@ def hooks() -> list[Hook]:
     return [
         Hook(TensorFlowTrainer, "train_on_batch", _train_on_batch),
         Hook(TensorFlowTrainer, "test_on_batch", _test_on_batch),
-        Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
-        Hook(TensorFlowTrainer, "make_predict_function", _relaxed_predict),
     ]
 
 
-def _spread(strategy: Any, batch: Any) -> Any:
+def spread(strategy: Any, batch: Any) -> Any:
     """One global batch as per-replica slices, in the order of the replicas' predictions."""
-    tensors = tree.map_structure(
-        lambda leaf: leaf if leaf is None else tf.convert_to_tensor(leaf), batch
-    )
+    values = as_values(batch)
     shard = strategy.shard
-    parts = [data.slice_with_share(tensors, p, shard.replicas) for p in shard.positions()]
+    parts = [data.slice_with_share(values, p, shard.replicas) for p in shard.positions()]
     return parts[0] if len(parts) == 1 else regroup(parts)
+
+
+def as_values(batch: Any) -> Any:
+    """A batch of arrays and tensors; arrays are sliced before they are copied into tensors."""
+
+    def value(leaf: Any) -> Any:
+        if leaf is None or isinstance(leaf, (np.ndarray, tf.SparseTensor, tf.RaggedTensor)):
+            return leaf
+        return tf.convert_to_tensor(leaf)
+
+    return tree.map_structure(value, batch)
 
 
 def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,53 +89,23 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return test_on_batch
 
 
-def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def predict_on_batch(self: Any, x: Any) -> Any:
-        strategy = self.distribute_strategy
-        if strategy.num_replicas_in_sync == 1:
-            return original(self, x)
-        self.make_predict_function()
-        outputs = self.predict_function([_spread(strategy, (x,))])
-        return tree.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, outputs)
-
-    return predict_on_batch
-
-
-def _relaxed_predict(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def make_predict_function(self: Any, force: bool = False) -> None:
-        original(self, force)
-        strategy = self.distribute_strategy
-        known = isinstance(self.predict_function, (Relaxed, _Marked))
-        if known or strategy.num_replicas_in_sync == 1:
-            return
-        marked = _Marked(self.predict_function)
-        self.predict_function = marked if self.run_eagerly else Relaxed(marked, strategy)
-
-    return make_predict_function
-
-
-class _Marked:
-    """A predict function whose calls of `Strategy.run` are known as predictions."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, batches: Any) -> Any:
-        with predicting.up():
-            return self._function(batches)
-
-
 def _run(model: Any, name: str, batch: Any, return_dict: bool) -> Any:
     """Runs one step on a spread batch and reads the metrics over all replicas."""
     strategy = model.distribute_strategy
+    if getattr(model, name) not in _compared:
+        _compared.add(getattr(model, name))
+        compare_values(strategy, as_values(batch))
     step = _one_step(model, name)
+    slices = spread(strategy, batch)
+    check_divided(model, slices)
     model.reset_metrics()
-    logs = step(_spread(strategy, batch))
+    logs = step(slices)
     logs = pythonify_logs(model._get_metrics_result_or_logs(logs))
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
+
+#: Functions whose first batch has been compared between the workers.
+_compared: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _steps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -138,6 +117,7 @@ def _one_step(model: Any, name: str) -> Callable[[Any], Any]:
         return lambda batch: function(iter([batch]))
     if function not in _steps:
         alive: Callable[[], Any] = weakref.ref(function)
-        _steps[function] = Relaxed(lambda batch: alive()(iter([batch])), model.distribute_strategy)
+        strategy, equal = model.distribute_strategy, is_stateful(model)
+        _steps[function] = Relaxed(lambda batch: alive()(iter([batch])), strategy, equal)
     kept: Callable[[Any], Any] = _steps[function]
     return kept

@@ -142,13 +142,21 @@ def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
     """Makes a variable, and the tensor that its value becomes, outside of the replica's graph."""
 
     @functools.wraps(original)
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize(self: Any, initializer: Any, *args: Any, **kwargs: Any) -> None:
         if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
-            return original(self, *args, **kwargs)
+            return original(self, initializer, *args, **kwargs)
+        if tf.is_tensor(initializer):  # of the function's graph, such as zeros of an RNN's state
+            initializer = _constant(initializer)
         with outside_of_function(tf.distribute.get_strategy()):
-            return original(self, *args, **kwargs)
+            return original(self, initializer, *args, **kwargs)
 
     return initialize
+
+
+def _constant(value: Any) -> Any:
+    """The value of a tensor of a graph where it does not depend on the batch, else the tensor."""
+    static = tf.get_static_value(value)
+    return value if static is None else static
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:

@@ -20,12 +20,9 @@ from keras.src.utils import file_utils
 
 from tfdist import agreement
 from tfdist.errors import ConfigError
-from tfdist.keras import backup, saving
-from tfdist.keras.flags import Flag
+from tfdist.keras import backup, saving, stopping
+from tfdist.keras.flags import fitting
 from tfdist.keras.hooks import Hook
-
-#: Up while `fit` runs.
-_fitting = Flag()
 
 
 def hooks() -> list[Hook]:
@@ -33,7 +30,7 @@ def hooks() -> list[Hook]:
     board = callbacks.TensorBoard
     return [
         Hook(TensorFlowTrainer, "fit", _note_fit),
-        Hook(CallbackList, "on_train_begin", _fail_together),
+        Hook(CallbackList, "on_train_begin", _begin_together),
         Hook(CallbackList, "on_epoch_end", _fail_and_stop_together),
         Hook(CallbackList, "on_train_end", _fail_together),
         Hook(callbacks.ModelCheckpoint, "_should_save_model", _as_chief_decides),
@@ -47,6 +44,7 @@ def hooks() -> list[Hook]:
         Hook(board, "_configure_embeddings", _on_chief_only),
         Hook(board, "_log_weights", _with_shared_reads),
         Hook(OrbaxCheckpoint, "set_model", _refuse),
+        *stopping.hooks(),
         *backup.hooks(),
     ]
 
@@ -67,14 +65,14 @@ def _note_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _fitting.up():
+        with fitting.up():
             return original(self, *args, **kwargs)
 
     return fit
 
 
 def _together(name: str, call: Callable[[], Any]) -> list[Any]:
-    if not _fitting.is_up:
+    if not fitting.is_up:
         return [call()]
     return agreement.together(_strategy(), call, name)
 
@@ -87,6 +85,20 @@ def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def _begin_together(original: Callable[..., None]) -> Callable[..., None]:
+    """Begins together, and finds out whether a callback of any worker may stop within an epoch."""
+
+    @functools.wraps(original)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        def call() -> bool:
+            original(self, logs)
+            return stopping.may_stop(self)
+
+        stopping.ask_at_batches(self, any(_together("callbacks on_train_begin", call)))
+
+    return on_train_begin
+
+
 def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None]:
     """Ends training on all workers if a callback ends it on one, as after a time limit."""
 
@@ -94,7 +106,8 @@ def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None
     def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
         def call() -> bool:
             original(self, epoch, logs)
-            return bool(getattr(self.model, "stop_training", False))
+            stopped = bool(getattr(self.model, "stop_training", False))
+            return stopping.put_off(self) or stopped
 
         if any(_together("callbacks on_epoch_end", call)):
             self.model.stop_training = True

@@ -29,3 +29,6 @@ class Flag(threading.local):
 
 #: Up where gradients are applied that have been exchanged already.
 exchanged = Flag()
+
+#: Up while `fit` runs, in which all workers make the same calls.
+fitting = Flag()

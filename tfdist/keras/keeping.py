@@ -18,8 +18,12 @@ from tfdist.keras.model_optimizers import optimizers_of
 
 __all__ = ["State", "packed", "put_back", "restore", "take", "unpacked", "values_of"]
 
-#: Attributes of callbacks of these types are kept, such as the patience used up and the best value.
-_PLAIN = (bool, int, float, str, type(None), np.floating, np.integer)
+#: Attributes of callbacks of these types are kept, such as the patience used up and the best value;
+#: and lists, tuples and dicts of them, such as the best weights.
+_PLAIN = (bool, int, float, str, type(None), np.floating, np.integer, np.ndarray)
+
+#: Attributes that Keras sets before it begins to train.
+_SET_BY_KERAS = ("params",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,7 @@ class State:
         position: how far it is.
         arrays: the values of all variables of the model, its optimizers and its metrics; None where
             the present `fit` has not begun to train.
-        callbacks: for each callback its class's name and its plain attributes.
+        callbacks: for each callback its class's name and its plain attributes, arrays too.
         history: the history of the present `fit` and its epochs.
         finished: the histories of the calls of `fit` that are over.
         last_end: the values of the variables when the last of those ended, or None.
@@ -154,7 +158,7 @@ def restore(state: State, model: Any, callbacks: list[Any]) -> None:
         put_back(state.arrays, model)
     for callback, (name, attributes) in zip(callbacks, state.callbacks, strict=False):
         if type(callback).__name__ == name:
-            vars(callback).update(attributes)
+            vars(callback).update(copy.deepcopy(attributes))
     if getattr(model, "history", None) is not None:
         model.history.history = copy.deepcopy(state.history[0])
         model.history.epoch = list(state.history[1])
@@ -191,4 +195,13 @@ def _variables(model: Any) -> list[Any]:
 
 
 def _plain(callback: Any) -> dict[str, Any]:
-    return {name: v for name, v in vars(callback).items() if isinstance(v, _PLAIN)}
+    kept = {name: v for name, v in vars(callback).items() if name not in _SET_BY_KERAS}
+    return {name: copy.deepcopy(v) for name, v in kept.items() if _is_plain(v)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, [*value, *value.values()]))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)

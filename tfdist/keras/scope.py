@@ -8,6 +8,7 @@ from tfdist.keras import (
     building,
     callbacks,
     checkpoints,
+    comparing,
     elastic,
     executions,
     feeding,
@@ -16,9 +17,11 @@ from tfdist.keras import (
     losses,
     normalization,
     optimizers,
+    predictions,
     reporting,
     saving,
     seeds,
+    stateful,
     updating,
     weights,
 )
@@ -28,10 +31,12 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
+        comparing,  # first, so that what skips batches does not take its previews for batches
         saving,
         callbacks,
         checkpoints,
         batches,
+        predictions,
         binding,
         building,
         elastic,
@@ -44,6 +49,7 @@ def all_hooks() -> list[Hook]:
         optimizers,
         reporting,
         seeds,
+        stateful,
         weights,
         updating,
     )

@@ -1,73 +1,62 @@
-"""Shuffles that are the same on every worker.
+"""Keras's own shuffles of arrays and of PyDatasets, made the same on every worker.
 
-Every worker reads all batches and takes its slice, so all must shuffle alike. They start from one
-seed; a program in which one worker draws more random numbers than another (`if rank == 0`) would
-from there on see some examples twice and others never. Each `fit` therefore starts with a look at
-whether the workers' random states are the same.
+Every worker reads all batches and takes its slice, so all must shuffle alike. Keras draws the order
+of arrays from TensorFlow's seed, and that of a PyDataset's batches from Python's generator: where
+the workers have other ones, they take the chief's, with which one process would have shuffled. What
+else draws random numbers is the program's own; `comparing.py` looks at the batches that come of it.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import random
-import secrets
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
 from tfdist import agreement
-from tfdist._tensorflow import eager_seed_state, global_seed
+from tfdist._tensorflow import global_seed
+from tfdist._tensorflow_data import seeded
 from tfdist.keras.hooks import Hook
 
 
 def hooks() -> list[Hook]:
-    """The seam at which training starts."""
-    return [Hook(TensorFlowTrainer, "fit", _agree_first)]
+    """The seams at which Keras makes data sets that it shuffles."""
+    return [
+        Hook(ArrayDataAdapter, "get_tf_dataset", _of_chiefs_seed),
+        Hook(PyDatasetAdapter, "get_tf_dataset", _of_chiefs_state),
+    ]
 
 
-def _agree_first(original: Callable[..., Any]) -> Callable[..., Any]:
+def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        agree_on_random_states(self.distribute_strategy)
-        return original(self, *args, **kwargs)
+    def get_tf_dataset(self: Any) -> Any:
+        strategy = tf.distribute.get_strategy()
+        if not self._shuffle or agreement.worker_count(strategy) == 1:
+            return original(self)
+        # The order is drawn in a function of the data set, whose graph takes the seed of now.
+        with seeded(agreement.from_chief(strategy, global_seed(), "the seed of a shuffle")):
+            return original(self)
 
-    return fit
-
-
-def agree_on_random_states(strategy: Any) -> None:
-    """Makes the workers' random states equal where they are not, and says so."""
-    if agreement.worker_count(strategy) == 1:
-        return
-    states = agreement.all_gather_json(strategy, _digests(), "the random states before fit")
-    differing = [name for name in states[0] if len({state[name] for state in states}) > 1]
-    if not differing:
-        return
-    seed = agreement.from_chief(strategy, secrets.randbelow(2**32), "a seed before fit")
-    warnings.warn(
-        f"The workers' random states differ ({', '.join(differing)}), so they would shuffle "
-        "differently. They now go on from one new seed. Look for code that only some workers run.",
-        stacklevel=4,
-    )
-    for name in differing:
-        _SETTERS[name](seed)
+    return get_tf_dataset
 
 
-def _digests() -> dict[str, str]:
-    states = {
-        "Python": random.getstate(),
-        "NumPy": [str(part) for part in np.random.get_state()],
-        "TensorFlow": (global_seed(), eager_seed_state()),
-    }
-    return {n: hashlib.sha256(repr(s).encode()).hexdigest()[:16] for n, s in states.items()}
+def _of_chiefs_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_tf_dataset(self: Any) -> Any:
+        strategy = tf.distribute.get_strategy()
+        if self.shuffle and agreement.worker_count(strategy) > 1:
+            own = random.getstate()
+            chiefs = agreement.from_chief(strategy, own, "the random numbers of a shuffle")
+            random.setstate(_tuples(chiefs))
+        return original(self)
+
+    return get_tf_dataset
 
 
-_SETTERS: dict[str, Callable[[int], Any]] = {
-    "Python": random.seed,
-    "NumPy": np.random.seed,
-    "TensorFlow": tf.random.set_seed,
-}
+def _tuples(value: Any) -> Any:
+    """A value with its lists as tuples, which JSON does not keep apart."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -19,6 +19,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
 from tfdist.keras.building import on_built_model
+from tfdist.keras.comparing import show_first_batch
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
 from tfdist.keras.replica import (
     after_its_batch,
@@ -137,9 +138,11 @@ class StrategyMixin:
         self._warn_of_order(dataset)
         with self._steps_known(dataset) as known:
             shares = known and is_feeding_keras() and self.num_replicas_in_sync > 1
-            return self.distribute_datasets_from_function(  # type: ignore[attr-defined]
-                lambda _: data.local_dataset(dataset, self.shard, shares), options
+            preview = is_feeding_keras() and self.shard.workers > 1
+            made = self.distribute_datasets_from_function(  # type: ignore[attr-defined]
+                lambda _: data.local_dataset(dataset, self.shard, shares, preview), options
             )
+            return show_first_batch(made) if preview else made
 
     def _warn_of_order(self, dataset: Any) -> None:
         unordered = unordered_steps(dataset) if self.shard.workers > 1 else []

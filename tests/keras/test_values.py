@@ -1,0 +1,55 @@
+"""Batches that are given as values: computed alone where they are small, compared where not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.contract.conftest import assert_same
+from tests.harness import Pool
+
+CASES = "tests.cases.batch_cases"
+
+
+@pytest.mark.parametrize("target", ["multi_worker", "horovod"])
+def test_one_row_is_predicted_without_the_other_workers(cluster: Pool, target: str) -> None:
+    chief, other = cluster(target).call(f"{CASES}:one_row_on_one_worker")
+    assert len(chief["alone"]) == 2
+    for alone in (*chief["alone"], chief["own"], other["zeros"]):
+        np.testing.assert_allclose(alone, chief["zeros"], atol=1e-6)
+    assert not np.allclose(other["own"], chief["own"])
+
+
+@pytest.mark.parametrize("method", ["predict", "train_on_batch", "test_on_batch"])
+def test_other_values_on_each_worker_are_refused(cluster: Pool, method: str) -> None:
+    for error in cluster("multi_worker").call(f"{CASES}:different_values", method=method):
+        assert error.startswith("The workers read different data")
+        assert error.endswith("untrained")
+
+
+@pytest.mark.parametrize("target", ["mirrored", "multi_worker", "horovod"])
+def test_predictions_of_few_rows(cluster: Pool, target: str) -> None:
+    expected = cluster.plain(f"{CASES}:few_rows")
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:few_rows")):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        ("mirrored", "train_on_batch"),
+        ("multi_worker", "train_on_batch"),
+        ("multi_worker", "test_on_batch"),
+        ("multi_worker", "predict"),
+        ("horovod", "predict_on_batch"),
+    ],
+)
+def test_batches_of_many_lengths_are_traced_twice(cluster: Pool, target: str, method: str) -> None:
+    """Stock Keras traces the model once for the first length and once for all others."""
+    expected = cluster.plain(f"{CASES}:lengths", method=method)
+    assert expected["traced"] == 2
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:lengths", method=method)):
+        replicas_here = 2 if target == "mirrored" else 1
+        assert result.pop("traced") <= 2 * replicas_here
+        for key in result:
+            assert_same(expected[key], result[key], 1e-5, f"worker {worker}")

@@ -1,0 +1,174 @@
+"""`predict` and `predict_on_batch`: each replica takes its slice, and all get all rows.
+
+A batch of fewer rows than there are replicas is not worth a slice: each process computes all of it
+by itself and exchanges nothing. A program that generates text calls `predict` once for each token.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import tree
+from keras.src.backend.tensorflow import trainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
+from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from tfdist import data
+from tfdist._tensorflow import local_results
+from tfdist.keras.batches import as_values, spread
+from tfdist.keras.comparing import as_tensors, compare_values
+from tfdist.keras.flags import Flag
+from tfdist.keras.hooks import Hook
+from tfdist.keras.relaxed import Relaxed
+from tfdist.keras.replica import predicting
+from tfdist.keras.stateful import check_divided, is_stateful
+
+#: Up while this process computes predictions by itself.
+_alone = Flag()
+
+#: Keras's `batch_size` where none is given.
+_BATCH = 32
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's predictions."""
+    return [
+        Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
+        Hook(TensorFlowTrainer, "make_predict_function", _by_replicas),
+        Hook(TFEpochIterator, "__init__", _without_pipeline),
+        Hook(trainer, "reduce_per_replica", _own_if_alone),
+    ]
+
+
+class _Whole:
+    """A batch of which each replica computes all rows.
+
+    Attributes:
+        batch: all rows, as a `Slice`.
+    """
+
+    def __init__(self, batch: Any, rows: int) -> None:
+        count = tf.constant(rows, tf.int64)
+        self.batch = data.Slice(as_tensors(batch), count, count)
+
+
+def _divided(strategy: Any, batch: Any) -> Any:
+    """A batch of values as what a predict function takes."""
+    values = as_values(batch)
+    rows = data.rows_of(values)
+    if rows and rows < strategy.num_replicas_in_sync:
+        return _Whole(values, rows)
+    return spread(strategy, values)
+
+
+def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def predict_on_batch(self: Any, x: Any) -> Any:
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == 1:
+            return original(self, x)
+        self.make_predict_function()
+        outputs = self.predict_function([_divided(strategy, (x,))])
+        return tree.map_structure(lambda t: t.numpy() if hasattr(t, "numpy") else t, outputs)
+
+    return predict_on_batch
+
+
+def _by_replicas(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def make_predict_function(self: Any, force: bool = False) -> None:
+        original(self, force)
+        strategy = self.distribute_strategy
+        known = isinstance(self.predict_function, _Predictions)
+        if not known and strategy.num_replicas_in_sync > 1:
+            self.predict_function = _Predictions(self, self.predict_function, strategy)
+
+    return make_predict_function
+
+
+class _Predictions:
+    """A predict function whose calls of `Strategy.run` are known as predictions."""
+
+    def __init__(self, model: Any, function: Callable[[Any], Any], strategy: Any) -> None:
+        self._model: Callable[[], Any] = weakref.ref(model)
+        # Keras's compiled function would keep one trace for both ways of calling it.
+        plain = getattr(function, "python_function", function)
+
+        def together(batches: Any) -> Any:
+            with predicting.up():
+                return function(batches)
+
+        def alone(batches: Any) -> Any:
+            with predicting.up(), _alone.up():
+                return plain(batches)
+
+        self._together: Callable[[Any], Any] = together
+        self._alone: Callable[[Any], Any] = alone
+        if not model.run_eagerly:
+            equal = is_stateful(model)
+            self._together = Relaxed(together, strategy, equal)
+            self._alone = Relaxed(alone, strategy, equal)
+
+    def __call__(self, batches: Any) -> Any:
+        """Predictions of all rows of some batches, in order."""
+        if isinstance(batches[0], _Whole):
+            return self._alone([batch.batch for batch in batches])
+        check_divided(self._model(), batches)
+        return self._together(batches)
+
+
+def _own_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if not _alone.is_up:
+            return original(values, strategy, reduction)
+        return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
+
+    return reduce_per_replica
+
+
+def _without_pipeline(original: Callable[..., None]) -> Callable[..., None]:
+    """Predicts a single batch of arrays from the arrays: a pipeline takes longer to build."""
+
+    @functools.wraps(original)
+    def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        batch = None
+        if not args and _is_one_batch_to_predict(distribute_strategy, kwargs):
+            EpochIterator.__init__(self, **kwargs)
+            batch = _dense(self.data_adapter)
+        if batch is None:
+            original(self, distribute_strategy, *args, **kwargs)
+            return
+        self._distribute_strategy = distribute_strategy
+        divided = _divided(distribute_strategy, batch)
+        if not isinstance(divided, _Whole):
+            compare_values(distribute_strategy, batch)
+        self._distributed_dataset = [divided]
+
+    return init
+
+
+def _is_one_batch_to_predict(strategy: Any, given: dict[str, Any]) -> bool:
+    """Whether `predict`, the only caller that has no `y`, is given arrays of one batch."""
+    x = given.get("x")
+    if "y" in given or given.get("steps_per_epoch") or strategy.num_replicas_in_sync == 1:
+        return False
+    if not can_convert_arrays((x, None, None)):
+        return False
+    rows = {leaf.shape[0] for leaf in tree.flatten(x) if leaf is not None}
+    return len(rows) == 1 and 0 < rows.pop() <= (given.get("batch_size") or _BATCH)
+
+
+def _dense(adapter: Any) -> Any:
+    """All rows of arrays, as Keras converts them; None if not all are dense."""
+    inputs = convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    leaves = [leaf for leaf in tree.flatten(inputs) if leaf is not None]
+    dense = all(isinstance(leaf, (np.ndarray, tf.Tensor)) for leaf in leaves)
+    return tree.lists_to_tuples(inputs) if dense else None

@@ -1,0 +1,97 @@
+"""Stateful RNNs on several replicas: each keeps the states of its own rows.
+
+A replica takes the same rows of each global batch of one size, so the states that it left behind
+are those of the rows that go on. State variables have as many rows as a slice, while
+`Input(batch_shape=...)` names the rows of the global batch. Unequal slices are refused: rows would
+move from one replica to another and meet the states of others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.layers.rnn.rnn import RNN
+
+from tfdist._tensorflow import local_results
+from tfdist.data import Slice
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import Hook
+
+__all__ = ["check_divided", "hooks", "is_stateful"]
+
+_ADVICE = (
+    "Each replica keeps the states of its own rows, so all batches must have one size that the "
+    "number of replicas divides, the one in `Input(batch_shape=...)`: give arrays a whole number "
+    "of batches, and make data sets with `batch(n, drop_remainder=True)`."
+)
+
+
+def hooks() -> list[Hook]:
+    """The seams at which Keras makes states, and runs from them."""
+    return [
+        Hook(RNN, "_create_state_variables", _of_own_rows),
+        Hook(RNN, "call", _of_equal_slices),
+    ]
+
+
+def is_stateful(model: Any) -> bool:
+    """Whether a model has an RNN that goes on from the states of the batch before."""
+    return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+
+
+def check_divided(model: Any, batch: Any) -> None:
+    """Raises if the slices of a batch of values are unequal, on all workers alike.
+
+    Args:
+        model: a model.
+        batch: per-replica slices of a global batch, or a list of such.
+    """
+    slices = batch[0] if isinstance(batch, list) else batch
+    if not isinstance(slices, Slice) or not is_stateful(model):
+        return
+    strategy = tf.distribute.get_strategy()
+    rows, replicas = int(local_results(strategy, slices.total)[0]), strategy.num_replicas_in_sync
+    if rows % replicas:
+        raise ConfigError(
+            f"A stateful model gets a batch of {rows} rows on {replicas} replicas. {_ADVICE}"
+        )
+
+
+def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def create_state_variables(self: Any, batch_size: int) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # In a replica's function the layer is built from the replica's own slice. A batch that
+        # cannot be divided may still be one that each process predicts by itself.
+        if tf.distribute.in_cross_replica_context() and batch_size % replicas == 0:
+            batch_size //= replicas
+        original(self, batch_size)
+
+    return create_state_variables
+
+
+def _of_equal_slices(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, sequences: Any, *args: Any, **kwargs: Any) -> Any:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        rows = sequences.shape[0]
+        in_replica = tf.distribute.get_replica_context() is not None
+        if self.stateful and replicas > 1 and in_replica:
+            expected = self._expected_batch_size
+            if rows is None or (expected is not None and rows != expected):
+                raise ConfigError(_unequal(self, rows, expected, replicas))
+        return original(self, sequences, *args, **kwargs)
+
+    return call
+
+
+def _unequal(layer: Any, rows: int | None, expected: int | None, replicas: int) -> str:
+    found = "batches of several sizes" if rows is None else f"slices of {rows} rows"
+    kept = "" if expected is None else f" and keeps states for {expected}"
+    return (
+        f"{type(layer).__name__}(stateful=True) of name {layer.name!r} gets {found} on "
+        f"{replicas} replicas{kept}. {_ADVICE}"
+    )

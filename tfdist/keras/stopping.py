@@ -1,0 +1,105 @@
+"""`model.stop_training` set within an epoch: all workers stop after the same step, or none does.
+
+A worker that left the loop by itself would leave the others waiting in their next step. Where a
+callback of the program's own runs at batches, on any worker, each step is followed by an all-reduce
+of one number: whether a worker stops. Elsewhere nobody asks. A flag that is set by other means, as
+by a signal's handler, is then put off to the end of the epoch, where workers agree anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src import callbacks
+from keras.src.callbacks.callback_list import CallbackList
+
+from tfdist import agreement
+from tfdist.keras.flags import fitting
+from tfdist.keras.hooks import Hook
+
+__all__ = ["ask_at_batches", "hooks", "may_stop", "put_off"]
+
+#: Attributes of a list of callbacks: whether its workers ask each other after each batch, and
+#: whether a stop is put off. Of a model: that all workers set `stop_training` alike.
+_ASKS, _PUT_OFF, _ALIKE = "_tfdist_asks", "_tfdist_put_off", "_tfdist_stops_alike"
+
+_AT_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+
+#: Packages whose callbacks act on logs, which are the same on all workers.
+_ACTING_ALIKE = ("keras", "tfdist")
+
+
+def hooks() -> list[Hook]:
+    """The seams at which a batch's end is told to callbacks."""
+    return [
+        Hook(CallbackList, "on_train_batch_end", _stop_together),
+        Hook(callbacks.TerminateOnNaN, "on_batch_end", _note_stop),
+    ]
+
+
+def may_stop(listed: Any) -> bool:
+    """Whether a list has a callback of the program's own that runs at batches."""
+    methods = (_method(each, name) for each in listed.callbacks for name in _AT_BATCHES)
+    return any(_package_of(method) not in _ACTING_ALIKE for method in methods)
+
+
+def ask_at_batches(listed: Any, asks: bool) -> None:
+    """Makes the workers ask each other after each batch; must be the same on all."""
+    vars(listed)[_ASKS] = asks
+
+
+def put_off(listed: Any) -> bool:
+    """Whether a stop has been put off to now."""
+    return bool(vars(listed).pop(_PUT_OFF, False))
+
+
+def _method(callback: Any, name: str) -> Any:
+    """A method as it was given, on the object itself or by its class."""
+    own = getattr(callback, "__dict__", {})
+    return own.get(name, getattr(type(callback), name))
+
+
+def _package_of(method: Any) -> str:
+    module = getattr(method, "__module__", None) or type(method).__module__
+    return str(module).partition(".")[0]
+
+
+def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        original(self, batch, logs)
+        strategy = tf.distribute.get_strategy()
+        if not fitting.is_up or agreement.worker_count(strategy) == 1:
+            return
+        model = self.model
+        alike = vars(model).pop(_ALIKE, False)
+        if vars(self).get(_ASKS):
+            wanted = bool(model.stop_training)
+            model.stop_training = agreement.any_worker(strategy, wanted, "the end of a batch")
+        elif model.stop_training and not alike:
+            model.stop_training, vars(self)[_PUT_OFF] = False, True
+            print(
+                f"tfdist: worker {agreement.rank(strategy)}: stop_training was set within an "
+                "epoch, but not by a callback's method for batches. All workers stop at the "
+                "epoch's end.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return on_train_batch_end
+
+
+def _note_stop(original: Callable[..., None]) -> Callable[..., None]:
+    """Notes that the loss, which is the same on all workers, ends the training."""
+
+    @functools.wraps(original)
+    def on_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        original(self, batch, logs)
+        if self.model.stop_training:
+            vars(self.model)[_ALIKE] = True
+
+    return on_batch_end
