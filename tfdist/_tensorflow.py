@@ -37,7 +37,6 @@ __all__ = [
     "ShardedVariable",
     "SyncOnReadVariable",
     "all_to_all",
-    "called_function",
     "collective_ops",
     "cross_device_ops",
     "cross_device_utils",
@@ -269,17 +268,6 @@ def outside_of_function(strategy: Any) -> Iterator[None]:
     """
     with tf.init_scope(), tf.Graph().as_default(), context.eager_mode(), strategy.scope():
         yield
-
-
-def called_function(op: Any) -> Any:
-    """The graph of the function that an op calls; None for other ops, and where it is not known.
-
-    Of calls only: conditionals and loops are ops like others.
-    """
-    if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
-        return None
-    function = op.graph._get_function(op.get_attr("f").name)
-    return getattr(function, "graph", None)
 
 
 def in_xla() -> bool:

@@ -153,6 +153,15 @@ SIGNATURES = {
         "parallel_iterations=None, experimental_use_pfor=True)"
     ),
     "GradientTape.watch": "(self, tensor)",
+    "nn.compute_average_loss": "(per_example_loss, sample_weight=None, global_batch_size=None)",
+    "nn.scale_regularization_loss": "(regularization_loss)",
+    "polymorphic_function.Function.__call__": "(self, *args, **kwds)",
+    "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
+    "BaseOptimizer.__init__": (
+        "(self, learning_rate, weight_decay=None, clipnorm=None, clipvalue=None, "
+        "global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None, "
+        "loss_scale_factor=None, gradient_accumulation_steps=None, name=None, **kwargs)"
+    ),
 }
 
 
@@ -190,7 +199,12 @@ def test_a_seam_is_where_it_was(name):
 
 
 def test_every_seam_is_listed_above():
-    unpinned = [path for path in seams() if not path.endswith(tuple(SIGNATURES))]
+    stand_ins = {hook.path for hook in constructors.hooks()}  # pinned below
+    unpinned = [
+        path
+        for path in seams()
+        if path not in stand_ins and not path.endswith(tuple(SIGNATURES))
+    ]
     assert unpinned == [], "add these with their signatures"
 
 

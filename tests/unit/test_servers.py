@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.keras.served.boxes import FIELDS, Layout, joined, parted, unbox
-from tfdist.keras.served.dependence import common_rows
 from tfdist.servers.cluster import UpdateRule
 from tfdist.servers.gate import Gate, gate_of
 from tfdist.servers.ledger import APPLIED, DROPPED, FORGOTTEN, WINDOW, Ledger
 from tfdist.servers.placement import Held, Shelves, row_ranges
 from tfdist.servers.slices import Slices
+from tfdist.updates.dependence import common_rows
 
 TOLD = [7, 3, 1, 5, 11, 2]
 
@@ -214,7 +214,7 @@ def test_rows_are_common_to_all_parts_unless_their_ids_come_from_the_batch(which
     rows: list[Any] = []
 
     def run(batch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        rows.append(common_rows(lookups(batch, seed)[which](), [batch, seed]))
+        rows.append(common_rows(lookups(batch, seed)[which]()))
         return tf.convert_to_tensor(rows[-1])
 
     specs = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([2], tf.int32)]

@@ -32,3 +32,6 @@ exchanged = Flag()
 
 #: Up while `fit` runs, in which all workers make the same calls.
 fitting = Flag()
+
+#: Up where a tape is asked for gradients of weights by tensors that stand for them.
+of_weights = Flag()

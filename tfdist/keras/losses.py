@@ -12,6 +12,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.metrics import reduction_metrics
 from keras.src.trainers.trainer import Trainer
 
+from tfdist.keras.flags import of_weights
 from tfdist.keras.hooks import Hook
 from tfdist.keras.step import Step, current_step
 from tfdist.keras.whole_batch import as_average, targets_of
@@ -187,7 +188,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def has_weights(sources: Any) -> bool:
     """Whether there is a variable among the sources of a gradient."""
-    return any(
+    return of_weights.is_up or any(
         isinstance(getattr(each, "value", each), tf.Variable) or isinstance(each, keras.Variable)
         for each in tf.nest.flatten(sources)
     )

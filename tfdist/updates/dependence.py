@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._tensorflow import called_function
+from tfdist._tensorflow_graphs import body_of
 
-__all__ = ["Dependence", "Rows", "rows_of"]
+__all__ = ["WEIGHT", "Dependence", "Rows", "common_rows", "rows_of"]
+
+#: The name of placeholders that stand for weights.
+WEIGHT = "tfdist_weight"
 
 #: Stateful ops that only read: their results depend on the batch if their inputs do.
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
@@ -67,7 +70,7 @@ def _sources(tensor: Any) -> list[Any]:
         return []
     if op.type == "Placeholder":
         return [outer for outer, inner in _captures(op.graph) if inner is tensor]
-    if called_function(op) is None:
+    if body_of(op) is None:
         return list(op.inputs)
     places, _ = _inside_of_call(tensor)
     return [op.inputs[place] for place in places]
@@ -75,7 +78,7 @@ def _sources(tensor: Any) -> list[Any]:
 
 def _inside_of_call(result: Any) -> tuple[set[int], bool]:
     """The places of the arguments that a call's result is computed from; and see `_is_own`."""
-    body = called_function(result.op)
+    body = body_of(result.op)
     places = {id(placeholder): place for place, placeholder in enumerate(body.inputs)}
     used: set[int] = set()
     seen: set[int] = set()
@@ -98,24 +101,25 @@ def _is_own(tensor: Any) -> bool:
         return False
     op = tensor.op
     if op.type == "Placeholder":
+        if op.name.rpartition("/")[2].startswith(WEIGHT):
+            return False
         return not any(inner is tensor for _, inner in _captures(op.graph))
     if "Random" in op.type or "Multinomial" in op.type:
         return True
-    if called_function(op) is not None:
+    if body_of(op) is not None:
         return _inside_of_call(tensor)[1]
     return bool(op.op_def.is_stateful) and op.type not in _READS
 
 
 def _is_padded_length(op: Any) -> bool:
-    """Whether an op reads one dimension's length off an argument, other than the first's."""
+    """Whether an op reads the length of one dimension of a tensor, other than the first."""
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
         return False
-    start = tf.get_static_value(op.inputs[1])
-    source = op.inputs[0].op.inputs[0]
-    while source.op.type in _SAME_ROWS:
-        source = source.op.inputs[0]
-    single = op.get_attr("shrink_axis_mask") == 1
-    return single and start is not None and start[0] >= 1 and source.op.type == "Placeholder"
+    measured = op.inputs[0].op.inputs[0]
+    begin = tf.get_static_value(op.inputs[1])
+    if measured.shape.rank is None or begin is None or measured.op.type == "Transpose":
+        return False
+    return bool(op.get_attr("shrink_axis_mask") == 1 and begin[0] % measured.shape.rank > 0)
 
 
 def _captures(graph: Any) -> list[Any]:
@@ -163,3 +167,20 @@ def rows_of(vector: Any) -> list[Rows]:
         Rows(rows[0].like, tuple(s for each in rows for s in each.sources) + scalars)
         for rows in zip(*vectors, strict=True)
     ]
+
+
+def common_rows(indices: Any) -> Any:
+    """Which rows of a sparse gradient all replicas have in common, whatever their batches are.
+
+    Args:
+        indices: the rows' places in the table, a symbolic tensor of rank 1.
+
+    Returns:
+        A bool for all rows, or a tensor of shape `(rows,)`.
+    """
+    parts, depends = rows_of(indices), Dependence()
+    common = [not any(depends(source) for source in part.sources) for part in parts]
+    if len(set(common)) == 1:
+        return common[0]
+    sizes = [tf.shape(part.like) for part in parts]
+    return tf.concat([tf.fill(n, c) for n, c in zip(sizes, common, strict=True)], 0)

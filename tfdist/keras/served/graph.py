@@ -93,8 +93,7 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
         *resources, box = given
         told = unbox(box)
         batch, count, total = load.make_batch(resources, box)
-        sources = tf.nest.flatten(given, expand_composites=True)
-        step = ServedStep(servers, told.job, told.update, told.part, parts, update.send, sources)
+        step = ServedStep(servers, told.job, told.update, told.part, parts, update.send)
         with entered(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)

@@ -27,6 +27,7 @@ from keras.src.utils.python_utils import pythonify_logs
 from tfdist._tensorflow_graphs import Function, called_in_line
 from tfdist.errors import ConfigError
 from tfdist.keras import fused
+from tfdist.keras.flags import of_weights
 from tfdist.keras.hooks import Hook
 from tfdist.keras.served import optimizers, report, scaling
 from tfdist.keras.served.guards import applying, guarded
@@ -34,6 +35,7 @@ from tfdist.keras.served.predicting import PredictFunction
 from tfdist.keras.served.serving import Serving
 from tfdist.keras.served.step import ServedStep, current_served_step, is_metric
 from tfdist.keras.served.stepping import StepFunction
+from tfdist.keras.step import current_step
 from tfdist.servers.cluster import CHIEF, device_of
 from tfdist.servers.packing import PACKED_BYTES
 from tfdist.servers.partitioned import Partitioned, shown_part
@@ -243,11 +245,15 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_served_step()
         assert step is not None
         used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
-        grads = original(self, target, used, *args, **kwargs)
+        with of_weights.up():
+            grads = original(self, target, used, *args, **kwargs)
         found = [
             step.gradient(v, each) if own else each[0]
             for v, own, each in zip(flat, local, grads, strict=True)
         ]
+        part = current_step()
+        if part is not None:
+            part.gradients.update((id(each), each) for each in found if each is not None)
         return tf.nest.pack_sequence_as(sources, found)
 
     return gradient

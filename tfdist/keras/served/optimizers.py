@@ -14,7 +14,8 @@ from tfdist.errors import ConfigError
 from tfdist.keras.served.guards import applying, effects_of
 from tfdist.keras.served.payload import Payload
 from tfdist.keras.served.scaling import rescaled, scale_of, unscaling
-from tfdist.keras.served.step import Update, current_served_step, parts_of
+from tfdist.keras.served.step import NotSplittable, Update, current_served_step, parts_of
+from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers
 from tfdist.servers.partitioned import Partitioned
 
@@ -47,6 +48,7 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
                 return original(self, grads, trainable_variables)
             variables = _built(self, trainable_variables)
             _check_parts(self, variables)
+            _check_gradients(step, grads)
 
             scale = scale_of(self, step)
             if scale is not None:
@@ -105,6 +107,19 @@ def _check_parts(optimizer: Any, variables: list[Any]) -> None:
             f"{len(parts_of(split[0]))} servers, which conflicts with {why}. Keep variables whole "
             "with max_shards=1 (or a larger min_shard_bytes), or change the optimizer."
         )
+
+
+def _check_gradients(step: Any, grads: Any) -> None:
+    """Has a step computed as a whole that changes its gradients, as by clipping them.
+
+    Raises:
+        NotSplittable: if the step is one of several parts.
+    """
+    part = current_step()
+    if part is None or step is None or step.parts == 1 or not part.gradients:
+        return
+    if any(g is not None and id(g) not in part.gradients for g in grads):
+        raise NotSplittable("changes gradients before it applies them")
 
 
 def _constrain(variables: list[Any]) -> None:

@@ -23,6 +23,7 @@ from tfdist.servers.cluster import Servers, device_of
 from tfdist.servers.packing import move
 from tfdist.servers.partitioned import Partitioned
 from tfdist.servers.tally import Tally
+from tfdist.updates.dependence import WEIGHT
 
 __all__ = [
     "NotSplittable",
@@ -100,7 +101,6 @@ class ServedStep:
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
         send: sends an update to the servers.
-        given: what the graph is given in each call, from which the batch comes.
     """
 
     def __init__(
@@ -111,10 +111,8 @@ class ServedStep:
         part: Any,
         parts: int,
         send: Callable[[ServedStep, Update, Results | None], Any],
-        given: list[Any],
     ) -> None:
         self.servers = servers
-        self.given = given
         self._send = send
         self._pending: Update | None = None
         self.job, self.update, self.part, self.parts = job, update, part, parts
@@ -309,7 +307,7 @@ class ServedStep:
         if self.parts > 1 and self.updates and not _is_setting(variable):
             raise NotSplittable("uses weights again after it has updated them")
         shape, dtype = variable._value.shape, variable._value.dtype
-        placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=shape)
+        placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=shape, name=WEIGHT)
         self._slots.append((variable, placeholder))
         return tf.identity(placeholder)
 

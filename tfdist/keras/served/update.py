@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from tfdist.keras.flags import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
-from tfdist.keras.served.dependence import common_rows
 from tfdist.keras.served.guards import (
     applying,
     effects_of,
@@ -34,6 +33,7 @@ from tfdist.keras.served.together import contribute, discard
 from tfdist.keras.step import current_step
 from tfdist.servers.cluster import Servers, device_of
 from tfdist.servers.ledger import APPLIED, FORGOTTEN
+from tfdist.updates.dependence import common_rows
 
 __all__ = ["UPDATES_A_STEP", "send"]
 
@@ -67,7 +67,7 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
     common: dict[int, Any] = {}
     if step.parts > 1:
         common = {
-            place: common_rows(grad.indices, step.given)
+            place: common_rows(grad.indices)
             for place, (grad, _) in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }
