@@ -101,7 +101,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/cli/update_options.py",
         _WIRING,
         ('        "--bucket-mb",', '        "--bucket",'),
-        ('    "outer_lr": OuterLr,', '    "outer_lr": OuterMomentum,'),
+        ('    "outer_lr": OuterLr,\n', ""),
     ),
     Mutant("tfdist/cli/planning.py", "config=config.to_json(),", 'config="{}",', _WIRING),
     # Servers: placement, staleness, numbers.

@@ -132,6 +132,15 @@ def test_a_fast_worker_waits_for_a_slow_one_and_goes_on_after_it():
     assert gate.may_start()
 
 
+def test_updates_of_steps_that_have_ended_do_not_count():
+    gate = Gate(1)
+    for step in range(3):
+        gate.start(step)
+        gate.end(step)
+    gate.start(3)
+    assert gate.may_start()
+
+
 def test_a_step_that_starts_again_on_another_worker_counts_once():
     gate = Gate(1)
     gate.start(1)
