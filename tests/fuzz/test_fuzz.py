@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz import script
 from tests.fuzz.oracle import Verdict, judge
 from tests.fuzz.shrink import shrink
-from tests.fuzz.spec import Head, Spec, draw, fits, from_json, simpler, to_json
+from tests.fuzz.spec import Spec, draw, fits, from_json, simpler, to_json
 from tests.fuzz.trial import Trial, can_run
 from tests.harness import STRATEGIES, Pool
 from tfdist import environment
@@ -71,9 +71,7 @@ def test_an_error_does_not_shrink_to_another() -> None:
 
 
 def test_a_broken_strategy_is_found_and_the_program_shrinks(cluster: Pool) -> None:
-    spec = Spec(
-        parts=("dense",), heads=(Head(metrics=("'mae'",)),), epochs=2, calls=("fit", "evaluate")
-    )
+    spec = Spec(parts=("dense",), options=("momentum",))
     assert Trial(cluster, "mirrored")(spec) == Verdict("equal")
     broken = Trial(cluster, "mirrored", broken="sum")
     verdict = broken(spec)
