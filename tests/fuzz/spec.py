@@ -188,6 +188,7 @@ def fits(spec: Spec) -> bool:
             spec.step not in ("mean", "sum", "own") or head.task in ("number", "numbers"),
             not loop or (spec.policy in ("float32", "float64") and not spec.step),
             not loop or (spec.calls == tuple(loop) and spec.source in ("arrays", "dataset")),
+            spec.policy != "float64" or not _in_float32_only(spec),
             spec.step != "penalty" or (first != "ids" and plain_rows),
             spec.weighting != "class" or (one and head.task == "classes"),
             spec.weighting != "class" or spec.source != "generator",
@@ -206,6 +207,11 @@ def fits(spec: Spec) -> bool:
             not {"run_eagerly=True", "steps_per_execution=2"} <= {*spec.compiled},
         )
     )
+
+
+def _in_float32_only(spec: Spec) -> bool:
+    """Whether a metric has a kernel for float32 alone."""
+    return any("SparseTopK" in metric for head in spec.heads for metric in head.metrics)
 
 
 def _ignores_iterations(spec: Spec) -> bool:

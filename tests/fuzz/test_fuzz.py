@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz import script
 from tests.fuzz.oracle import Verdict, judge
 from tests.fuzz.shrink import shrink
-from tests.fuzz.spec import Head, Spec, draw, fits, from_json, simpler, to_json
+from tests.fuzz.spec import Spec, draw, fits, from_json, simpler, to_json
 from tests.fuzz.trial import Trial, can_run
 from tests.harness import STRATEGIES, Pool
 from tfdist import environment
@@ -71,9 +71,7 @@ def test_an_error_does_not_shrink_to_another() -> None:
 
 
 def test_a_broken_strategy_is_found_and_the_program_shrinks(cluster: Pool) -> None:
-    spec = Spec(
-        parts=("dense",), heads=(Head(metrics=("'mae'",)),), epochs=2, calls=("fit", "evaluate")
-    )
+    spec = Spec(parts=("dense",), options=("momentum",))
     assert Trial(cluster, "mirrored")(spec) == Verdict("equal")
     broken = Trial(cluster, "mirrored", broken="sum")
     verdict = broken(spec)
@@ -97,7 +95,11 @@ def test_what_only_one_worker_refuses_is_a_defect() -> None:
 def test_programs_of_fixed_seeds(cluster: Pool, seed: int) -> None:
     spec = draw(seed)
     names = [name for name in STRATEGIES if can_run(name, spec)]
-    _holds(cluster, names[seed % len(names)], spec)
+    target = names[seed % len(names)]
+    verdict = Trial(cluster, target)(spec)
+    if verdict.kind == "invalid":
+        pytest.skip(f"Stock Keras does not run this program: {verdict.signature}")
+    _is_fine(verdict, target, spec)
 
 
 @pytest.mark.seldom
@@ -110,11 +112,11 @@ def test_programs_that_failed_once(
     if "open" in case:
         request.applymarker(pytest.mark.xfail(reason=case["open"], strict=True))
     for target in case["targets"]:
-        _holds(cluster, target, from_json(case["program"]))
+        spec = from_json(case["program"])
+        _is_fine(Trial(cluster, target)(spec), target, spec)
 
 
-def _holds(cluster: Pool, target: str, spec: Spec) -> None:
-    verdict = Trial(cluster, target)(spec)
+def _is_fine(verdict: Verdict, target: str, spec: Spec) -> None:
     assert verdict.kind in ("equal", "refused"), "\n".join(
         [f"{verdict.kind} on {target}: {verdict.signature}", *verdict.details, script.source(spec)]
     )
