@@ -99,16 +99,16 @@ def called(strategy: Any) -> dict[str, Any]:
         return {"outputs": np.asarray(model(x)), "training": np.asarray(model(x, training=True))}
 
 
-class _Traced(keras.layers.Layer):
+class Traced(keras.layers.Layer):
     """The mean over a dimension; notes each time that it is traced."""
 
     def __init__(self, noted: list[Any]) -> None:
         super().__init__()
-        self._noted = noted
+        self._note = noted.append  # Keras would keep a copy of a list
 
     def call(self, inputs: Any) -> Any:
         """The mean."""
-        self._noted.append(inputs.shape)
+        self._note(inputs.shape)
         return keras.ops.mean(inputs, axis=1)
 
 
@@ -117,7 +117,7 @@ def lengths(strategy: Any, *, method: str) -> dict[str, Any]:
     noted: list[Any] = []
     rng = np.random.default_rng(4)
     with scope(strategy):
-        model = keras.Sequential([keras.Input((None, 3)), _Traced(noted), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((None, 3)), Traced(noted), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
         noted.clear()
         results = []

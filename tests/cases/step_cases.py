@@ -296,7 +296,8 @@ def stateful_uneven(strategy: Any, *, method: str) -> str:
     x, y = np.zeros((9, 3, 2), "float32"), np.zeros((9, 1), "float32")
     with scope(strategy):
         rnn = keras.layers.LSTM(5, stateful=True)
-        model = keras.Sequential([rnn, keras.layers.Dense(1)])
+        first = [keras.Input(batch_shape=(4, 3, 2))] if method == "fit" else []
+        model = keras.Sequential([*first, rnn, keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         try:
             if method == "fit":
