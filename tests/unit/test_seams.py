@@ -201,9 +201,7 @@ def test_a_seam_is_where_it_was(name):
 def test_every_seam_is_listed_above():
     stand_ins = {hook.path for hook in constructors.hooks()}  # pinned below
     unpinned = [
-        path
-        for path in seams()
-        if path not in stand_ins and not path.endswith(tuple(SIGNATURES))
+        path for path in seams() if path not in stand_ins and not path.endswith(tuple(SIGNATURES))
     ]
     assert unpinned == [], "add these with their signatures"
 
