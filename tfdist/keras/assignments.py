@@ -9,6 +9,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.reductions import batch_axis, reduction_of
 from tfdist.keras.step import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
+from tfdist.updates.dependence import Dependence
 
 __all__ = ["on_whole_batch", "warn_unless_added"]
 
@@ -67,17 +68,18 @@ def _holds_examples(step: Step, value: Any) -> bool:
     )
 
 
-def warn_unless_added(step: Step, variable: Any, value: Any) -> None:
+def warn_unless_added(depends: Dependence, variable: Any, value: Any, old: Any) -> None:
     """Warns of a metric's variable that is not given its old value plus something.
 
     Replicas' states of metrics are added up when they are read.
 
     Args:
-        step: the calling replica's step.
+        depends: tells what depends on the batch.
         variable: the metric's Keras variable.
         value: what it is given.
+        old: what it holds, where that is no variable's value.
     """
-    if not is_symbolic(value) or not step.depends(value) or _adds_to_old(value):
+    if not is_symbolic(value) or not depends(value) or _adds_to_old(value, old):
         return
     warnings.warn(
         f"The metric's variable {variable.path!r} is given something else than its old value plus "
@@ -88,12 +90,12 @@ def warn_unless_added(step: Step, variable: Any, value: Any) -> None:
     )
 
 
-def _adds_to_old(value: Any) -> bool:
-    """Whether a value is that of a variable, plus something."""
+def _adds_to_old(value: Any, old: Any) -> bool:
+    """Whether a value is that of a variable, or the old one, plus something."""
     waiting = [value.op]
     while waiting:
         op = waiting.pop()
-        if op.type == "ReadVariableOp":
+        if op.type == "ReadVariableOp" or op is getattr(old, "op", None):
             return True
         if op.type in ("AddV2", "Add", "AddN"):
             waiting.extend(each.op for each in op.inputs)

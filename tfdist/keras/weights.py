@@ -74,7 +74,7 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             return original(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)
-            warn_unless_added(step, self, value)
+            warn_unless_added(step.depends, self, value, old=None)
             return original(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
         if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
             step.assigned[id(self)] = (self, value)

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._tensorflow import feed_from, watch_on_all_tapes
+from tfdist.keras.assignments import on_whole_batch, warn_unless_added
 from tfdist.keras.step import Step, current_step
 from tfdist.servers.cluster import Servers, device_of
 from tfdist.servers.packing import move
 from tfdist.servers.partitioned import Partitioned
 from tfdist.servers.tally import Tally
-from tfdist.updates.dependence import WEIGHT
+from tfdist.updates.dependence import WEIGHT, Dependence
 
 __all__ = [
     "NotSplittable",
@@ -161,8 +162,12 @@ class ServedStep:
         before = self._value(variable)
         value.set_shape(variable.shape)
         part = current_step()
-        if part is not None and is_metric(variable):
-            value = part.keep_if_empty(value, before)
+        if is_metric(variable):
+            depends = Dependence() if part is None else part.depends
+            warn_unless_added(depends, variable, value, before)
+            value = value if part is None else part.keep_if_empty(value, before)
+        elif part is not None and self.parts > 1:
+            on_whole_batch(part, value, variable.path)  # ends a step that needs the other parts
         self._local[id(variable)] = value
         if not is_metric(variable):
             self._changed[id(variable)] = variable
