@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import keras
@@ -128,3 +130,27 @@ def inner_function(strategy: Any, *, rule: dict[str, Any] | None = None) -> Any:
             "weights": common.weights(model),
             "iterations": int(model.optimizer.iterations),
         }
+
+
+def freed(strategy: Any) -> dict[str, Any]:
+    """What the servers hold before a model is trained, and when it is gone."""
+    found = []
+    for _ in range(2):
+        gc.collect()
+        servers = strategy.servers
+        held = [len(each) for each in servers.shelves.held]
+        found.append([len(servers._sums), len(servers._slices), *held])
+        alive = _train_and_forget(strategy)
+    gc.collect()
+    return {"found": found, "alive": [each() is not None for each in alive]}
+
+
+def _train_and_forget(strategy: Any) -> list[Any]:
+    x, y = common.tokens(16)
+    with strategy.scope():
+        model = common.embedding_model()
+        model.compile(keras.optimizers.Adam(), common.sparse_crossentropy())
+        model.fit(x, y, 8, 1, verbose=0)
+    [traced] = model.train_function._traced.values()
+    gone = [model, traced.tally._sums, *(w._value for w in model.optimizer.variables)]
+    return [weakref.ref(each) for each in gone]

@@ -42,3 +42,9 @@ def test_a_train_step_with_a_function_of_its_own(cluster: Pool, mode: str) -> No
     if mode == "sync":
         assert_same(expected, result, 1e-5, mode)
     assert np.isfinite(result["history"]).all()
+
+
+def test_servers_keep_nothing_of_a_model_that_is_gone(cluster: Pool) -> None:
+    [result] = cluster("parameter_server").call(f"{CASES}:freed")
+    assert not any(result["alive"])
+    assert result["found"][0] == result["found"][1]

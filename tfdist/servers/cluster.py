@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,8 +102,8 @@ class Servers:
         with tf.device(self.devices[0]):
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.share = tf.Variable(0.0, trainable=False)
-        self._sums: dict[int, tuple[Any, Any]] = {}
-        self._slices: dict[int, tuple[Any, Slices]] = {}
+        self._sums: dict[int, Any] = {}
+        self._slices: dict[int, Slices] = {}
 
     def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Makes a variable on a server, in parts if it is big, or on the chief if it is a metric's.
@@ -137,8 +138,9 @@ class Servers:
                 dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype
                 zeros = tf.zeros(variable.shape, dtype)
                 made = tf.Variable(zeros, trainable=False, name="sum")
-            self._sums[key] = (variable, made)
-        return self._sums[key][1]
+            self._sums[key] = made
+            _when_gone(variable, self._sums.pop, key)  # another may get its id
+        return self._sums[key]
 
     def refuse_before(self, number: int) -> None:
         """Refuses updates and parts of them that have smaller numbers, eagerly."""
@@ -150,9 +152,9 @@ class Servers:
         made = self.rounds[self.devices[0]].read_value()
         for rounds in self.rounds.values():
             rounds.assign(made)
-        for _, total in self._sums.values():
+        for total in list(self._sums.values()):
             total.assign(tf.zeros(total.shape, total.dtype))
-        for _, slices in self._slices.values():
+        for slices in list(self._slices.values()):
             slices.clear()
         self.count.assign(0)
         self.share.assign(0.0)
@@ -162,8 +164,9 @@ class Servers:
         key = id(variable)
         if key not in self._slices:
             with tf.init_scope(), eagerly_outside_of_scope():
-                self._slices[key] = (variable, Slices(device_of(variable), variable.dtype))
-        return self._slices[key][1]
+                self._slices[key] = Slices(device_of(variable), variable.dtype)
+            _when_gone(variable, self._slices.pop, key)
+        return self._slices[key]
 
     def _create_anywhere(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         shape, dtype, initial = _whole(kwargs)
@@ -220,12 +223,19 @@ class Servers:
         size = variable.dtype.size
         for length in shape:
             size *= length or 0
-        self.shelves.put(server, Held(variable.name, shape, size, part))
+        held = Held(variable.name, shape, size, part)
+        self.shelves.put(server, held)
+        _when_gone(variable, self.shelves.remove, server, held)
         return variable
 
     def _server_of(self, variable: Any) -> int:
         device = device_of(variable)
         return self.devices.index(device) if device in self.devices else self.shelves.emptiest()
+
+
+def _when_gone(variable: Any, call: Callable[..., Any], *given: Any) -> None:
+    """Calls a function when a variable is freed, but not at the end of the process."""
+    weakref.finalize(variable, call, *given).atexit = False
 
 
 def _counter(device: str) -> Any:

@@ -61,6 +61,10 @@ class Shelves:
         """Notes what a server holds."""
         self.held[server].append(held)
 
+    def remove(self, server: int, held: Held) -> None:
+        """Notes that a server does not hold a variable any more."""
+        self.held[server].remove(held)
+
     def parts(self, shape: Sequence[int], item_bytes: int) -> int:
         """Into how many parts a variable of this shape is split; 1 leaves it whole."""
         if not shape or not shape[0]:

@@ -239,7 +239,7 @@ class Placement:
         """Shows the table unless the user has seen it."""
         shelves = self._serving.servers.shelves
         held = sum(len(each) for each in shelves.held)
-        if held > self._shown and self._serving.verbose:
+        if held != self._shown and self._serving.verbose:
             self._shown = held
             _print(placement_table(shelves))
 
