@@ -61,7 +61,7 @@ def test_under_the_strategy_of_one_device(cluster):
         ("convolutional", {"*": "gpu"}, ["no device 'gpu'"]),
         ("convolutional", {"*": "xpu:what"}, ["is no device"]),
         ("convolutional", {"*": "/job:worker/task:1"}, ["/job:worker/task:1"]),
-        ("convolutional", "no/such.toml", ["Cannot read the strategy file"]),
+        ("convolutional", "no/such.toml", ["Cannot read the file"]),
     ],
     ids=str,
 )
