@@ -20,7 +20,7 @@ from tfdist import environment
 
 #: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
 TEST_SECONDS = 300
-JOB_SECONDS = 55 * 60
+JOB_SECONDS = 75 * 60
 
 # An example may take long on a machine that does other things. `--hypothesis-profile=ci` besides
 # draws the same examples in each run.

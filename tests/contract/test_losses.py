@@ -38,7 +38,11 @@ def test_metrics_that_are_no_means(agree: Agree) -> None:
     agree(f"{CASES}:metrics")
 
 
-@pytest.mark.parametrize("name", [*LOSSES, "Dice", "Tversky"])
+#: Forms that are others in the graph, but whose numbers come about in the same way.
+ALIKE = ("keras sum", "sum of means", "norm", "average of global", "over own batch", "average")
+
+
+@pytest.mark.parametrize("name", [*(n for n in LOSSES if n not in ALIKE), "Dice", "Tversky"])
 def test_a_loss_that_reduces_the_batch_by_itself(agree: Agree, name: str) -> None:
     agree("loss_cases:compiled", name=name)
 
@@ -80,3 +84,9 @@ def test_metrics_that_are_no_sums_are_named(run: Agree) -> None:
     for messages in run("loss_cases:largest"):
         assert messages
         assert all("largest" in message for message in messages)
+
+
+@pytest.mark.seldom
+@pytest.mark.parametrize("name", ALIKE)
+def test_other_forms_of_losses(agree: Agree, name: str) -> None:
+    agree("loss_cases:compiled", name=name)
