@@ -33,7 +33,6 @@ SIGNATURES = {
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
     "Function.__call__": "(self, *args, **kwds)",
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
-    "LossScaleOptimizer.scale_loss": "(self, loss)",
     "LossScaleOptimizer._tf_apply": "(self, grads, trainable_variables=None)",
     "keras.src.backend.tensorflow.trainer.reduce_per_replica": "(values, strategy, reduction)",
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
@@ -158,8 +157,6 @@ SIGNATURES = {
     "GradientTape.watch": "(self, tensor)",
     "nn.compute_average_loss": "(per_example_loss, sample_weight=None, global_batch_size=None)",
     "nn.scale_regularization_loss": "(regularization_loss)",
-    "polymorphic_function.Function.__call__": "(self, *args, **kwds)",
-    "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
     "BaseOptimizer.__init__": (
         "(self, learning_rate, weight_decay=None, clipnorm=None, clipvalue=None, "
         "global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None, "
