@@ -72,6 +72,9 @@ def _serve() -> int:
 def _start_server(member: ServerMember) -> Any:
     """TensorFlow's server of a task. It cannot be stopped but by the end of this process."""
     with quiet_import():
+        # TensorFlow imports Keras if it is there, which takes 2 s and is of no use to a server: it
+        # runs the chief's graphs and no Python.
+        sys.modules.setdefault("keras", None)  # type: ignore[arg-type]
         import tensorflow as tf
 
         from tfdist.strategies.devices import check_gpus
