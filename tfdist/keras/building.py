@@ -33,7 +33,7 @@ from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.own_gradients import is_known, mark_known
 
-__all__ = ["build_optimizer", "hooks", "on_built_model"]
+__all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
 
 
 def hooks() -> list[Hook]:
@@ -56,7 +56,7 @@ def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
     Returns:
         What `run(fn)` returns.
     """
-    own = fn.__name__ == "train_step" and _has_own_step(model, fn)
+    own = fn.__name__ == "train_step" and has_own_step(model, fn.__name__)
     if tf.executing_eagerly() or (_is_built(model, fn) and (not own or is_known(model))):
         return run(fn)
     if fn.__name__ == "train_step" and not own:
@@ -64,7 +64,7 @@ def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
     if own or not _is_built(model, fn):
         # The forward pass and the gradients of a built Functional model with Keras's own step do
         # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
-        short = _outputs_are_known(model) and not _has_own_step(model, fn)
+        short = _outputs_are_known(model) and not has_own_step(model, fn.__name__)
         with tf.__internal__.FuncGraph("tfdist_build").as_default():
             run(functools.partial(_build_compiled, model) if short else fn)
     if own:
@@ -101,9 +101,8 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
         optimizer.built = True
 
 
-def _has_own_step(model: Any, fn: Any) -> bool:
+def has_own_step(model: Any, name: str) -> bool:
     """Whether a model's class overrides `train_step` or `test_step`."""
-    name = fn.__name__
     return getattr(type(model), name) is not getattr(TensorFlowTrainer, name)
 
 

@@ -10,12 +10,14 @@ import tensorflow as tf
 
 from tfdist._tensorflow import OnlyReplica
 from tfdist.keras import step as keras_step
+from tfdist.keras.building import has_own_step
 from tfdist.keras.logs import NoticedResults, summed_metrics
 from tfdist.keras.served import update
 from tfdist.keras.served.boxes import BOX, parted, unbox
 from tfdist.keras.served.feeds import Load
 from tfdist.keras.served.packed import Packed
 from tfdist.keras.served.step import Part, Results, ServedStep, TraceAgain, entered
+from tfdist.keras.whole_batch import as_average
 from tfdist.servers.cluster import Servers
 from tfdist.servers.tally import Tally
 
@@ -122,16 +124,19 @@ def _run_step(
     total: Any,
 ) -> Any:
     noticed = NoticedResults(summed_metrics(model))
-    share = tf.constant(1.0, tf.float64)
+    share, part = tf.constant(1.0, tf.float64), None
+    builds = has_own_step(model, method) and not _metrics_are_built(model)
     with noticed, contextlib.ExitStack() as stack:
         if step.parts > 1:
             part = Part(model, count, total, even=False, replicas=step.parts)
             stack.enter_context(keras_step.entered(part))
             share = part.share(tf.float64)
         logs = getattr(model, method)(batch)
+        if builds and _metrics_are_built(model):
+            raise TraceAgain  # their results were not noticed: see `summed_metrics`
         scalars: list[Any] = []
         results = noticed.on_this_replica()
-        traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars), logs)
+        traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars, part), logs)
         changes = step.metric_changes()
         traced.metrics, traced.scalars = [variable for variable, _ in changes], len(scalars)
         numbers = [*(value * share for value in scalars), share, *(c for _, c in changes)]
@@ -152,11 +157,17 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
     return traced.packed.box
 
 
-def _place(leaf: Any, results: Any, values: list[Any]) -> Any:
+def _metrics_are_built(model: Any) -> bool:
+    compiled = getattr(model, "_compile_metrics", None)
+    return compiled is None or bool(compiled.built)
+
+
+def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> Any:
     """What a leaf of the logs is: a metric, the place of a scalar, or None."""
     if id(leaf) in results:
         return results[id(leaf)][0]
     if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
-        values.append(tf.cast(leaf, tf.float64))
+        whole = leaf if part is None else as_average(part, leaf)
+        values.append(tf.cast(whole, tf.float64))
         return len(values) - 1
     return None
