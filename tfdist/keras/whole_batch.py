@@ -44,6 +44,7 @@ def as_average(step: Step, value: Any) -> Any:
         ConfigError: if it cannot be told from the graph.
     """
     if not is_symbolic(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+        _warn_of_eager(step, value)
         return value
     found = reduction_of(value, step.depends, step.means)
     if found.is_mean:
@@ -74,6 +75,7 @@ def targets_of(step: Step, target: Any) -> list[tuple[Any, Any]] | None:
         ConfigError: as of `as_average`.
     """
     if not is_symbolic(target) or not target.dtype.is_floating:
+        _warn_of_eager(step, target)
         return None
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
@@ -171,6 +173,17 @@ def _check_static(step: Step, factor: Any) -> None:
             "the factor belongs to a replica's batch or to the global one. Take the mean "
             "(tf.reduce_mean) instead of a sum, or leave drop_remainder out."
         )
+
+
+def _warn_of_eager(step: Step, value: Any) -> None:
+    if not tf.executing_eagerly() or not tf.is_tensor(value) or id(value) in step.means:
+        return
+    warnings.warn(
+        "A step that runs eagerly (run_eagerly=True) does not show how a loss, or another number, "
+        "depends on the examples. It is taken for a mean over them: several replicas train a sum, a "
+        "ratio or a root differently from one. Leave run_eagerly out to train as one process does.",
+        stacklevel=2,
+    )
 
 
 def _warn_of_unknown(found: Reduction) -> None:
