@@ -181,7 +181,7 @@ def _warn_of_eager(step: Step, value: Any) -> None:
     warnings.warn(
         "A step that runs eagerly (run_eagerly=True) does not show how a loss, or another number, "
         "depends on the examples. It is taken for a mean over them: several replicas train a sum, "
-        "a ratio or a root differently from one. Leave run_eagerly out to train as one process does.",
+        "a ratio or a root differently from one. Leave run_eagerly out.",
         stacklevel=2,
     )
 
