@@ -193,7 +193,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/cluster/elastic.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
-        ("{position.step:012d}", "{position.step}"),
+        ("{position.epoch:08d}", "{position.step:08d}"),
         ("[:-_KEPT]", "[_KEPT:]"),
     ),
     *_of(
