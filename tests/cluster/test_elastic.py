@@ -133,6 +133,7 @@ def test_states_are_kept_by_position(here: Path):
     place.begin()
     assert not place.stop_requested()
     assert len(list(place.path.iterdir())) == 2
+    assert place.newest() == newest
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,11 @@ _PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 18
 
 
+def die_with_parent() -> None:
+    """Ends this process when the thread ends that has forked it, also where it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def load() -> None:
     """Imports TensorFlow and Keras, so that forks of this process have them."""
     sys.modules["sklearn"] = None  # type: ignore[assignment]  # Keras imports it, with all of SciPy.
@@ -93,7 +98,7 @@ def _fork(connection: socket.socket, listener: socket.socket) -> None:
 
 def _become(files: list[int], environ: dict[str, str], entry: str, arguments: list[Any]) -> None:
     """Runs `entry` with the numbers of the files after the first two, and the arguments."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Also where it is stopped.
+    die_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     source, output, *others = files

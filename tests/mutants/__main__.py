@@ -41,6 +41,7 @@ def tested(tree: Path, tests: str, seconds: float) -> str:
     child = os.fork()
     if child == 0:
         os.setsid()
+        zygote.die_with_parent()
         _run(tree, ["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)])
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -129,7 +129,10 @@ MUTANTS: list[Mutant] = [
         ("tf.where(scales == 0, scales, 1 / scales)", "scales"),
         ("_LARGEST = 32768.0", "_LARGEST = 131072.0"),
         ("return tf.reduce_max(tf.abs(value))", "return tf.reduce_max(value)"),
-        ("tf.reduce_sum(tf.cast(received, tf.float32), 0)", "tf.reduce_sum(received, 0)"),
+        (
+            "tf.reduce_sum(tf.cast(received, tf.float32), 0)",
+            "tf.reduce_mean(tf.cast(received, tf.float32), 0)",
+        ),
     ),
     *_of(
         "tfdist/updates/compression/eight_bit.py",
@@ -190,7 +193,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/cluster/elastic.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
-        ("{position.step:012d}", "{position.step}"),
+        ("{position.epoch:08d}", "{position.step:08d}"),
         ("[:-_KEPT]", "[_KEPT:]"),
     ),
     *_of(
