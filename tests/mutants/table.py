@@ -207,7 +207,7 @@ MUTANTS: list[Mutant] = [
         _PLACES,
         ("        _check_alone(content)\n", ""),
         ("< 2:", "< 1:"),
-        ('{"chief": "master"} if "master" in content["cluster"] else {}', "{}"),
+        ('{"chief": "master"} if "master" in content.get("cluster", {}) else {}', "{}"),
         ('        if kind != "evaluator"\n', ""),
         (
             '_NUMBERED = ("chief", "master", "worker", "ps")',

@@ -130,6 +130,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "wire_dtype": "bfloat16",
             "min_shard_bytes": 77,
             "max_shards": 5,
+            "step_timeout": 33.0,
             "start_timeout": 9.0,
         },
         {
@@ -139,6 +140,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "wire_dtype": "bfloat16",
             "min_shard_bytes": 77,
             "max_shards": 5,
+            "step_timeout": 33.0,
             "deadline": 9.0,
         },
     ),
@@ -289,7 +291,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(start, "communication_for", communicating)
     monkeypatch.setattr(start, "_seed", lambda member: None)
     monkeypatch.setattr(start, "MultiWorker", made("resolver", "options", "cpu_devices"))
-    servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards")
+    servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards", "step_timeout")
     monkeypatch.setattr(start, "ParameterServer", made(*servers))
     monkeypatch.setattr(start, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
@@ -428,6 +430,7 @@ FLAGS = """
 --staleness
 --stall-timeout
 --start-timeout
+--step-timeout
 --strategy -s
 --sync-steps
 --task-flags
