@@ -75,14 +75,18 @@ def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
         [*first, keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    stop = keras.callbacks.EarlyStopping(
-        "loss", patience=1, min_delta=0.01, restore_best_weights=True
-    )
+    stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.01)
+    # The first epoch has the highest loss, so its weights are long gone when they are put back.
+    worst = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
+    last: list[Any] = []
+    note = keras.callbacks.LambdaCallback(on_train_end=lambda _: last.extend(model.get_weights()))
     warm = model.fit(np.ones((16, 4)), np.ones((16, 1)), epochs=1, verbose=0)
-    history = model.fit(**_data(kind), epochs=4, verbose=0, callbacks=[stop, *callbacks])
+    history = model.fit(
+        **_data(kind), epochs=4, verbose=0, callbacks=[stop, note, worst, *callbacks]
+    )
     weights = [weight.numpy() for weight in model.weights]
     logs = [*warm.history.values(), *history.history.values()]
-    return [*weights, *logs, history.epoch, [stop.wait, stop.best]]
+    return [*last, *weights, *logs, history.epoch, [stop.wait, stop.best]]
 
 
 def left_and_taken_up(
