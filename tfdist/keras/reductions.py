@@ -53,10 +53,7 @@ _MOVING = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 )
 _REDUCING = frozenset({"Sum", "Mean"})
-#: Elementwise ops that are linear in one input if the others do not depend on the batch.
-_LINEAR = frozenset(
-    {"Identity", "Cast", "Neg", "AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan"}
-)
+#: Ops that are linear in all their inputs.
 _SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
 
 
