@@ -60,6 +60,9 @@ def pieces_of(value: Any) -> list[Piece]:
     """A gradient in the pieces that are to be summed over the replicas."""
     if not isinstance(value, tf.IndexedSlices):
         return [Piece(value)]
+    if not tf.is_tensor(value.indices):
+        indices = tf.convert_to_tensor(value.indices)
+        value = tf.IndexedSlices(value.values, indices, value.dense_shape)
     if hasattr(value.indices, "numpy"):
         _warn_of_eager_rows()
         return [Piece(value)]
