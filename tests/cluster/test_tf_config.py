@@ -265,6 +265,13 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
         '"a:1,b:1"',
         '{"worker": ["a:1", "b:1"]}',
     ),
+    "empty list": (
+        text_of({"worker": W2, "ps": []}),
+        None,
+        "TF_CONFIG.cluster.ps",
+        "[] lists no task",
+        'remove "ps"',
+    ),
     "null list": (
         text_of({"worker": W2, "ps": None}),
         None,
@@ -273,10 +280,10 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
         "even for one task",
     ),
     "no task at all": (
-        text_of({"worker": {}, "ps": []}, None),
+        text_of({"worker": {}, "ps": {}}, None),
         None,
         "TF_CONFIG.cluster",
-        '"cluster" is {"worker": {}, "ps": []}',
+        '"cluster" is {"worker": {}, "ps": {}}',
         "Write",
     ),
     "no string": (
@@ -487,11 +494,11 @@ def test_a_mistake_is_named_with_its_value_and_remedy(name: str) -> None:
 
 
 WARNINGS: dict[str, tuple[str, str | None, str, str, str]] = {
-    "empty list": (
-        text_of({"worker": W2, "ps": []}),
+    "empty map": (
+        text_of({"worker": W2, "ps": {}}),
         None,
         "TF_CONFIG.cluster.ps",
-        "[] lists no task",
+        "{} lists no task",
         'remove "ps"',
     ),
     "ignored": (text_of(), "mirrored", "TF_CONFIG", '"mirrored"', "unset TF_CONFIG"),
@@ -564,8 +571,8 @@ def test_all_mistakes_are_found_at_once() -> None:
     }
     with pytest.raises(ConfigError) as caught:
         parse_tf_config(text)
-    assert "TF_CONFIG has 4 mistakes:" in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 5
+    assert "TF_CONFIG has 5 mistakes:" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 6
 
 
 def test_an_unknown_strategy_is_refused() -> None:

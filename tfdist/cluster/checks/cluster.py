@@ -136,8 +136,10 @@ def _read_job(name: str, entries: object) -> tuple[list[Listed], list[Finding]]:
         return [], [unknown_type(where, name)]
     findings = [old_name(where)] if name == "master" else []
     if entries in ([], {}):
+        # A map may be a part of the tasks, and of no task too. A list is all of them.
+        make = warning if entries == {} else error
         remedy = f'List its tasks, or remove "{name}".'
-        return [], [*findings, warning(where, f"{quoted(entries)} lists no task.", remedy)]
+        return [], [*findings, make(where, f"{quoted(entries)} lists no task.", remedy)]
     if not isinstance(entries, list | dict):
         remedy = f"Write {quoted({name: _split(entries)})}, even for one task."
         return [], [*findings, error(where, f"{quoted(entries)} is not a list.", remedy)]
