@@ -37,8 +37,8 @@ class Step:
         replicas: number of replicas.
         assigned: layer weights that were assigned in this step, by `id`, in order, each with the
             value that it was given last.
-        scaled_by: `id`s of the optimizers that scaled this step's loss, and weighed it with that.
-        scaled_losses: those losses, by `id`, each with its optimizer.
+        scaled_losses: losses that an optimizer has scaled, and weighed with that, by `id`, each
+            with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: tells which tensors of the step's graph depend on the batch.
         gradients: what gradient tapes have returned for weights, by `id`.
@@ -52,7 +52,6 @@ class Step:
     even: bool
     replicas: int
     assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    scaled_by: set[int] = dataclasses.field(default_factory=set)
     scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
@@ -81,7 +80,6 @@ class Step:
         The gradients in half precision are then those of the whole batch's mean, so that they
         overflow at the same scale as on one device; those of a replica's own mean are larger.
         """
-        self.scaled_by.add(id(optimizer))
         scaled = self.note_mean(self.weigh(loss))
         self.scaled_losses[id(scaled)] = (scaled, optimizer)
         return scaled
@@ -91,7 +89,7 @@ class Step:
 
         Where the optimizer has scaled the loss, that has been weighed, and the gradient with it.
         """
-        if id(optimizer) in self.scaled_by:
+        if any(by is optimizer for _, by in self.scaled_losses.values()):
             return gradient if self.even else self._times(gradient, self.present(gradient.dtype))
         return self.weigh(gradient)
 
