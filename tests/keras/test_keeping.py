@@ -20,6 +20,13 @@ ARRAYS = [
     np.zeros((0, 4), "float16"),
     np.array([b"a", b"\xff\x00"], object),
 ]
+ATTRIBUTES = {
+    "best": np.float32(0.5),
+    "wait": 2,
+    "worst": np.inf,
+    "best_weights": [np.ones((2, 3), "float32"), np.zeros(3)],
+    "seen": {1: (2, None)},
+}
 
 
 def state(**changes):
@@ -27,7 +34,7 @@ def state(**changes):
         **{
             "position": Position(1, 2, 3),
             "arrays": ARRAYS,
-            "callbacks": [("EarlyStopping", {"best": np.float32(0.5), "wait": 2, "worst": np.inf})],
+            "callbacks": [("EarlyStopping", ATTRIBUTES)],
             "history": ({"loss": [0.5, np.float32(0.25)], "odd": [np.arange(2)]}, [0, 1]),
             "finished": [{"history": {"loss": [1.0]}, "epoch": [0]}],
             "last_end": None,
@@ -42,9 +49,15 @@ def test_a_state_comes_back_as_it_was():
     for before, after in zip(ARRAYS, found.arrays, strict=True):
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
         assert before.tolist() == after.tolist()
-    expected = {"best": 0.5, "wait": 2, "worst": np.inf}
-    assert found.callbacks == [("EarlyStopping", expected)]
-    assert found.history == ({"loss": [0.5, 0.25], "odd": [[0, 1]]}, [0, 1])
+    [(name, attributes)] = found.callbacks
+    assert name == "EarlyStopping"
+    best_weights = attributes.pop("best_weights")
+    np.testing.assert_equal(best_weights, [np.ones((2, 3), "float32"), np.zeros(3)])
+    assert [weight.dtype for weight in best_weights] == ["float32", "float64"]
+    assert attributes == {"best": 0.5, "wait": 2, "worst": np.inf, "seen": {1: (2, None)}}
+    logs, epochs = found.history
+    np.testing.assert_equal(logs, {"loss": [0.5, 0.25], "odd": [np.arange(2)]})
+    assert epochs == [0, 1]
     assert found.finished == [{"history": {"loss": [1.0]}, "epoch": [0]}]
     assert found.last_end is None
 

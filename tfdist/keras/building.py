@@ -118,10 +118,15 @@ def _graph_of(model: Any) -> Any:
 
 
 def _build_compiled(model: Any, batch: Any) -> None:
-    """Builds the loss and the metrics of a model on placeholders for its outputs."""
+    """Builds the loss and the metrics of a model on placeholders for its outputs.
+
+    Their first dimension is left open: `Input(batch_shape=...)` has all replicas' examples.
+    """
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
     outputs = keras.tree.map_structure(
-        lambda output: tf.compat.v1.placeholder(output.dtype, output.shape),
+        lambda output: tf.compat.v1.placeholder(
+            output.dtype, [None, *output.shape[1:]] if output.shape else []
+        ),
         _graph_of(model)._outputs_struct,
     )
     if model._compile_loss is not None:

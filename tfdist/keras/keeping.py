@@ -75,22 +75,13 @@ def packed(state: State) -> bytes:
     Whoever can write to the directory of a job can leave a file there. Nothing in a file of this
     form is executed, other than of a pickled object.
     """
-    lists = {"arrays": state.arrays, "last_end": state.last_end}
-    header = {
-        **{f.name: getattr(state, f.name) for f in dataclasses.fields(state)},
-        "position": dataclasses.astuple(state.position),
-        **{name: None if a is None else list(map(_form, a)) for name, a in lists.items()},
-    }
-    content = {"header": np.frombuffer(json.dumps(header, default=_as_text).encode(), np.uint8)}
-    for name, arrays in lists.items():
-        for number, array in enumerate(arrays or ()):
-            # As bytes, since NumPy's archives do not know all of TensorFlow's types.
-            data = (
-                tf.io.serialize_tensor(array).numpy() if array.dtype == object else array.tobytes()
-            )
-            content[f"{name}{number}"] = np.frombuffer(data, np.uint8)
+    arrays: list[bytes] = []
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    fields["position"] = dataclasses.astuple(state.position)
+    header = json.dumps(_described(fields, arrays)).encode()
+    content = {f"array{k}": np.frombuffer(data, np.uint8) for k, data in enumerate(arrays)}
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **content)
+    np.savez(file, allow_pickle=False, header=np.frombuffer(header, np.uint8), **content)
     return file.getvalue()
 
 
@@ -102,38 +93,49 @@ def unpacked(data: bytes) -> State:
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            for name in ("arrays", "last_end"):
-                if header[name] is not None:
-                    header[name] = [
-                        _array(form, file[f"{name}{number}"].tobytes())
-                        for number, form in enumerate(header[name])
-                    ]
-        header["position"] = Position(*header["position"])
-        header["callbacks"] = [(name, attributes) for name, attributes in header["callbacks"]]
-        return State(**{**header, "history": tuple(header["history"])})
+            fields = _undescribed(json.loads(file["header"].tobytes()), file)
+        return State(**{**fields, "position": Position(*fields["position"])})
     except (EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"it is not the state of a training ({error})") from error
 
 
-def _form(array: Any) -> tuple[str, list[int]]:
-    return tf.as_dtype(array.dtype).name, list(array.shape)
+def _described(value: Any, arrays: list[bytes]) -> Any:
+    """A nest of plain values as JSON has it; arrays stand in `arrays`, anything else as it prints.
 
-
-def _array(form: Any, data: bytes) -> Any:
-    name, shape = form
-    kind = tf.as_dtype(name)
-    if kind == tf.string:
-        return tf.io.parse_tensor(data, tf.string).numpy()
-    return np.frombuffer(data, kind.as_numpy_dtype).reshape(shape)
-
-
-def _as_text(value: Any) -> Any:
-    """Numbers and arrays of NumPy or TensorFlow as JSON has them; anything else as it prints."""
+    Arrays are kept as bytes, since NumPy's archives do not know all of TensorFlow's types.
+    """
+    if isinstance(value, dict):
+        return {"dict": [[_described(v, arrays) for v in item] for item in value.items()]}
+    if isinstance(value, (list, tuple)):
+        form = "list" if isinstance(value, list) else "tuple"
+        return {form: [_described(v, arrays) for v in value]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     try:
-        return np.asarray(value).tolist()
+        array = np.asarray(value)
+        kind = tf.as_dtype(array.dtype)
     except (TypeError, ValueError):
         return repr(value)
+    text = kind == tf.string
+    arrays.append(tf.io.serialize_tensor(array).numpy() if text else array.tobytes())
+    return {"array": [len(arrays) - 1, kind.name, list(array.shape)]}
+
+
+def _undescribed(value: Any, file: Any) -> Any:
+    """The nest that `_described` was given."""
+    if not isinstance(value, dict):
+        return value
+    [(form, content)] = value.items()
+    if form == "dict":
+        return {_undescribed(k, file): _undescribed(v, file) for k, v in content}
+    if form == "array":
+        number, kind, shape = content
+        data, dtype = file[f"array{number}"].tobytes(), tf.as_dtype(kind)
+        if dtype == tf.string:
+            return tf.io.parse_tensor(data, tf.string).numpy()
+        return np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape)
+    nest = [_undescribed(v, file) for v in content]
+    return tuple(nest) if form == "tuple" else nest
 
 
 def values_of(model: Any) -> list[Any] | None:
