@@ -115,6 +115,31 @@ def coverage(strategy: Any, *, kind: str) -> dict[str, Any]:
     }
 
 
+def passes_that_go_on(strategy: Any, *, seed: int | None) -> dict[str, Any]:
+    """Calls of `fit` that share a shuffled and repeated data set, and end within a pass over it.
+
+    Without TensorFlow's own prefetch, by which stock Keras reads ahead as far as time allows.
+    """
+    keras.utils.set_random_seed(11)
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    with scope(strategy):
+        model = _model()
+        rows = tf.data.Dataset.from_tensor_slices(_rows()).shuffle(EXAMPLES, seed=seed)
+        data = rows.repeat().batch(BATCH).with_options(options)
+        done = [
+            model.fit(data, epochs=2, steps_per_epoch=3, verbose=0),
+            model.fit(data, epochs=4, initial_epoch=2, steps_per_epoch=5, verbose=0),
+        ]
+        score = model.evaluate(data, steps=2, verbose=0, return_dict=True)
+        done.append(model.fit(data, steps_per_epoch=1, verbose=0))
+    return {
+        "history": [common.history(each) for each in done],
+        "evaluate": common.numbers(score),
+        "weights": common.weights(model),
+    }
+
+
 def remainder_dropped(strategy: Any) -> dict[str, Any]:
     """Batches of static size, the remainder being dropped."""
     rows = tf.data.Dataset.from_tensor_slices(_rows())

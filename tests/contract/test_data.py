@@ -53,6 +53,11 @@ def test_every_example_once_in_any_order(run: Agree, kind: str) -> None:
         assert_same(results[0], result, 1e-6, "another worker")
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_passes_that_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> None:
+    agree("data_cases:passes_that_go_on", seed=seed)
+
+
 def test_remainder_dropped(agree: Agree) -> None:
     agree("data_cases:remainder_dropped")
 

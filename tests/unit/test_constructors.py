@@ -152,3 +152,13 @@ def test_the_task_of_a_program_for_several_workers(strategy, monkeypatch):
             assert place.task_type is None
             assert place.task_id is None
             assert place.cluster_spec().as_dict() == {}
+
+
+def test_a_strategy_inside_another_s_scope_is_refused_by_both_names(strategy):
+    with strategy.scope():
+        with strategy.scope():  # its own scope nests
+            pass
+        other = tfdist.Mirrored(["CPU:0"])
+        with pytest.raises(ConfigError, match=rf"'mirrored' .* inside .* '{strategy.name}'"):
+            other.scope().__enter__()
+        assert tf.distribute.get_strategy() is strategy

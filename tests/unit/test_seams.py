@@ -33,6 +33,7 @@ SIGNATURES = {
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
     "Function.__call__": "(self, *args, **kwds)",
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
+    "MultiOptimizer.apply": "(self, grads, trainable_variables=None)",
     "LossScaleOptimizer._tf_apply": "(self, grads, trainable_variables=None)",
     "keras.src.backend.tensorflow.trainer.reduce_per_replica": "(values, strategy, reduction)",
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",

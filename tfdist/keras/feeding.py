@@ -8,6 +8,7 @@ again before the model sees them.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import weakref
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
 from tfdist.data import policy_of, split_in_words
 from tfdist.keras.flags import fitting
@@ -25,8 +26,11 @@ _local = threading.local()
 
 
 def hooks() -> list[Hook]:
-    """The seam at which Keras distributes its data sets."""
-    return [Hook(TFEpochIterator, "__init__", _for_keras)]
+    """The seams at which Keras distributes its data sets, and learns for how many epochs."""
+    return [
+        Hook(TFEpochIterator, "__init__", _for_keras),
+        Hook(TensorFlowTrainer, "fit", _note_epochs),
+    ]
 
 
 def is_feeding_keras() -> bool:
@@ -38,6 +42,37 @@ def batches_by_keras() -> int | None:
     """How many batches Keras knows the data set to have, such as one of arrays, or None."""
     iterator = getattr(_local, "iterator", None)
     return None if iterator is None else iterator.data_adapter.num_batches
+
+
+def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A data set of no more batches than Keras will read, where it will stop before the end.
+
+    A strategy reads ahead. A data set that is shuffled again and again, and is used by a second
+    `fit`, would go on with another order than on one device if more of it were read.
+    """
+    iterator = getattr(_local, "iterator", None)
+    if iterator is None or not iterator.steps_per_epoch:
+        return dataset
+    calls = -(-iterator.steps_per_epoch // iterator.steps_per_execution)
+    return dataset.take(calls * iterator.steps_per_execution * getattr(_local, "epochs", 1))
+
+
+def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        epochs = bound.arguments["epochs"] - (bound.arguments["initial_epoch"] or 0)
+        before = getattr(_local, "epochs", 1)
+        _local.epochs = max(epochs, 1)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _local.epochs = before
+
+    return fit
 
 
 def _for_keras(original: Callable[..., None]) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
 from tfdist.keras.building import on_built_model
 from tfdist.keras.comparing import show_first_batch
-from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
+from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.replica import (
     after_its_batch,
     predicting,
@@ -47,12 +47,15 @@ class Scope:
     """
 
     def __init__(self, strategy: Any, inner: Any, hooks: Any = None) -> None:
+        self._strategy = strategy
         self._inner = inner
         own = [] if hooks is None else [hooks]
         self._hooks: list[Any] = [keras_scope, constructors.Given(strategy), *own]
         self._opened: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> Any:
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self._strategy:
+            raise ConfigError(_two_scopes(tf.distribute.get_strategy(), self._strategy))
         # The stack undoes what has succeeded, in reverse, whichever step fails.
         with contextlib.ExitStack() as undoing:
             for hooks in self._hooks:
@@ -136,6 +139,7 @@ class StrategyMixin:
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._say_policy("every worker reads all batches and takes its slice of each (policy DATA)")
         self._warn_of_order(dataset)
+        dataset = no_more_than_read(dataset)
         with self._steps_known(dataset) as known:
             shares = known and is_feeding_keras() and self.num_replicas_in_sync > 1
             preview = is_feeding_keras() and self.shard.workers > 1
@@ -264,6 +268,16 @@ def agree_on_seed(strategy: Any) -> None:
     if any(seed is None for seed in seeds):
         drawn = secrets.randbelow(2**32)
         keras.utils.set_random_seed(agreement.from_chief(strategy, drawn, "the chief's seed"))
+
+
+def _two_scopes(outer: Any, inner: Any) -> str:
+    names = [getattr(each, "name", None) or type(each).__name__ for each in (outer, inner)]
+    return (
+        f"The scope of a strategy {names[1]!r} was entered inside the scope of another strategy, "
+        f"{names[0]!r}. A program has one strategy. `tfdist run` opens its scope before the script "
+        "starts: the script gets that strategy from `tfdist.strategy()` or "
+        "`tf.distribute.get_strategy()`, and need not make one."
+    )
 
 
 def _is_scalar(value: Any) -> bool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist._tensorflow import ServerExtended, ServerStrategy, global_seed
 from tfdist.errors import ConfigError
-from tfdist.keras.feeding import batches_by_keras, is_feeding_keras
+from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.served import hooks
 from tfdist.keras.served.feeds import ChiefFeed, ServedDataset
@@ -96,6 +96,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
         if not is_feeding_keras():
             return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
+        dataset = no_more_than_read(dataset)
         batches = batches_by_keras()
         reading = reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
         if reading is not None:

@@ -19,6 +19,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.optimizers.adam import Adam
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.optimizers.multi_optimizer import MultiOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from keras.src.saving import saving_lib
 from keras.src.trainers.trainer import Trainer
@@ -58,6 +59,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(tf.GradientTape, "gradient", _of_local_values),
         Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
+        Hook(MultiOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(Adam, "update_step", fused.adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),

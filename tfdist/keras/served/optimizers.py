@@ -57,7 +57,8 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
 
             def run(each_grads: list[Any], each_variables: list[Any]) -> None:
                 with tf.device(servers.devices[0]), unscaling(scale):
-                    original(self, rescaled(self, scale, each_grads), each_variables)
+                    whole = _named(each_variables, variables)
+                    original(self, rescaled(self, scale, each_grads), whole)
                     _constrain(variables)
 
             if step is None:
@@ -86,6 +87,15 @@ def _built(optimizer: Any, variables: Any) -> list[Any]:
             optimizer.build(given)
         optimizer.built = True
     return given
+
+
+def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
+    """Keras's variables in place of TensorFlow's, for optimizers that go by the path of a weight.
+
+    Parts of a variable that is split over servers stay as they are.
+    """
+    known = {id(parts_of(v)[0]): v for v in variables if len(parts_of(v)) == 1}
+    return [known.get(id(target), target) for target in targets]
 
 
 def _check_parts(optimizer: Any, variables: list[Any]) -> None:
