@@ -1,6 +1,6 @@
 """One strategy flag takes a Keras 3 script from one device to a cluster."""
 
-from tfdist._lazy import lazy_attributes
+from tfdist.utils.lazy import lazy_attributes
 
 __all__ = [
     "ConfigError",
@@ -23,11 +23,11 @@ __getattr__, __dir__ = lazy_attributes(
     __all__,
     {
         "ConfigError": "tfdist.errors",
-        "Horovod": "tfdist.strategies.horovod",
+        "Horovod": "tfdist.strategies.horovod.strategy",
         "Mirrored": "tfdist.strategies.mirrored",
         "MultiWorker": "tfdist.strategies.multi_worker",
-        "ParameterServer": "tfdist.strategies.parameter_server",
-        "Pipeline": "tfdist.strategies.pipeline",
+        "ParameterServer": "tfdist.strategies.parameter_server.strategy",
+        "Pipeline": "tfdist.strategies.pipeline.strategy",
         "Single": "tfdist.strategies.single",
         "StartError": "tfdist.errors",
         "TfdistError": "tfdist.errors",

@@ -38,15 +38,15 @@ PEERS: dict[str, Peer] = {
     ),
     "loop_keras": Peer(title="ClusterCoordinator loop, Keras 3 model"),
     "loop_tfdist": Peer(
-        title="ClusterCoordinator loop, Keras 3 model, on tfdist", needs=("tfdist.servers",)
+        title="ClusterCoordinator loop, Keras 3 model, on tfdist", needs=("tfdist.strategies.parameter_server",)
     ),
-    "tfdist_fit": Peer(title="tfdist, model.fit", needs=("tfdist.servers",)),
+    "tfdist_fit": Peer(title="tfdist, model.fit", needs=("tfdist.strategies.parameter_server",)),
 }
 
 #: For `slow_worker.py`. One thread for each task's operations: a worker is then one core's worth.
 _RACE = Peer(
     title="tfdist, model.fit to a fixed loss",
-    needs=("tfdist.servers", "sklearn"),
+    needs=("tfdist.strategies.parameter_server", "sklearn"),
     environ={"TF_NUM_INTRAOP_THREADS": "1"},
 )
 _ALL = {**PEERS, "tfdist_to_loss": _RACE}

@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.job import Job
 from tfdist import environment
-from tfdist.config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
 
 __all__ = ["make_strategy", "serve"]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.cases.pipeline_cases import compiled, data, dense, pipeline
 from tests.cases.placement_cases import apart
-from tfdist.pipelines.schedules import version
+from tfdist.strategies.pipeline.schedules import version
 
 
 class Delayed:

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import agreement
-from tfdist.cluster.elastic import ElasticPlace
+from tfdist.comm import host_collectives
 from tfdist.keras import elastic
+from tfdist.launch.elastic_state import ElasticPlace
 
 
 class _Leave(Exception):
@@ -104,7 +104,7 @@ def left_and_taken_up(
                 _fit(kind, [_LeaveAt(*at)], deferred)
             except _Leave:
                 elastic.leave_state()
-            agreement.barrier(strategy, "the state is there")
+            host_collectives.barrier(strategy, "the state is there")
             elastic.begin(place)
             resumed = _fit(kind, [], deferred)
         finally:

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tests.cases import placement_cases as placed
 from tests.cases.placement_cases import apart
-from tfdist.pipelines.board import PipelineError
-from tfdist.pipelines.schedules import live_activations, make
-from tfdist.strategies.pipeline import Pipeline
+from tfdist.strategies.pipeline.schedules import live_activations, make
+from tfdist.strategies.pipeline.state import PipelineError
+from tfdist.strategies.pipeline.strategy import Pipeline
 
 layers = keras.layers
 

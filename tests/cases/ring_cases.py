@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.horovod.gradients import GradientSum
-from tfdist.updates.compression import make
+from tfdist.gradients.compression import make
+from tfdist.strategies.horovod.strategy import GradientSum
 
 TYPES = (
     *("float16", "bfloat16", "float32", "float64"),

@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.cases import common
 from tests.harness import servers as harness_servers
-from tfdist.keras.served.step import parts_of
-from tfdist.servers.cluster import UpdateRule
+from tfdist.strategies.parameter_server.remote_step import parts_of
+from tfdist.strategies.parameter_server.servers import UpdateRule
 
 EXAMPLES, BATCH = 240, 4
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
-from tfdist.updates.rule import PLAIN, GradientRule
+from tfdist.gradients.rule import PLAIN, GradientRule
 
 REPLICAS = 2
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tests.cases import common
 from tests.cases.server_cases import BATCH, EXAMPLES, Counter, ruled
 from tests.harness import servers as harness_servers
-from tfdist.keras.served.update import UPDATES_A_STEP
-from tfdist.servers.ledger import WINDOW
+from tfdist.strategies.parameter_server.apply_update import UPDATES_A_STEP
+from tfdist.strategies.parameter_server.transaction_log import WINDOW
 
 
 class _Stopping(keras.callbacks.Callback):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from tfdist import environment
 from tfdist.cli.doctor import doctor
 from tfdist.cluster.ports import HeldPorts
-from tfdist.config import STRATEGIES
+from tfdist.config.strategy_config import STRATEGIES
 
 app = typer.Typer()
 app.command()(doctor)

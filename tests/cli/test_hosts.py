@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfdist.cli import hosts
-from tfdist.cluster.launch.ssh import Ssh
 from tfdist.errors import ConfigError
+from tfdist.launch.ssh import Ssh
 
 
 def test_each_host_is_filled_before_the_next():

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 
 from tfdist.cli import server
-from tfdist.cluster import lifeline
-from tfdist.cluster.launch.plan import local_cluster
-from tfdist.cluster.lifeline import End
+from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.rendezvous.liveness import End
 from tfdist.cluster.spec import Task
-from tfdist.config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.joining import ServerMember, join_cluster
+from tfdist.launch.plan import local_cluster
+from tfdist.strategies.membership import ServerMember, join_cluster
 
 CONFIG = StrategyConfig(strategy="parameter_server", processes=1, start_timeout=0.5)
 CLUSTER = local_cluster([1, 2, 3], chief=True, ps=1)
@@ -90,7 +90,7 @@ def test_what_the_chiefs_end_means(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(lifeline, "await_end", lambda line: end)
+    monkeypatch.setattr(liveness, "await_end", lambda line: end)
     monkeypatch.setattr(server, "_SECONDS_TO_STAY", 0)
     with socket.socket() as line:
         assert server._stay(ServerMember(CLUSTER, Task("ps", 0), line)) == status
@@ -102,6 +102,6 @@ def test_what_the_chiefs_end_means(
 def test_who_took_anothers_place_cannot_know_how_the_chief_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifeline, "await_silence", lambda address: End(None, "connection refused"))
+    monkeypatch.setattr(liveness, "await_silence", lambda address: End(None, "connection refused"))
     assert server._stay(ServerMember(CLUSTER, Task("worker", 0), None)) == 0
     assert "took the place of one that had died" in capsys.readouterr().err

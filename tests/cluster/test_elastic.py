@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.elastic import ElasticPlace, Position
-from tfdist.cluster.launch import discovery, elastic
-from tfdist.cluster.launch.attempt import Screen
-from tfdist.cluster.launch.plan import local_cluster, plan_local
-from tfdist.cluster.launch.program import Program
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
+from tfdist.launch import elastic
+from tfdist.launch.elastic_state import ElasticPlace, Position
+from tfdist.launch.plan import Program, local_cluster, plan_local
+from tfdist.launch.supervisor import Screen
 
 HEAD = """
 import json, os, pathlib, signal, sys, time
@@ -141,7 +140,7 @@ def test_states_are_kept_by_position(here: Path):
     [("localhost:4\n", 4), ("localhost\n127.0.0.1:2\n\n", 3), ("[::1]:2", 2), ("", 0)],
 )
 def test_slots(text, slots):
-    assert discovery.slots_of(text, "hosts.sh") == slots
+    assert elastic.slots_of(text, "hosts.sh") == slots
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_slots(text, slots):
 )
 def test_lines_that_are_no_hosts(text, words):
     with pytest.raises(ConfigError, match=words):
-        discovery.slots_of(text, "hosts.sh")
+        elastic.slots_of(text, "hosts.sh")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_scripts_that_fail(here: Path, script, words):
     path.write_text(script)
     path.chmod(0o755)
     with pytest.raises(ConfigError, match=words):
-        discovery.Discovery(str(path))
+        elastic.Discovery(str(path))
 
 
 def test_discovery_follows_its_script(here: Path):
@@ -169,7 +168,7 @@ def test_discovery_follows_its_script(here: Path):
     path.write_text("#!/bin/sh\ncat slots\n")
     path.chmod(0o755)
     (here / "slots").write_text("localhost:1")
-    with discovery.Discovery(str(path)) as found:
+    with elastic.Discovery(str(path)) as found:
         assert found.slots == 1
         (here / "slots").write_text("localhost:5")
         deadline = time.monotonic() + 10

@@ -15,23 +15,24 @@ import pytest
 
 from tfdist import environment
 from tfdist.cli import planning
-from tfdist.cli.engines import slurm as engine
-from tfdist.cli.engines.order import EngineOptions, Order, counts_of
-from tfdist.cli.jobs import Request
-from tfdist.cluster.engines import slurm_job
-from tfdist.cluster.engines.slurm import (
+from tfdist.cli.backends import slurm as engine
+from tfdist.cli.backends.request import EngineOptions, Order, counts_of
+from tfdist.cli.request import Request
+from tfdist.errors import ConfigError, StartError
+from tfdist.launch.backends import slurm_watch
+from tfdist.launch.backends.slurm import (
+    Echo,
     Failure,
     JobState,
     Step,
     batch_script,
+    call,
     failures,
     job_state,
     output_files,
     srun,
 )
-from tfdist.cluster.engines.slurm_commands import Echo, call
-from tfdist.cluster.launch.attempt import Requests
-from tfdist.errors import ConfigError, StartError
+from tfdist.launch.supervisor import Requests
 
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
 TASK = {
@@ -255,15 +256,15 @@ def test_a_slurm_that_does_not_answer_is_borne_for_a_while(
     scontrol.chmod(0o755)
     (tmp_path / "down").touch()
     path = f"{tmp_path}:{environment.snapshot()['PATH']}"
-    monkeypatch.setattr(slurm_job, "_TO_SETTLE", 0.0)
+    monkeypatch.setattr(slurm_watch, "_TO_SETTLE", 0.0)
     with environment.patched({"PATH": path}):
-        state, _ = slurm_job.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+        state, _ = slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert state == JobState("FAILED", status=3)
         scontrol.write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
-        monkeypatch.setattr(slurm_job, "_PATIENCE", 0.5)
+        monkeypatch.setattr(slurm_watch, "_PATIENCE", 0.5)
         begun = time.monotonic()
         with pytest.raises(StartError, match=r"nothing of job 5 .*no controller.* scancel 5"):
-            slurm_job.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+            slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert time.monotonic() - begun < 20
 
 

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.cluster import join as module
-from tfdist.cluster import joining as joining_module
-from tfdist.cluster import meeting as meeting_module
-from tfdist.cluster import wire
-from tfdist.cluster.join import JoinReport, join
 from tfdist.cluster.ports import HeldPorts
-from tfdist.cluster.preflight import Report, table
+from tfdist.cluster.rendezvous import join as module
+from tfdist.cluster.rendezvous import participant as joining_module
+from tfdist.cluster.rendezvous import transport
+from tfdist.cluster.rendezvous import transport as meeting_module
+from tfdist.cluster.rendezvous.coordinator import Report, table
+from tfdist.cluster.rendezvous.join import JoinReport, join
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 
@@ -41,7 +41,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits for those who never answer: others would be late too on a busy machine."""
     monkeypatch.setattr(meeting_module, "CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(wire, "_SECONDS_TO_ANSWER", 0.5)
+    monkeypatch.setattr(transport, "_SECONDS_TO_ANSWER", 0.5)
 
 
 @pytest.fixture
@@ -141,14 +141,14 @@ def test_other_interfaces_do_not_see_the_port_of_a_cluster_on_loopback(
     (port,) = ports(1)
 
     async def listen() -> list[str]:
-        door = wire.Door("worker 0", on_join=None)
+        door = transport.Door("worker 0", on_join=None)
         await door.open(port, "127.0.0.1")
         try:
             found = []
             for host in ("127.0.0.1", "127.0.0.2"):
                 try:
-                    found.append(await wire.probe(Address(host, port), 0.5))
-                except wire.ContactError as error:
+                    found.append(await transport.probe(Address(host, port), 0.5))
+                except transport.ContactError as error:
                     found.append(str(error))
             return found
         finally:
@@ -465,8 +465,8 @@ def test_a_task_that_replaces_another_need_not_meet(ports: Callable[[int], list[
 
 PROGRAM = """
 import sys
-from tfdist.cluster.join import join
-from tfdist.cluster.preflight import Report, table
+from tfdist.cluster.rendezvous.join import join
+from tfdist.cluster.rendezvous.coordinator import Report, table
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import StartError
 ports = [int(port) for port in sys.argv[2].split(",")]

@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tfdist.cluster import lifeline
-from tfdist.cluster.lifeline import End, await_end, await_silence
+from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.rendezvous.liveness import End, await_end, await_silence
 from tfdist.cluster.spec import Address
 
 CHIEF = """
 import os, signal, socket, sys
-from tfdist.cluster import lifeline
-lifeline.hold([socket.create_connection(("127.0.0.1", int(sys.argv[1])))])
+from tfdist.cluster.rendezvous import liveness
+liveness.hold([socket.create_connection(("127.0.0.1", int(sys.argv[1])))])
 print("connected", flush=True)
 exec(sys.argv[2])
 """
@@ -34,7 +34,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     ("ending", "status"),
     [
         ("pass", 0),
-        ("lifeline.say_farewell(3)", 3),
+        ("liveness.say_farewell(3)", 3),
         ("1 / 0", 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", None),
         ("os.kill(os.getpid(), signal.SIGTERM)", None),
@@ -53,7 +53,7 @@ def test_a_server_learns_how_its_chief_ended(
 
 def test_the_line_stays_open_after_the_farewell(pool: ThreadPoolExecutor) -> None:
     """TensorFlow still talks to its servers while the chief's process ends."""
-    code = "import time; lifeline.say_farewell(0); time.sleep(0.7); print('gone')"
+    code = "import time; liveness.say_farewell(0); time.sleep(0.7); print('gone')"
     with socket.create_server(("127.0.0.1", 0)) as door:
         command = [sys.executable, "-c", CHIEF, str(door.getsockname()[1]), code]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as chief:
@@ -67,12 +67,12 @@ def test_the_line_stays_open_after_the_farewell(pool: ThreadPoolExecutor) -> Non
 def test_a_chief_that_does_not_end_is_not_waited_for(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "_SECONDS_TO_LEAVE", 0.2)
+    monkeypatch.setattr(liveness, "_SECONDS_TO_LEAVE", 0.2)
     chief, server = socket.socketpair()
     with chief, server:
         waiting: Future[End] = pool.submit(await_end, server)
-        monkeypatch.setattr(lifeline, "_held", [chief.dup()])
-        lifeline.say_farewell(0)
+        monkeypatch.setattr(liveness, "_held", [chief.dup()])
+        liveness.say_farewell(0)
         assert waiting.result(timeout=20).status == 0
 
 
@@ -86,7 +86,7 @@ def test_something_else_on_the_line_is_no_farewell(pool: ThreadPoolExecutor) -> 
 
 def test_keep_alive_finds_a_machine_that_is_gone_in_ten_seconds() -> None:
     with socket.socket() as line:
-        lifeline._keep_alive(line)
+        liveness._keep_alive(line)
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         idle, interval, count = (
             line.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))

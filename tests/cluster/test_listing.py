@@ -11,15 +11,12 @@ import pytest
 
 from tfdist import environment
 from tfdist.cli import logs
-from tfdist.cluster.formats import LONGEST_VARIABLE
-from tfdist.cluster.launch import remote
-from tfdist.cluster.launch.plan import plan_local, plan_member
-from tfdist.cluster.launch.program import Program
-from tfdist.cluster.launch.ssh import Ssh, plan_hosts
-from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.tf_config import LONGEST_VARIABLE, own_tf_config, parse_tf_config
 from tfdist.errors import ConfigError
+from tfdist.launch import ssh_remote
+from tfdist.launch.plan import Program, plan_local, plan_member
+from tfdist.launch.ssh import Ssh, plan_hosts
 
 PROGRAM = Program(script="train.py", config="{}", seed=1)
 
@@ -50,7 +47,7 @@ def test_tasks_read_their_place_from_the_file(tmp_path: Path) -> None:
     changes = plan.tasks[7_999].environ
     assert changes["TF_CONFIG"] is None
     environ = {name: value for name, value in changes.items() if value is not None}
-    code = "from tfdist.cluster.listing import own_tf_config as own; print(own())"
+    code = "from tfdist.cluster.tf_config import own_tf_config as own; print(own())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment.merged(environ),
@@ -78,12 +75,12 @@ def test_a_host_gets_the_file_with_its_order(tmp_path: Path) -> None:
     order = plan.tasks[5].order
     assert order is not None
     code = (
-        "from tfdist.cluster.listing import own_tf_config as own;"
+        "from tfdist.cluster.tf_config import own_tf_config as own;"
         "print(own()); import os; print(os.environ['TFDIST_CLUSTER'])"
     )
     said = {**json.loads(order()), "command": [sys.executable, "-c", code], "cwd": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, "-m", remote.__name__],
+        [sys.executable, "-m", ssh_remote.__name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

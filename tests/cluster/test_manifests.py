@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 
 from tests.cluster.environments.helpers import found, listed
 from tfdist.cli.main import app
-from tfdist.cluster.engines import kubernetes, manifests
-from tfdist.cluster.engines.manifests import ContainerJob
-from tfdist.cluster.environments.places import Roles
+from tfdist.cluster.environments.base import Roles
+from tfdist.launch.backends import kubernetes
+from tfdist.launch.backends.kubernetes import ContainerJob
 
 SHIPPED = Path(__file__).parents[2] / "cluster"
 #: The oldest and the newest version of Kubernetes whose schemas the manifests are checked by.
@@ -293,7 +293,7 @@ def test_without_pyyaml_it_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_manifests_need_neither_tensorflow_nor_pyyaml() -> None:
     """What makes them is imported by every `tfdist run`."""
     code = (
-        "import sys, tfdist.cli.engines.kubernetes; "
+        "import sys, tfdist.cli.backends.kubernetes; "
         "print({'yaml', 'tensorflow', 'kubernetes'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -314,8 +314,8 @@ def test_the_manifests_need_neither_tensorflow_nor_pyyaml() -> None:
     ],
 )
 def test_a_name_from_the_script(script: str, name: str) -> None:
-    assert manifests.name_of(script) == name
-    manifests.check_name(name, "--job-name")
+    assert kubernetes.name_of(script) == name
+    kubernetes.check_name(name, "--job-name")
 
 
 def test_the_longest_name_leaves_room_for_what_kubernetes_appends() -> None:

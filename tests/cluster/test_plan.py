@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster import gpus
-from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local, plan_member
-from tfdist.cluster.launch.program import BETWEEN_GRAPH, SERVED, Program, Role
+from tfdist.cluster import resources
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
+from tfdist.launch.plan import (
+    BETWEEN_GRAPH,
+    SERVED,
+    JobPlan,
+    Program,
+    Role,
+    local_cluster,
+    plan_local,
+    plan_member,
+)
 
 PROGRAM = Program(script="train.py", args=("--epochs", "3"), config='{"a": 1}', seed=7)
 LOGS = Path("logs")
@@ -121,9 +129,9 @@ def test_gpu_shares_are_equal_and_apart(count: int, tasks: int, devices: int | N
     wanted = tasks * (devices or 1)
     if 0 < count < wanted:
         with pytest.raises(ConfigError, match=rf"-n {tasks} .*CUDA_VISIBLE_DEVICES=-1"):
-            gpus.split(names, tasks, devices)
+            resources.split(names, tasks, devices)
         return
-    shares = gpus.split(names, tasks, devices)
+    shares = resources.split(names, tasks, devices)
     given_out = [name for share in shares for name in share]
     assert len(shares) == tasks
     assert len({len(share) for share in shares}) == 1
@@ -137,17 +145,17 @@ def test_gpu_shares_are_equal_and_apart(count: int, tasks: int, devices: int | N
     [("0,2", ("0", "2")), ("", ()), ("-1", ()), ("1,-1,2", ("1",)), ("GPU-ab", ("GPU-ab",))],
 )
 def test_visible_gpus_as_cuda_reads_them(listed: str, found: tuple[str, ...]) -> None:
-    assert gpus.visible({"CUDA_VISIBLE_DEVICES": listed}) == found
+    assert resources.visible({"CUDA_VISIBLE_DEVICES": listed}) == found
 
 
 def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: x)'\necho 'GPU 1: A (UUID: y)'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(gpus.shutil, "which", lambda name: str(program))
-    assert gpus.visible({}) == ("0", "1")
+    monkeypatch.setattr(resources.shutil, "which", lambda name: str(program))
+    assert resources.visible({}) == ("0", "1")
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert gpus.visible({}) == ()
+    assert resources.visible({}) == ()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +172,7 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monk
 def test_gpus_of_the_launcher_and_of_tensorflow(
     counted: tuple[str, ...], seen: int, cuda: bool, listed: str | None, words: list[str]
 ) -> None:
-    said = gpus.disagreement(counted, seen, cuda=cuda, listed=listed)
+    said = resources.disagreement(counted, seen, cuda=cuda, listed=listed)
     assert (said is None) == (not words)
     assert all(word in " ".join(said or ()) for word in words)
 

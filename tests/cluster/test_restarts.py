@@ -16,10 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.launch import blame, supervise
-from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
-from tfdist.cluster.launch.program import BETWEEN_GRAPH, SERVED, Program, Role
 from tfdist.cluster.spec import Address, Task
+from tfdist.launch import root_cause, supervisor
+from tfdist.launch.plan import (
+    BETWEEN_GRAPH,
+    SERVED,
+    JobPlan,
+    Program,
+    Role,
+    local_cluster,
+    plan_local,
+)
 
 HEAD = """
 import json, os, signal, sys, time
@@ -67,10 +74,10 @@ def plan_of(
     return dataclasses.replace(plan, **more)  # type: ignore[arg-type]
 
 
-def run(script: str, **more: object) -> tuple[supervise.Outcome, list[str]]:
+def run(script: str, **more: object) -> tuple[supervisor.Outcome, list[str]]:
     told: list[str] = []
     begin = time.monotonic()
-    outcome = supervise.run(
+    outcome = supervisor.run(
         plan_of(script, **more),  # type: ignore[arg-type]
         notify=lambda text, new_line: told.append(text),
         grace=2,
@@ -85,7 +92,7 @@ def starts(task: str) -> int:
 
 def test_the_job_ends_with_its_chief_and_servers_are_stopped() -> None:
     outcome, told = run("serve() if kind != 'chief' else time.sleep(0.5)")
-    assert outcome == supervise.Outcome(0)
+    assert outcome == supervisor.Outcome(0)
     assert told == []
 
 
@@ -259,7 +266,7 @@ def stopped_with_it(message: str) -> set[str]:
 def test_every_worker_is_waited_for_and_no_ps() -> None:
     roles = BETWEEN_GRAPH
     done, _ = run("serve() if kind == 'ps' else time.sleep(index / 2)", chief=False, roles=roles)
-    assert done == supervise.Outcome(0)
+    assert done == supervisor.Outcome(0)
     failing = "sys.exit(3) if kind == 'worker' and index == 1 else time.sleep(60)"
     outcome, _ = run(failing, chief=False, roles=roles)
     assert outcome.status == 3
@@ -271,14 +278,14 @@ def test_every_worker_is_waited_for_and_no_ps() -> None:
 LAUNCHER = """
 import dataclasses, os, sys
 from pathlib import Path
-from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import local_cluster, plan_local
-from tfdist.cluster.launch.program import SERVED, Program
+from tfdist.launch import supervisor
+from tfdist.launch.plan import local_cluster, plan_local
+from tfdist.launch.plan import SERVED, Program
 program = Program(script="task.py", config="", seed=1, env_only=True, roles=SERVED)
 cluster = local_cluster([1, 2, 3], chief=True, ps=1)
 plan = plan_local(program, cluster=cluster, log_dir=Path("."), environ={})
 plan = dataclasses.replace(plan, max_restarts=9)
-sys.exit(supervise.run(plan).status)
+sys.exit(supervisor.run(plan).status)
 """
 
 
@@ -314,8 +321,8 @@ def is_alive(number: int) -> bool:
 
 def test_a_server_that_lost_its_chief_is_no_cause() -> None:
     said = "tfdist: chief 0 at a:1 has gone without a farewell: it was killed, or unplugged (x)."
-    server = blame.Ending(Task("ps", 0), 1, None, ["tfdist: ps 0 serves at a:2", said])
-    chief = blame.Ending(Task("chief", 0), 1, None, ["ValueError: x"])
-    assert blame.root_cause([server, chief]) is chief
-    killed = blame.Ending(Task("ps", 0), -9, None, ["UNAVAILABLE: Connection reset by peer"])
-    assert blame.root_cause([killed, chief]) is killed
+    server = root_cause.Ending(Task("ps", 0), 1, None, ["tfdist: ps 0 serves at a:2", said])
+    chief = root_cause.Ending(Task("chief", 0), 1, None, ["ValueError: x"])
+    assert root_cause.root_cause([server, chief]) is chief
+    killed = root_cause.Ending(Task("ps", 0), -9, None, ["UNAVAILABLE: Connection reset by peer"])
+    assert root_cause.root_cause([killed, chief]) is killed

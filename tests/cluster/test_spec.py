@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster.addresses import is_any_address, is_loopback
-from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.cluster.spec import Address, ClusterSpec, Task, is_any_address, is_loopback
 from tfdist.errors import ConfigError
 
 A, B, C = (Address(host, 1234) for host in "abc")

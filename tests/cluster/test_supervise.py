@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.launch import blame, crash, supervise
-from tfdist.cluster.launch.output import Pump, TaskOutput
-from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
-from tfdist.cluster.launch.program import Program
-from tfdist.cluster.launch.spawn import Terminal
 from tfdist.cluster.spec import Task
+from tfdist.launch import crash_report, root_cause, supervisor
+from tfdist.launch.output import Pump, TaskOutput
+from tfdist.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.launch.process import Terminal
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -34,12 +33,12 @@ def await_file(name):
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import Program, local_cluster, plan_local
-from tfdist.cluster.launch.spawn import Terminal
+from tfdist.launch import supervisor
+from tfdist.launch.plan import Program, local_cluster, plan_local
+from tfdist.launch.process import Terminal
 program = Program(script="task.py", config="{}", seed=1, env_only=True)
 plan = plan_local(program, cluster=local_cluster([1, 2]), log_dir=Path("."), environ={})
-outcome = supervise.run(plan, terminal=Terminal(), grace=float(sys.argv[1]))
+outcome = supervisor.run(plan, terminal=Terminal(), grace=float(sys.argv[1]))
 assert "tensorflow" not in sys.modules
 print(outcome.message, file=sys.stderr)
 sys.exit(outcome.status)
@@ -59,8 +58,8 @@ def plan_of(script: str, tasks: int = 2) -> JobPlan:
     return plan_local(program, cluster=cluster, log_dir=Path("."), environ={})
 
 
-def run(script: str, tasks: int = 2, **more: object) -> supervise.Outcome:
-    return supervise.run(plan_of(script, tasks), **more)  # type: ignore[arg-type]
+def run(script: str, tasks: int = 2, **more: object) -> supervisor.Outcome:
+    return supervisor.run(plan_of(script, tasks), **more)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -102,7 +101,7 @@ def all_gone(*numbers: int) -> Callable[[], bool]:
 
 def test_all_goes_well(here: Path) -> None:
     outcome = run("print('hello from', index)", tasks=3)
-    assert outcome == supervise.Outcome(0)
+    assert outcome == supervisor.Outcome(0)
     assert Path("worker-2.log").read_text() == "hello from 2\n"
 
 
@@ -226,7 +225,7 @@ Current thread 0x00007ff3ece786c1 (most recent call first):
 
 Thread 0x00007ff3eda15b80 (most recent call first):
   File "/venv/lib/python3.11/site-packages/keras/src/trainer.py", line 377 in fit
-  File "{Path(blame.__file__).parents[2]}/keras/binding.py", line 57 in call
+  File "{Path(root_cause.__file__).parents[2]}/keras/binding.py", line 57 in call
   File "/home/me/train.py", line 20 in main
   File "/home/me/train.py", line 30 in <module>
   File "<frozen runpy>", line 88 in _run_code
@@ -235,20 +234,22 @@ Extension modules: numpy._core._multiarray_umath (total: 1)""".splitlines()
 
 
 def test_the_stacks_of_a_crash_are_told_from_what_was_said() -> None:
-    assert crash.without_stacks(STACKS) == STACKS[:2]
-    assert blame.is_consequence(crash.without_stacks(STACKS), -6)
-    assert crash.site(STACKS) == (
+    assert crash_report.without_stacks(STACKS) == STACKS[:2]
+    assert root_cause.is_consequence(crash_report.without_stacks(STACKS), -6)
+    assert crash_report.site(STACKS) == (
         "The crash is in another thread, while the program was at line 20 of /home/me/train.py, "
         "in main."
     )
-    assert crash.site(["ValueError: x"]) is None
-    assert crash.without_stacks(['  File "a.py", line 1 in f']) == ['  File "a.py", line 1 in f']
+    assert crash_report.site(["ValueError: x"]) is None
+    assert crash_report.without_stacks(['  File "a.py", line 1 in f']) == [
+        '  File "a.py", line 1 in f'
+    ]
 
 
 def test_a_program_that_does_not_exist(here: Path) -> None:
     program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
     plan = plan_local(program, cluster=None, log_dir=here, environ={})
-    outcome = supervise.run(plan)
+    outcome = supervisor.run(plan)
     assert outcome.status == 127
     assert "Cannot start '/no/python'" in outcome.message
 
@@ -446,12 +447,14 @@ TRACE = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', " 
     ],
 )
 def test_consequences_are_recognised(lines: list[str], expected: bool) -> None:
-    assert blame.is_consequence(lines) is expected
+    assert root_cause.is_consequence(lines) is expected
 
 
 def test_the_cause_may_have_been_stopped_before_it_could_exit() -> None:
-    follower = blame.Ending(Task("worker", 0), 1, None, ["UnavailableError: x"])
-    guilty = blame.Ending(Task("worker", 1), -15, None, [*TRACE, "ValueError: x"], stopped=True)
-    assert blame.root_cause([follower, guilty]) is guilty
-    assert re.match(r"worker 1 raised an error", blame.describe(guilty, [follower, guilty]))
-    assert blame.root_cause([blame.Ending(Task("worker", 0), 0, None)]) is None
+    follower = root_cause.Ending(Task("worker", 0), 1, None, ["UnavailableError: x"])
+    guilty = root_cause.Ending(
+        Task("worker", 1), -15, None, [*TRACE, "ValueError: x"], stopped=True
+    )
+    assert root_cause.root_cause([follower, guilty]) is guilty
+    assert re.match(r"worker 1 raised an error", root_cause.describe(guilty, [follower, guilty]))
+    assert root_cause.root_cause([root_cause.Ending(Task("worker", 0), 0, None)]) is None

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from tests.cluster import texts
 from tests.cluster.test_spec import addresses
-from tfdist.cluster.addresses import is_loopback
-from tfdist.cluster.checks.network import Resolution, ThisMachine
 from tfdist.cluster.ports import HeldPorts
-from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.cluster.spec import Address, ClusterSpec, Task, is_loopback
 from tfdist.cluster.tf_config import Finding, check_tf_config, parse_tf_config, refuse_gaps
+from tfdist.cluster.validation.network import Resolution, ThisMachine
 from tfdist.errors import ConfigError
 
 W2 = ["10.0.0.1:12345", "10.0.0.2:12345"]

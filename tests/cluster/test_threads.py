@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster.threads import inter_op_threads
+from tfdist.cluster.resources import inter_op_threads
 
 
 @given(workers=st.integers(1, 100), cores=st.integers(1, 256))

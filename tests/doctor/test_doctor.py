@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tfdist.cluster.checks.finding import Finding
 from tfdist.cluster.ports import HeldPorts
-from tfdist.doctor import Report, diagnose
-from tfdist.doctor.horovod import horovod_finding
-from tfdist.doctor.machine import machine_findings
-from tfdist.doctor.versions import in_range, ranges, version_findings
+from tfdist.cluster.validation.finding import Finding
+from tfdist.cluster.validation.machine import machine_findings
+from tfdist.cluster.validation.versions import in_range, ranges, version_findings
+from tfdist.diagnostics import Report, diagnose
+from tfdist.diagnostics.doctor import horovod_finding
 from tfdist.errors import ConfigError
 
 NO_CLUSTER = '{"task": {"type": "worker", "index": 0}}'
@@ -140,7 +140,7 @@ def test_gpus_are_compared_with_tensorflows(
     severity: str,
     words: list[str],
 ) -> None:
-    monkeypatch.setattr("tfdist.doctor.machine._of_tensorflow", lambda environ: seen)
+    monkeypatch.setattr("tfdist.cluster.validation.machine._of_tensorflow", lambda environ: seen)
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="0,3")
     devices = found(machine_findings(environ), "Devices")
     assert devices.severity == severity
@@ -150,7 +150,7 @@ def test_gpus_are_compared_with_tensorflows(
 
 
 def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfdist.cluster.gpus._installed", lambda: 4)
+    monkeypatch.setattr("tfdist.cluster.resources._installed", lambda: 4)
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="-1")
     devices = found(machine_findings(environ), "Devices")
     assert devices.severity == "warning"
@@ -169,7 +169,7 @@ def horovod(
 ) -> Finding:
     """What is said of a Horovod 0.28.1."""
     versions = {"horovod": "0.28.1", "tensorflow": tensorflow}
-    place = "tfdist.doctor.horovod"
+    place = "tfdist.diagnostics.doctor"
     monkeypatch.setattr(f"{place}.is_installed", lambda: installed)
     monkeypatch.setattr(f"{place}.built_for", lambda: built_for)
     monkeypatch.setattr(f"{place}.operations", lambda: ("Gloo", "NCCL"))

@@ -18,8 +18,8 @@ from tests.cases.common import scope
 from tests.fuzz import script
 from tests.fuzz.spec import from_json
 from tfdist.errors import TfdistError
-from tfdist.servers.cluster import UpdateRule
-from tfdist.updates.rule import PLAIN, GradientRule
+from tfdist.gradients.rule import PLAIN, GradientRule
+from tfdist.strategies.parameter_server.servers import UpdateRule
 
 _TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist import environment
-from tfdist.config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.factory import create
 
 

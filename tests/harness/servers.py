@@ -66,8 +66,8 @@ def make(**options: Any) -> Any:
     """Starts the servers and makes the strategy on them."""
     import tensorflow as tf
 
-    from tfdist.servers.cluster import UpdateRule
-    from tfdist.strategies.parameter_server import ParameterServer
+    from tfdist.strategies.parameter_server.servers import UpdateRule
+    from tfdist.strategies.parameter_server.strategy import ParameterServer
 
     chief, *servers = json.loads(environment.read("TF_CONFIG") or "[]")
     for text in servers:

@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.horovod_build import cache, installed, requirements, source
-from tfdist.horovod_build.choice import Choice, chosen
-from tfdist.horovod_build.commands import CommandError, Commands, StoppedError
-from tfdist.horovod_build.progress import percentages
-from tfdist.horovod_build.verify import verify
+from tfdist.horovod.build import compile, install, requirements, wheel_cache
+from tfdist.horovod.build.commands import CommandError, Commands, StoppedError, percentages
+from tfdist.horovod.build.requirements import Choice, chosen
+from tfdist.horovod.build.smoke_test import verify
 
 HERE = "2.21.0"
 LIST = "horovod/tensorflow/CMakeLists.txt"
@@ -72,18 +71,18 @@ def tree(folder: Path, times: int = 1) -> Path:
 
 
 def test_one_file_is_left_out(tmp_path):
-    source.patch(tree(tmp_path), Choice())
+    compile.patch(tree(tmp_path), Choice())
     assert (tmp_path / LIST).read_text() == "# TF SOURCES\nset_output_dir()\n"
     assert (tmp_path / LIST).with_name("mpi_ops.cc").read_text() == STREAM
 
 
 def test_the_list_of_ranks_gets_its_length(tmp_path):
-    source.patch(tree(tmp_path), Choice())
+    compile.patch(tree(tmp_path), Choice())
     assert (tmp_path / GLOO).read_text() == "{\n  global_ranks_.resize(size_);\n}\n"
 
 
 def test_process_sets_get_the_interface_of_the_job(tmp_path):
-    source.patch(tree(tmp_path), Choice())
+    compile.patch(tree(tmp_path), Choice())
     lines = [line.strip() for line in (tmp_path / CONTEXT).read_text().splitlines()]
     assert lines[1:4] == [
         "global_ctx = global_context.ctx;",
@@ -93,7 +92,7 @@ def test_process_sets_get_the_interface_of_the_job(tmp_path):
 
 
 def test_for_gpus_a_lost_function_is_replaced(tmp_path):
-    source.patch(tree(tmp_path), Choice(nccl=True))
+    compile.patch(tree(tmp_path), Choice(nccl=True))
     path = (tmp_path / LIST).with_name("mpi_ops.cc")
     path.write_text(PRELUDE + path.read_text() + USE)
     subprocess.run(["c++", "-std=c++17", str(path), "-o", str(tmp_path / "x")], check=True)
@@ -104,19 +103,19 @@ def test_for_gpus_a_lost_function_is_replaced(tmp_path):
 def test_another_source_is_an_error_and_stays_as_it_is(tmp_path, times):
     before = (tree(tmp_path, times) / LIST).read_text()
     with pytest.raises(TfdistError, match=f"'xla_mpi_ops.cc' {times} times instead of once"):
-        source.patch(tmp_path, Choice())
+        compile.patch(tmp_path, Choice())
     assert (tmp_path / LIST).read_text() == before
 
 
 def test_a_source_without_the_list_is_an_error(tmp_path):
     with pytest.raises(TfdistError, match="not as it was released"):
-        source.patch(tmp_path, Choice())
+        compile.patch(tmp_path, Choice())
 
 
 def test_an_archive_is_unpacked(tmp_path):
     inside = tree(tmp_path / "made" / "horovod-0.28.1")
     archive = shutil.make_archive(str(tmp_path / "x"), "gztar", tmp_path / "made", inside.name)
-    unpacked = source.unpack(Path(archive), tmp_path / "out")
+    unpacked = compile.unpack(Path(archive), tmp_path / "out")
     assert (unpacked / LIST).read_text() == (inside / LIST).read_text()
 
 
@@ -172,7 +171,7 @@ def test_all_that_is_missing_is_told_at_once(tmp_path, monkeypatch):
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME", "PATH"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("tfdist.horovod_build.choice._includes", lambda environ: [tmp_path])
+    monkeypatch.setattr("tfdist.horovod.build.requirements._includes", lambda environ: [tmp_path])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="6 things are missing") as caught:
         requirements.check(Choice(mpi=True, nccl=True), {"the build": (tmp_path / "x", 1 << 60)})
@@ -303,7 +302,7 @@ def test_a_short_command_is_not_cut_in_half(commands, tmp_path):
 def test_no_end_of_the_command_leaves_anything_running(tmp_path, number):
     program = (
         "import sys; from pathlib import Path\n"
-        "from tfdist.horovod_build.commands import Commands\n"
+        "from tfdist.horovod.build.commands import Commands\n"
         "with Commands(Path('log'), Path('.').absolute()) as commands:\n"
         "    commands.run('It', ['sh', '-c', 'sleep 1000 & echo $! > child; sleep 1000'])\n"
     )
@@ -344,7 +343,7 @@ def wheel(path: Path, tensorflow: str | None = HERE, library: str = NEEDED) -> P
 
 
 def test_a_good_wheel_is_used(tmp_path):
-    assert cache.wheel_problem(wheel(tmp_path / "x.whl"), HERE) is None
+    assert wheel_cache.wheel_problem(wheel(tmp_path / "x.whl"), HERE) is None
 
 
 @pytest.mark.parametrize(
@@ -357,7 +356,7 @@ def test_a_good_wheel_is_used(tmp_path):
 )
 def test_a_wheel_for_something_else_is_not_used(tmp_path, tensorflow, library, says):
     other = wheel(tmp_path / "x.whl", tensorflow, library)
-    assert says in cache.wheel_problem(other, HERE)
+    assert says in wheel_cache.wheel_problem(other, HERE)
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "missing"])
@@ -369,27 +368,27 @@ def test_a_damaged_wheel_is_not_used(tmp_path, damage):
     path.write_bytes({"cut": content[:middle], "changed": changed}.get(damage, b""))
     if damage == "missing":
         path.unlink()
-    assert "damaged" in cache.wheel_problem(path, HERE)
+    assert "damaged" in wheel_cache.wheel_problem(path, HERE)
 
 
 def test_each_kind_of_wheel_has_a_place_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXXFLAGS", raising=False)
-    plain = cache.entry(Choice(), HERE)
-    assert plain == cache.entry(Choice(), HERE)
+    plain = wheel_cache.entry(Choice(), HERE)
+    assert plain == wheel_cache.entry(Choice(), HERE)
     assert plain.folder.is_relative_to(tmp_path / "tfdist" / "horovod")
     others = [
-        cache.entry(Choice(mpi=True), HERE),
-        cache.entry(Choice(nccl=True), HERE),
-        cache.entry(Choice(), "2.21.1"),
+        wheel_cache.entry(Choice(mpi=True), HERE),
+        wheel_cache.entry(Choice(nccl=True), HERE),
+        wheel_cache.entry(Choice(), "2.21.1"),
     ]
     monkeypatch.setenv("CXXFLAGS", "-O0")
-    others.append(cache.entry(Choice(), HERE))
+    others.append(wheel_cache.entry(Choice(), HERE))
     assert len({each.folder for each in (plain, *others)}) == 5
 
 
 def test_a_wheel_is_kept_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
-    built, place = wheel(tmp_path / "built" / "x.whl"), cache.Entry(tmp_path / "kept", HERE)
+    built, place = wheel(tmp_path / "built" / "x.whl"), wheel_cache.Entry(tmp_path / "kept", HERE)
     place.folder.mkdir()
 
     def full_disk(old, new):
@@ -410,7 +409,7 @@ def test_a_wheel_is_kept_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_one_process_at_a_time_builds_a_wheel(tmp_path):
-    place, order = cache.Entry(tmp_path / "a", HERE), []
+    place, order = wheel_cache.Entry(tmp_path / "a", HERE), []
 
     def second():
         with place.locked(lambda: order.append("waits")):
@@ -431,17 +430,17 @@ def test_one_process_at_a_time_builds_a_wheel(tmp_path):
 
 def test_the_installed_horovod_is_the_one_that_was_built(monkeypatch):
     here = requirements.tensorflow_version()
-    assert installed.is_intact()
-    assert "Gloo" in installed.operations()
-    assert installed.fits(Choice(), here)
-    assert not installed.fits(Choice(), "2.20.0")
-    monkeypatch.setattr(installed, "operations", lambda: ("Gloo",))
-    assert not installed.fits(Choice(mpi=True), here)
+    assert install.is_intact()
+    assert "Gloo" in install.operations()
+    assert install.fits(Choice(), here)
+    assert not install.fits(Choice(), "2.20.0")
+    monkeypatch.setattr(install, "operations", lambda: ("Gloo",))
+    assert not install.fits(Choice(mpi=True), here)
 
 
 def test_the_release_without_the_changes_is_not_enough(monkeypatch):
-    monkeypatch.setattr(installed, "installed_version", lambda name: "0.28.1")
-    assert not installed.fits(Choice(), requirements.tensorflow_version())
+    monkeypatch.setattr(install, "installed_version", lambda name: "0.28.1")
+    assert not install.fits(Choice(), requirements.tensorflow_version())
 
 
 def test_a_changed_or_missing_file_is_seen(tmp_path, monkeypatch):
@@ -451,15 +450,15 @@ def test_a_changed_or_missing_file_is_seen(tmp_path, monkeypatch):
     hashed = "sha256=n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCgg,4"
     (package / "RECORD").write_text(f"horovod/a.so,{hashed}\nhorovod/a.pyc,,\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not installed.is_intact()
+    assert not install.is_intact()
     (tmp_path / "horovod").mkdir()
     library = tmp_path / "horovod" / "a.so"
     library.write_bytes(b"test")
-    assert installed.is_intact()
+    assert install.is_intact()
     library.write_bytes(b"tesT")
-    assert not installed.is_intact()
+    assert not install.is_intact()
     library.write_bytes(b"te")
-    assert not installed.is_intact()
+    assert not install.is_intact()
 
 
 def test_what_a_library_was_built_with_can_be_seen(tmp_path, monkeypatch):
@@ -467,14 +466,14 @@ def test_what_a_library_was_built_with_can_be_seen(tmp_path, monkeypatch):
     library.parent.mkdir(parents=True)
     (tmp_path / "horovod" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert installed.operations() == ()
+    assert install.operations() == ()
     for content, expected in [
         (b"", ()),
         (b"\0ncclCommInitRank\0_ZN4gloo3AllE\0", ("Gloo", "NCCL")),
         (b"\0MPI_Init_thread\0", ("MPI",)),
     ]:
         library.write_bytes(content)
-        assert installed.operations() == expected
+        assert install.operations() == expected
 
 
 # --- The test of a Horovod ------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import pytest
 from tests.horovod.test_build import HERE, program, wheel
 from tfdist import environment
 from tfdist.errors import TfdistError
-from tfdist.horovod_build import Done, Order, ensure, installed, requirements
-from tfdist.horovod_build.cache import entry
-from tfdist.horovod_build.choice import Choice
-from tfdist.horovod_build.commands import CommandError
+from tfdist.horovod.build import Done, Order, ensure, install, requirements
+from tfdist.horovod.build.commands import CommandError
+from tfdist.horovod.build.requirements import Choice
+from tfdist.horovod.build.wheel_cache import entry
 
 SECONDS = 120
 NAME = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
@@ -53,15 +53,15 @@ class Bench:
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         self.folder, self.entry = folder, entry(Choice(), HERE)
-        place = "tfdist.horovod_build"
+        place = "tfdist.horovod.build"
         monkeypatch.setattr(requirements, "tensorflow_version", lambda: HERE)
         monkeypatch.setattr(requirements, "check", lambda choice, places: None)
         monkeypatch.setattr(f"{place}.compiling.build", self._build)
         monkeypatch.setattr(f"{place}.obtain.verify", lambda commands, folder: self._step("test"))
         for step in ("get_dependencies", "unpack", "install"):
-            monkeypatch.setattr(installed, step, getattr(self, f"_{step}"))
-        monkeypatch.setattr(installed, "fits", lambda choice, here: self.there is not None)
-        monkeypatch.setattr(installed, "operations", lambda: ("Gloo",))
+            monkeypatch.setattr(install, step, getattr(self, f"_{step}"))
+        monkeypatch.setattr(install, "fits", lambda choice, here: self.there is not None)
+        monkeypatch.setattr(install, "operations", lambda: ("Gloo",))
 
     def run(self, **options):
         return ensure(Order(Choice(), **options), self.shown)
@@ -310,7 +310,7 @@ with tfdist.strategy("single").scope():
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(loss="mse")
 model.fit(numpy.ones((4, 2)), numpy.ones((4, 1)), verbose=0)
-from tfdist.doctor import diagnose
+from tfdist.diagnostics import diagnose
 (row,) = [each for each in diagnose().findings if each.where == "Horovod"]
 assert (row.severity, row.remedy) == ("ok", "Run: tfdist build-horovod"), row
 """
@@ -348,6 +348,6 @@ def test_a_job_that_needs_horovod_names_the_command_that_builds_it(tmp_path):
 
 
 def test_the_builder_imports_neither_tensorflow_nor_horovod():
-    names = "import sys, tfdist.cli.main, tfdist.horovod_build.exchange"
+    names = "import sys, tfdist.cli.main, tfdist.horovod.build.smoke_test"
     check = "assert not {'tensorflow', 'keras', 'horovod'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{names}; {check}"], timeout=SECONDS, check=True)

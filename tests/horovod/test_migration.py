@@ -22,7 +22,8 @@ from keras.src.optimizers.adam import Adam
 from keras.src.saving import object_registration
 
 from tfdist import environment
-from tfdist.horovod import library, program
+from tfdist.horovod import program
+from tfdist.strategies.horovod import library
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = pathlib.Path(__file__).parent / "programs"

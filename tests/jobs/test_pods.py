@@ -29,7 +29,7 @@ from tests.harness.pods import AS_POD, missing, network
 from tests.jobs.test_jobs import DEADLINE, SCRIPT, results, run
 from tfdist import environment
 from tfdist.cli.main import app
-from tfdist.cluster.engines import kubectl, pod_states, pod_watch
+from tfdist.launch.backends import kubernetes_watch
 
 BIN = Path(sys.executable).parent
 ON = ("run", "--on", "kubernetes", "--image", "my/image")
@@ -157,7 +157,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """The only kubectl that can be found."""
     made = Fake(folder)
     monkeypatch.setenv("PATH", str(folder / "bin"))
-    monkeypatch.setattr(pod_watch, "_EVERY", 0.05)
+    monkeypatch.setattr(kubernetes_watch, "_EVERY", 0.05)
     return made
 
 
@@ -274,7 +274,7 @@ def test_what_another_job_left_is_not_touched(fake: Fake) -> None:
 
 
 def test_a_cluster_that_does_not_answer(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubectl, "_PATIENCE", 0.1)
+    monkeypatch.setattr(kubernetes_watch, "_PATIENCE", 0.1)
     fake.refuses("get", "connection refused")
     done = tfdist(*WORKERS)
     assert done.exit_code == 3
@@ -288,7 +288,7 @@ def test_a_call_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (folder / "bin/kubectl").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     (folder / "bin/kubectl").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder / "bin"))
-    monkeypatch.setattr(kubectl, "_SECONDS", 0.2)
+    monkeypatch.setattr(kubernetes_watch, "_SECONDS", 0.2)
     done = tfdist(*WORKERS)
     assert done.exit_code == 3
     assert "no answer within 0.2 s (kubectl create" in done.stderr
@@ -334,7 +334,7 @@ def test_ctrl_c_removes_the_job(fake: Fake, folder: Path) -> None:
         ),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "no memory"},
-            pod_states.Failure("a", 1, "Evicted: no memory"),
+            kubernetes_watch.Failure("a", 1, "Evicted: no memory"),
         ),
         (
             {
@@ -342,7 +342,7 @@ def test_ctrl_c_removes_the_job(fake: Fake, folder: Path) -> None:
                     {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
                 ]
             },
-            pod_states.Failure("a", 137, "exit status 137 (OOMKilled)"),
+            kubernetes_watch.Failure("a", 137, "exit status 137 (OOMKilled)"),
         ),
         (
             {
@@ -353,21 +353,21 @@ def test_ctrl_c_removes_the_job(fake: Fake, folder: Path) -> None:
                     }
                 ]
             },
-            pod_states.Failure("a", 3, "exit status 3 (Error)"),
+            kubernetes_watch.Failure("a", 3, "exit status 3 (Error)"),
         ),
     ],
 )
-def test_how_a_pod_failed(status: dict[str, Any], failure: pod_states.Failure | None) -> None:
-    assert pod_states.failure([{"kind": "Pod", "metadata": {"name": "a"}, "status": status}]) == (
-        failure
-    )
+def test_how_a_pod_failed(status: dict[str, Any], failure: kubernetes_watch.Failure | None) -> None:
+    assert kubernetes_watch.failure(
+        [{"kind": "Pod", "metadata": {"name": "a"}, "status": status}]
+    ) == (failure)
 
 
 def test_an_image_that_is_not_there_is_told_and_one_that_is_fetched_is_not() -> None:
     def waits(reason: str) -> dict[str, str]:
         found = pod("train-0", "Pending")
         found["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": reason}}}]
-        return pod_states.waiting([found])
+        return kubernetes_watch.waiting([found])
 
     assert waits("ErrImagePull") == {"train-0-ab1cd": "ErrImagePull"}
     assert waits("ContainerCreating") == {}

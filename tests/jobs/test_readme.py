@@ -70,7 +70,7 @@ def test_the_tf_config_of_the_tour_is_well_formed():
 
 
 def test_every_strategy_is_in_the_readme():
-    from tfdist.config import STRATEGIES
+    from tfdist.config.strategy_config import STRATEGIES
 
     for name in STRATEGIES:
         assert f"| `{name}` |" in README

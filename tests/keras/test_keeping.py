@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tfdist.cluster.elastic import Position
-from tfdist.keras.keeping import State, packed, unpacked
+from tfdist.keras.elastic import State, packed, unpacked
+from tfdist.launch.elastic_state import Position
 
 ARRAYS = [
     np.arange(6, dtype="float32").reshape(2, 3),

@@ -51,7 +51,7 @@ def _of(path: str, tests: str, *pairs: tuple[str, str]) -> list[Mutant]:
 MUTANTS: list[Mutant] = [
     # Options on their way to what uses them.
     *_of(
-        "tfdist/updates/rule.py",
+        "tfdist/gradients/rule.py",
         _WIRING,
         ('{"staleness", "damp", "bucket_bytes"}', '{"staleness", "damp", "bucket_bytes", "clip"}'),
         ('damp=config.on_stale == "damp"', "damp=False"),
@@ -59,7 +59,7 @@ MUTANTS: list[Mutant] = [
         ("1 if config.staleness is None else config.staleness", "1"),
     ),
     *_of(
-        "tfdist/strategies/start.py",
+        "tfdist/strategies/factory.py",
         _WIRING,
         ("recompute=config.recompute,", ""),
         ("vertical_sync=config.vertical_sync,", ""),
@@ -77,7 +77,7 @@ MUTANTS: list[Mutant] = [
         ("seconds = config.start_timeout", "seconds = 60.0"),
     ),
     *_of(
-        "tfdist/horovod_options.py",
+        "tfdist/config/horovod_options.py",
         _WIRING,
         ("int(config.fusion_mb * 2**20)", "int(config.fusion_mb)"),
         ('given["HOROVOD_AUTOTUNE"] = "1"', "pass"),
@@ -98,7 +98,7 @@ MUTANTS: list[Mutant] = [
         ('    "stall_timeout": StallTimeout,\n', ""),
     ),
     *_of(
-        "tfdist/cli/update_options.py",
+        "tfdist/cli/strategy_options.py",
         _WIRING,
         ('        "--bucket-mb",', '        "--bucket",'),
         ('    "outer_lr": OuterLr,\n', ""),
@@ -106,7 +106,7 @@ MUTANTS: list[Mutant] = [
     Mutant("tfdist/cli/planning.py", "config=config.to_json(),", 'config="{}",', _WIRING),
     # Servers: placement, staleness, numbers.
     *_of(
-        "tfdist/servers/placement.py",
+        "tfdist/strategies/parameter_server/servers.py",
         _SERVERS,
         ("return min(choices, key=self.bytes_on)", "return max(choices, key=self.bytes_on)"),
         ("size // self._min_shard_bytes, shape[0]", "size // self._min_shard_bytes"),
@@ -114,7 +114,7 @@ MUTANTS: list[Mutant] = [
         ("min(part + 1, more)", "min(part, more)"),
     ),
     *_of(
-        "tfdist/servers/gate.py",
+        "tfdist/strategies/parameter_server/scheduler.py",
         _SERVERS,
         ("<= self._bound", "< self._bound"),
         ("self._overlapping[other] += updates", "self._overlapping[other] += 1"),
@@ -124,7 +124,7 @@ MUTANTS: list[Mutant] = [
     ),
     # Compressions.
     *_of(
-        "tfdist/updates/compression/half.py",
+        "tfdist/gradients/compression/half_precision.py",
         _HALVES,
         ("tf.where(scales == 0, scales, 1 / scales)", "scales"),
         ("_LARGEST = 32768.0", "_LARGEST = 131072.0"),
@@ -135,7 +135,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *_of(
-        "tfdist/updates/compression/eight_bit.py",
+        "tfdist/gradients/compression/int8.py",
         _HALVES,
         ("_LARGEST = 127", "_LARGEST = 63"),
         ("left = corrected - decoded(sent, layout.dtype)", "left = 0 * corrected"),
@@ -147,14 +147,14 @@ MUTANTS: list[Mutant] = [
     ),
     # Schedules.
     *_of(
-        "tfdist/pipelines/schedules/programs.py",
+        "tfdist/strategies/pipeline/schedules/programs.py",
         _SCHEDULES,
         ("_order(chunks[::-1], microbatches, stages)", "_order(chunks, microbatches, stages)"),
         ("return steps + self.drain() if self._flush else steps", "return steps"),
         ("self._live += 1", "self._live += 2"),
     ),
     *_of(
-        "tfdist/pipelines/schedules/analysis.py",
+        "tfdist/strategies/pipeline/schedules/simulator.py",
         _SCHEDULES,
         ("Step(Kind.BACKWARD, batch, number, chunk + 1), forward]", "forward]"),
         ("peak = max(peak, live)", "peak = live"),
@@ -163,7 +163,7 @@ MUTANTS: list[Mutant] = [
     ),
     # A pipeline's passes.
     Mutant(
-        "tfdist/pipelines/worker.py",
+        "tfdist/strategies/pipeline/stage_worker.py",
         "recompute=recompute and not is_last",
         "recompute=False",
         _PIPELINES,
@@ -178,26 +178,26 @@ MUTANTS: list[Mutant] = [
         ('if task.type != "evaluator" or "evaluator" in self.addresses:', "if False:"),
     ),
     *_of(
-        "tfdist/cluster/threads.py",
+        "tfdist/cluster/resources.py",
         "tests/cluster/test_threads.py",
         ("workers + 2", "workers"),
         ('task_type == "ps"', 'task_type == "worker"'),
     ),
     *_of(
-        "tfdist/cluster/ranks.py",
+        "tfdist/cluster/spec.py",
         "tests/unit/test_horovod.py tests/cluster",
         ("on_local[local] += 1", "pass"),
         ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
     ),
     *_of(
-        "tfdist/cluster/elastic.py",
+        "tfdist/launch/elastic_state.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
         ("{position.epoch:08d}", "{position.step:08d}"),
         ("[:-_KEPT]", "[_KEPT:]"),
     ),
     *_of(
-        "tfdist/cluster/launch/guard.py",
+        "tfdist/launch/guard.py",
         f"{_SUPERVISE} -k nothing_is_left",
         ("watch(int(pipe))", "pass"),
     ),
@@ -219,7 +219,7 @@ MUTANTS: list[Mutant] = [
     ),
     # Estimators on replicas.
     *_of(
-        "tfdist/_tensorflow_sessions.py",
+        "tfdist/_tf/sessions.py",
         f"{_ESTIMATORS} -k 'sparse or replicas_evaluate'",
         ("self.OTHER_GROUPS * self._served", "0"),
         ("self.RUN_KEYS * _number_of_run(graph)", "0 * _number_of_run(graph)"),
@@ -232,7 +232,7 @@ MUTANTS: list[Mutant] = [
     ),
     # The exchange of gradients.
     *_of(
-        "tfdist/data.py",
+        "tfdist/comm/batch_sharding.py",
         _TRAINING,
         ("position * small + min(position, extra)", "position * small"),
         (

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import CountedLink
+from tfdist.config.gradient_options import COMPRESSIONS
 from tfdist.errors import ConfigError
-from tfdist.update_options import COMPRESSIONS
-from tfdist.updates.compression import KINDS, Compression, make
-from tfdist.updates.compression.eight_bit import BLOCK, decoded, encoded
-from tfdist.updates.compression.layout import Layout
-from tfdist.updates.compression.low_rank import LowRank, matrix_shape
-from tfdist.updates.compression.random_values import RandomValues
-from tfdist.updates.link import CountedLink
+from tfdist.gradients.compression import KINDS, Compression, make
+from tfdist.gradients.compression.flattening import Layout
+from tfdist.gradients.compression.int8 import BLOCK, decoded, encoded
+from tfdist.gradients.compression.powersgd import LowRank, matrix_shape
+from tfdist.gradients.compression.sparsification import RandomValues
 
 SHAPES = ((64, 40), (11,), (3, 3, 8, 16), (), (7, 5))
 FEEDBACK = ("int8", "topk", "randomk", "powersgd")

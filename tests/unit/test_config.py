@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.config import MODES, STRATEGIES, StrategyConfig
+from tfdist.config.resolution import load_file, resolve
+from tfdist.config.server_options import ON_STALE, WIRE_DTYPES
+from tfdist.config.strategy_config import MODES, STRATEGIES, StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.resolution import load_file, resolve
-from tfdist.server_options import ON_STALE, WIRE_DTYPES
-from tfdist.updates.rule import rule_from
+from tfdist.gradients.rule import rule_from
 
 WITH_SERVERS = '{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]}}'
 WITHOUT_SERVERS = '{"cluster": {"worker": ["a:1", "b:1"]}}'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist import data
+from tfdist.comm import batch_sharding
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tfdist import data
     ],
 )
 def test_how_a_batch_is_split_in_words(batch: int, replicas: int, text: str) -> None:
-    assert data.split_in_words(batch, replicas) == text
+    assert batch_sharding.split_in_words(batch, replicas) == text
     if " + " in text:
-        bounds = [data.slice_bounds(batch, place, replicas) for place in range(replicas)]
+        bounds = [batch_sharding.slice_bounds(batch, place, replicas) for place in range(replicas)]
         assert " + ".join(str(end - start) for start, end in bounds) == text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfdist.updates.dependence import Dependence, rows_of
+from tfdist.comm.batch_dependence import Dependence, rows_of
 
 
 def traced(make: Callable[[Any], Any]) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tfdist.errors import TfdistError
-from tfdist.servers import dispatch
-from tfdist.servers.dispatch import Dispatcher, Job
-from tfdist.servers.gate import Gate
+from tfdist.strategies.parameter_server import scheduler
+from tfdist.strategies.parameter_server.scheduler import Dispatcher, Gate, Job
 
 
 class Lost(Exception):
@@ -50,7 +49,7 @@ class Coordinator:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "on_worker", lambda worker: contextlib.nullcontext())
+    monkeypatch.setattr(scheduler, "on_worker", lambda worker: contextlib.nullcontext())
 
 
 def dispatcher(workers: int, step_timeout: float = 60.0, patience: float = 60.0) -> Dispatcher:

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from tfdist.config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies import factory
 

@@ -10,14 +10,13 @@ import types
 
 import pytest
 
-from tfdist import horovod_options
 from tfdist.cluster.environments import mpi
-from tfdist.cluster.ranks import rank_of
-from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.config import StrategyConfig
+from tfdist.cluster.spec import Address, ClusterSpec, Task, rank_of
+from tfdist.config import horovod_options
+from tfdist.config.resolution import resolve
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.horovod import library
-from tfdist.resolution import resolve
+from tfdist.strategies.horovod import library
 
 
 def test_ranks_on_hosts_of_different_sizes():

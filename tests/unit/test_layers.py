@@ -1,8 +1,11 @@
-"""Imports never point up, and the sizes that keep the code readable."""
+"""Imports never point up or in a circle, and the sizes that keep the code readable."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,78 +14,148 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-#: From the ground up. A room may import its own and those before it.
+#: From the ground up. A room may import itself and those before it.
 ROOMS = (
-    ("errors", "environment", "_lazy", "deadline"),
-    ("cluster",),
-    ("option_checks", "server_options", "horovod_options", "update_options", "pipeline_options"),
-    (
-        "config",
-        "_tensorflow",
-        "_tensorflow_checkpoints",
-        "_tensorflow_columns",
-        "_tensorflow_data",
-        "_tensorflow_graphs",
-        "_tensorflow_sessions",
-        "files",
-        "logs",
-        "resolution",
-    ),
-    ("agreement", "joining"),
-    ("data", "servers", "updates", "placement"),
-    ("keras",),
-    ("pipelines",),
-    ("horovod",),
-    ("strategies",),
-    ("estimator",),
-    ("verify", "exporting", "doctor", "horovod_build"),
-    ("cli",),
+    "errors",
+    "environment",
+    "utils",
+    "cluster",
+    "config",
+    "launch",
+    "_tf",
+    "comm",
+    "gradients",
+    "placement",
+    "keras",
+    "strategies",
+    "horovod",
+    "estimator",
+    "exporting",
+    "diagnostics",
+    "cli",
 )
-LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+
+#: Rooms that every process of a job imports before TensorFlow, or without it.
+WITHOUT_TENSORFLOW = ("errors", "environment", "cluster", "config", "launch")
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
 
 
 def room_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+    return module.split(".")[1] if "." in module else ""
 
 
-def imported(tree: ast.AST):
-    for node in ast.walk(tree):
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Full names of what a file imports, also within its functions."""
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def modules_imported(path: Path) -> set[str]:
+    """The modules of tfdist that a file imports."""
+    found = set()
+    for name in imported(path):
+        while name and name not in MODULES:
+            name = name.rpartition(".")[0]
+        if name not in ("", "tfdist"):
+            found.add(name)
+    return found
+
+
+def circle_in(arrows: dict[str, set[str]]) -> list[str]:
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_never_point_up(path):
-    own = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    if own == "__init__":
+    own = room_of(module_of(path))
+    if not own:
         return
-    assert own in LEVEL, f"{own} is not a room: add it to ROOMS where it belongs"
-    for name in imported(ast.parse(path.read_text())):
-        if name.startswith("tfdist.") and (other := room_of(name)) in LEVEL:
-            assert LEVEL[other] <= LEVEL[own], f"{path}: {own} must not import {name}"
+    assert own in ROOMS, f"{own} is not a room: add it to ROOMS where it belongs"
+    for module in modules_imported(path):
+        other = room_of(module)
+        assert ROOMS.index(other) <= ROOMS.index(own), f"{path}: {own} must not import {module}"
+
+
+def test_modules_do_not_import_in_a_circle():
+    arrows = {module: modules_imported(path) - {module} for module, path in MODULES.items()}
+    assert not circle_in(arrows)
+
+
+@pytest.mark.parametrize("folder", [p for p in PACKAGE.rglob("*") if any(p.glob("*/*.py"))])
+def test_the_folders_of_a_room_do_not_import_in_a_circle(folder):
+    own = module_of(folder / "__init__.py")
+    arrows: dict[str, set[str]] = {}
+    for path in folder.glob("*/**/*.py"):
+        child = path.relative_to(folder).parts[0]
+        others = {
+            module[len(own) + 1 :].split(".")[0]
+            for module in modules_imported(path)
+            if module.startswith(f"{own}.")
+        }
+        arrows.setdefault(child, set()).update(o for o in others if (folder / o).is_dir())
+    assert not circle_in({child: others - {child} for child, others in arrows.items()})
+
+
+def test_no_room_uses_private_names_of_another():
+    for path in FILES:
+        own = room_of(module_of(path))
+        aliases = {}
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tfdist"):
+                continue
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                other = room_of(full)
+                if other != own and full not in MODULES:
+                    assert not alias.name.startswith("_"), f"{path} imports {full}"
+                if other != own and full in MODULES:
+                    aliases[alias.asname or alias.name] = full
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                private = node.value.id in aliases and node.attr.startswith("_")
+                assert not private, (
+                    f"{path}:{node.lineno} uses {aliases[node.value.id]}.{node.attr}"
+                )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_and_functions_are_small(path):
-    text = path.read_text()
-    assert text.count("\n") <= 600
-    for node in ast.walk(ast.parse(text)):
+    assert path.read_text().count("\n") <= 600
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno - node.lineno < 50, f"{path}: {node.name} is too long"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "cluster").rglob("*.py")), ids=lambda p: p.name)
-def test_cluster_needs_no_tensorflow(path):
-    for name in imported(ast.parse(path.read_text())):
-        assert name.split(".")[0] not in ("tensorflow", "keras"), f"{path} imports {name}"
-
-
-def test_private_tensorflow_is_in_one_file():
+@pytest.mark.parametrize("room", WITHOUT_TENSORFLOW)
+def test_rooms_that_need_no_tensorflow(room):
     for path in FILES:
-        if not path.name.startswith("_tensorflow"):
+        if room_of(module_of(path)) == room:
+            for name in imported(path):
+                assert name.split(".")[0] not in ("tensorflow", "keras"), f"{path} imports {name}"
+
+
+def test_private_tensorflow_is_in_one_room():
+    for path in FILES:
+        if room_of(module_of(path)) != "_tf":
             assert "tensorflow.python" not in path.read_text(), path
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError
-from tfdist.pipelines.schedules import (
+from tfdist.strategies.pipeline.schedules import (
     SCHEDULES,
     Box,
     Kind,

@@ -12,10 +12,10 @@ import pytest
 
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
-from tfdist.keras.served import hooks as served_hooks
-from tfdist.keras.served.serving import Serving
-from tfdist.pipelines import hooks as pipeline_hooks
 from tfdist.strategies import constructors
+from tfdist.strategies.parameter_server import hooks as served_hooks
+from tfdist.strategies.parameter_server.step_function import Serving
+from tfdist.strategies.pipeline import hooks as pipeline_hooks
 
 SIGNATURES = {
     "TensorFlowTrainer.__init__": "(self)",
@@ -236,7 +236,7 @@ def test_hooks_are_undone_when_the_scope_closes():
 
 
 def test_private_symbols_of_tensorflow():
-    from tfdist import _tensorflow as private
+    from tfdist._tf import distribute as private
 
     for extended in (private.LocalExtended, private.CollectiveExtended):
         base = next(c for c in extended.__mro__ if c.__module__.startswith("tensorflow"))
@@ -293,7 +293,7 @@ def test_what_placement_and_pipelines_read_of_keras():
 def test_graphs_that_have_run_can_be_seen():
     import tensorflow as tf
 
-    from tfdist._tensorflow_graphs import partitioned_graphs
+    from tfdist._tf.graphs import partitioned_graphs
 
     with partitioned_graphs() as graphs:
         tf.function(lambda: tf.random.uniform([3]) + 1)()
@@ -303,8 +303,8 @@ def test_graphs_that_have_run_can_be_seen():
 
 def test_the_collectives_that_a_ring_replaces():
     """`RingExtended` puts its own launcher in place of TensorFlow's."""
-    from tfdist import _tensorflow as private
-    from tfdist.strategies.ring import RingLauncher
+    from tfdist._tf import distribute as private
+    from tfdist.comm.external_collectives import RingLauncher
 
     launcher = RingLauncher.__mro__[1]
     signatures = {

@@ -11,13 +11,17 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.keras.served.boxes import FIELDS, Layout, joined, parted, unbox
-from tfdist.servers.cluster import UpdateRule
-from tfdist.servers.gate import Gate, gate_of
-from tfdist.servers.ledger import APPLIED, DROPPED, FORGOTTEN, WINDOW, Ledger
-from tfdist.servers.placement import Held, Shelves, row_ranges
-from tfdist.servers.slices import Slices
-from tfdist.updates.dependence import common_rows
+from tfdist.comm.batch_dependence import common_rows
+from tfdist.strategies.parameter_server.scheduler import Gate, gate_of
+from tfdist.strategies.parameter_server.serialization import FIELDS, Layout, joined, parted, unbox
+from tfdist.strategies.parameter_server.servers import Held, Shelves, Slices, UpdateRule, row_ranges
+from tfdist.strategies.parameter_server.transaction_log import (
+    APPLIED,
+    DROPPED,
+    FORGOTTEN,
+    WINDOW,
+    Ledger,
+)
 
 TOLD = [7, 3, 1, 5, 11, 2]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tfdist.cli.main import app
-from tfdist.config import StrategyConfig
+from tfdist.config.resolution import resolve
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.resolution import resolve
 
 KINDS = typing.get_type_hints(StrategyConfig)
 NAMES = [field.name for field in dataclasses.fields(StrategyConfig)]

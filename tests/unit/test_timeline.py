@@ -10,11 +10,11 @@ import sys
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.files import SaveError
-from tfdist.pipelines import timeline_picture
-from tfdist.pipelines.schedules import Box, Kind, Step, bubble, make, simulate
-from tfdist.pipelines.timeline import chrome_trace, row_names, text, write_trace
-from tfdist.pipelines.timeline_picture import draw
+from tfdist.strategies.pipeline import trace_plot
+from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble, make, simulate
+from tfdist.strategies.pipeline.trace import chrome_trace, row_names, text, write_trace
+from tfdist.strategies.pipeline.trace_plot import draw
+from tfdist.utils.atomic_io import SaveError
 
 F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
 
@@ -227,6 +227,6 @@ def test_a_picture_needs_a_format(tmp_path):
 def test_a_picture_without_matplotlib_names_the_command(monkeypatch, tmp_path):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    importlib.reload(timeline_picture)
+    importlib.reload(trace_plot)
     with pytest.raises(ConfigError, match=r"pip install 'tfdist\[pictures\]'"):
-        timeline_picture.draw(str(tmp_path / "steps.png"), boxes_of(), title="")
+        trace_plot.draw(str(tmp_path / "steps.png"), boxes_of(), title="")

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.updates.exchange import Exchange
-from tfdist.updates.reducer import buckets
-from tfdist.updates.rule import GradientRule
+from tfdist.gradients.exchange import Exchange
+from tfdist.gradients.reducer import buckets
+from tfdist.gradients.rule import GradientRule
 
 
 class Alone:

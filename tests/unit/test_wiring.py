@@ -19,13 +19,13 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from tfdist.cli.launchers import check_horovod
 from tfdist.cli.main import app
+from tfdist.cli.planning import check_horovod
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.config import StrategyConfig
-from tfdist.horovod import rendezvous
-from tfdist.joining import Member
-from tfdist.strategies import factory, start
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.strategies import factory
+from tfdist.strategies.horovod import rendezvous
+from tfdist.strategies.membership import Member
 
 MIB = 2**20
 
@@ -286,18 +286,18 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(factory, "_active", [])
     monkeypatch.setattr(factory, "prepare_devices", prepared)
     monkeypatch.setattr(factory, "Mirrored", made())
-    monkeypatch.setattr(start, "prepare_devices", prepared)
-    monkeypatch.setattr(start, "hard_deadline", deadline)
-    monkeypatch.setattr(start, "communication_for", communicating)
-    monkeypatch.setattr(start, "_seed", lambda member: None)
-    monkeypatch.setattr(start, "MultiWorker", made("resolver", "options", "cpu_devices"))
+    monkeypatch.setattr(factory, "prepare_devices", prepared)
+    monkeypatch.setattr(factory, "hard_deadline", deadline)
+    monkeypatch.setattr(factory, "communication_for", communicating)
+    monkeypatch.setattr(factory, "_seed", lambda member: None)
+    monkeypatch.setattr(factory, "MultiWorker", made("resolver", "options", "cpu_devices"))
     servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards", "step_timeout")
-    monkeypatch.setattr(start, "ParameterServer", made(*servers))
-    monkeypatch.setattr(start, "Pipeline", made())
+    monkeypatch.setattr(factory, "ParameterServer", made(*servers))
+    monkeypatch.setattr(factory, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
-    monkeypatch.setattr(start.library, "load", lambda: ring)
-    monkeypatch.setattr(start, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(start, "Horovod", made("device", "gradients"))
+    monkeypatch.setattr(factory.library, "load", lambda: ring)
+    monkeypatch.setattr(factory, "prepare_one_of", lambda rank, size: "CPU:0")
+    monkeypatch.setattr(factory, "Horovod", made("device", "gradients"))
     monkeypatch.setattr(rendezvous, "_meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)

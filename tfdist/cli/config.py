@@ -17,12 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist import environment as variables
-from tfdist.cluster import formats
-from tfdist.cluster.addresses import Address
+from tfdist.cluster import tf_config
 from tfdist.cluster.environments import detection, hostfile
-from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings
-from tfdist.cluster.environments.ranking import DEFAULT_PORT, addresses
-from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.environments.base import (
+    DEFAULT_PORT,
+    Absent,
+    Place,
+    Roles,
+    Surroundings,
+    addresses,
+)
+from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.errors import ConfigError
 
@@ -217,7 +222,7 @@ def _print(cluster: ClusterSpec, form: _Format, only: str | None) -> None:
     """Prints the texts of all tasks, or of one."""
     task = _named(cluster, only) if only is not None else None
     first = True
-    for each, text in formats.texts(cluster):
+    for each, text in tf_config.texts(cluster):
         if first:
             parse_tf_config(
                 text
@@ -225,7 +230,7 @@ def _print(cluster: ClusterSpec, form: _Format, only: str | None) -> None:
             _warn_of_length(text, form)
             first = False
         if task is None or task == each:
-            print(formats.written(each, text, form.value))
+            print(tf_config.written(each, text, form.value))
 
 
 def _named(cluster: ClusterSpec, name: str) -> Task:
@@ -241,10 +246,10 @@ def _named(cluster: ClusterSpec, name: str) -> Task:
 
 def _warn_of_length(text: str, form: _Format) -> None:
     length = len(text.encode())
-    if length > formats.LONGEST_VARIABLE and form != _Format.JSON:
+    if length > tf_config.LONGEST_VARIABLE and form != _Format.JSON:
         print(
             f"tfdist: this TF_CONFIG has {length} bytes. Linux starts no program with a variable "
-            f"of more than {formats.LONGEST_VARIABLE}. Let each task detect its place instead.",
+            f"of more than {tf_config.LONGEST_VARIABLE}. Let each task detect its place instead.",
             file=sys.stderr,
         )
 
@@ -269,7 +274,7 @@ def _show_place(
             f"This process is {place}, and no variable tells the addresses that a TF_CONFIG needs. "
             "`tfdist run` finds them by itself where mpirun or horovodrun has started it."
         )
-    print(formats.written(place.task, place.cluster.tf_config(place.task), form.value))
+    print(tf_config.written(place.task, place.cluster.tf_config(place.task), form.value))
 
 
 def _table(sightings: Sequence[detection.Sighting]) -> Table:

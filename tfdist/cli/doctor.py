@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tfdist.doctor import Report, diagnose
+from tfdist.diagnostics import Report, diagnose
 from tfdist.errors import ConfigError
 
 __all__ = ["doctor"]

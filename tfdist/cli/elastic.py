@@ -8,18 +8,17 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist.cli import logs, planning, show
-from tfdist.cli.jobs import Job, Request
-from tfdist.cluster.elastic import ElasticPlace
-from tfdist.cluster.launch import elastic
-from tfdist.cluster.launch.attempt import Screen
-from tfdist.cluster.launch.discovery import Discovery
-from tfdist.cluster.launch.plan import JobPlan
-from tfdist.cluster.launch.spawn import Terminal
-from tfdist.cluster.launch.supervise import Outcome
+from tfdist.cli import logs, planning, summary
+from tfdist.cli.request import Job, Request
 from tfdist.errors import ConfigError
-from tfdist.files import check_writable
-from tfdist.updates.rule import rule_from
+from tfdist.gradients.rule import rule_from
+from tfdist.launch import elastic
+from tfdist.launch.elastic import Discovery
+from tfdist.launch.elastic_state import ElasticPlace
+from tfdist.launch.plan import JobPlan
+from tfdist.launch.process import Terminal
+from tfdist.launch.supervisor import Outcome, Screen
+from tfdist.utils.atomic_io import check_writable
 
 __all__ = ["Bounds", "supervise"]
 
@@ -84,7 +83,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
             plan = logs.prepare(_leaving_states(job.plan, states), chosen=chosen)
             if not shown:
                 shown = True
-                show.table(plan, job.resolved, job.seed, job.gpus)
+                summary.table(plan, job.resolved, job.seed, job.gpus)
             yield plan
 
     with contextlib.ExitStack() as stack:
@@ -100,7 +99,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
             place=states,
             max_restarts=request.max_restarts or _RESTARTS,
         )
-        screen = Screen(Terminal(), show.note, show.note)
+        screen = Screen(Terminal(), summary.note, summary.note)
         return elastic.run(make, world, grace=grace, screen=screen)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.cli.jobs import Request
-from tfdist.cluster.listing import own_tf_config
+from tfdist.cli.request import Request
+from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.resolution import load_file
 from tfdist.errors import ConfigError
-from tfdist.resolution import load_file
 
 __all__ = ["given_by_file", "settled", "use_in"]
 

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tfdist import environment
-from tfdist.cli.quiet import quiet_import
 from tfdist.errors import ConfigError
+from tfdist.utils.log_filters import quiet_import
 
 if TYPE_CHECKING:
     from tfdist.exporting.comparison import Comparison

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster.environments import hostfile as host_files
-from tfdist.cluster.environments.ranking import DEFAULT_PORT, addresses
-from tfdist.cluster.launch.ssh import Ssh, cluster_on
+from tfdist.cluster.environments.base import DEFAULT_PORT, addresses
 from tfdist.cluster.ports import HeldPorts, local_among
 from tfdist.cluster.spec import ClusterSpec
-from tfdist.config import CLUSTERED, StrategyConfig
+from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.launch.ssh import Ssh, cluster_on
 
 __all__ = ["assign", "cluster_of", "of", "ssh_of"]
 

@@ -9,9 +9,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from tfdist.cli import show
-from tfdist.cluster.launch.plan import JobPlan
+from tfdist.cli import summary
 from tfdist.errors import ConfigError
+from tfdist.launch.plan import JobPlan
 
 __all__ = ["default_place", "prepare"]
 
@@ -63,7 +63,9 @@ def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
         place = Path(tempfile.mkdtemp(prefix="tfdist-logs-"))
     except OSError:
         return plan  # Each task's log says that it cannot be written; the training goes on.
-    show.note(f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}.")
+    summary.note(
+        f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}."
+    )
     names = {str(path): str(place / path.name) for path in plan.files}
     tasks = tuple(
         dataclasses.replace(

@@ -11,22 +11,201 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import environment
-from tfdist.cli import every_task, hosts, launchers, logs
-from tfdist.cli.jobs import Job, Request, check_count, hold_ports, place_of
-from tfdist.cluster import gpus as gpu_lists
-from tfdist.cluster.launch.plan import local_cluster, plan_local, plan_member
-from tfdist.cluster.launch.program import SERVED, STAGED, Program, Role
-from tfdist.cluster.launch.ssh import plan_hosts
-from tfdist.cluster.listing import own_tf_config
+from tfdist.cli import hosts, logs
+from tfdist.cli.estimator_jobs import given_by_file
+from tfdist.cli.request import Job, Request, check_count, hold_ports, place_of
+from tfdist.cluster import resources as gpu_lists
+from tfdist.cluster.environments import detection
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import check_tf_config, parse_tf_config, refuse_gaps
-from tfdist.config import CLUSTERED, StrategyConfig
+from tfdist.cluster.tf_config import check_tf_config, own_tf_config, parse_tf_config, refuse_gaps
+from tfdist.config.resolution import Resolved, load_file, resolve
+from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.files import check_writable
-from tfdist.pipelines import timeline_picture
-from tfdist.resolution import Resolved, load_file, resolve
+from tfdist.launch.plan import (
+    BETWEEN_GRAPH,
+    ESTIMATORS,
+    SERVED,
+    STAGED,
+    Program,
+    Role,
+    local_cluster,
+    plan_local,
+    plan_member,
+)
+from tfdist.launch.ssh import plan_hosts
+from tfdist.strategies.horovod import library
+from tfdist.strategies.horovod.rendezvous import started_by_horovodrun
+from tfdist.strategies.pipeline import trace_plot
+from tfdist.utils.atomic_io import check_writable
 
-__all__ = ["Job", "Request", "planned", "program_of", "resolved_for"]
+__all__ = [
+    "Here",
+    "Job",
+    "Request",
+    "check_horovod",
+    "cluster_here",
+    "is_rank",
+    "planned",
+    "program_of",
+    "resolved_for",
+    "with_size",
+    "without_strategy",
+]
+
+
+# `tfdist run --every-task`: between-graph programs, which each task runs by itself.
+
+#: The options with which `--every-task` goes.
+_OF_EVERY_TASK = ("processes", "ps")
+
+
+@contextlib.contextmanager
+def without_strategy(request: Request) -> Iterator[Job]:
+    """The job of a between-graph program: all tasks run the script, under no strategy.
+
+    Raises:
+        ConfigError: for options that do not go with it.
+    """
+    counts = _counts(request)
+    chief = request.strategy is not None  # As jobs of Estimators have one.
+    environ = environment.snapshot()
+    gpus = gpu_lists.visible(environ)
+    text = environment.read("TF_CONFIG", environ)
+    place = request.log_dir or logs.default_place()
+    program = Program(
+        script=request.script,
+        args=request.args,
+        config="",
+        seed=None,
+        env_only=True,
+        roles=ESTIMATORS if chief else BETWEEN_GRAPH,
+        task_flags=request.task_flags,
+    )
+    if text is not None:
+        cluster, task = place_of(text)
+        for name, count in counts.items():
+            flag = "--ps" if name == "ps" else "-n"
+            check_count(name, count, f"{flag} {count}", cluster)
+        plan = plan_member(
+            program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
+        )
+        yield Job(plan, None, None, gpus, request.why_every_task)
+        return
+    ps = counts.get("ps", 1)
+    with hold_ports(counts.get("processes", 1) + ps + request.evaluator) as held:
+        cluster = local_cluster(held.ports, chief=chief, ps=ps, evaluator=request.evaluator)
+        plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
+        yield Job(plan, None, None, gpus, request.why_every_task)
+
+
+def _counts(request: Request) -> dict[str, int]:
+    """The numbers of tasks that were given; nothing else goes with `--every-task`."""
+    file = dict(given_by_file(request.strategy))
+    name = file.pop("strategy", None)
+    given = {name: value for name, value in request.given.items() if value is not None}
+    others = [] if name in (None, "parameter_server") else ["strategy"]
+    given = {**file, **given}
+    others += [name for name in given if name not in _OF_EVERY_TASK]
+    if others:
+        flag = f"--{others[0].replace('_', '-')}"
+        value = request.strategy if others[0] == "strategy" else given[others[0]]
+        why = request.why_every_task
+        raise ConfigError(
+            f"{flag} {value} conflicts with {why or '--every-task'}: each task then runs "
+            f"{request.script!r} itself, which makes what it trains with. Leave one of them out."
+        )
+    if request.hosts is not None or request.hostfile is not None:
+        raise ConfigError(
+            f"--hosts and --hostfile conflict with {request.why_every_task or '--every-task'}: "
+            "such jobs start their tasks on this machine. On others, run the same command with "
+            "each task's TF_CONFIG."
+        )
+    for name, flag in (("processes", "-n"), ("ps", "--ps")):
+        if given.get(name, 1) < 1:
+            raise ConfigError(
+                f"{flag} {given[name]} conflicts with --every-task, which starts workers and "
+                "parameter servers. Give a number of 1 or more."
+            )
+    return given
+
+
+# A process that something else has started: a scheduler, `mpirun` or `horovodrun`.
+
+
+def check_horovod(config: StrategyConfig) -> None:
+    """Looks for Horovod before anything is started, where the strategy needs it.
+
+    Raises:
+        ConfigError: if it is missing, or was built for another TensorFlow.
+    """
+    problem = library.problem() if config.strategy == "horovod" else None
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """What is known of this process before anything is planned.
+
+    Attributes:
+        environ: its environment, with TF_CONFIG where its cluster is known.
+        gpus_each: the GPUs that each task has by the scheduler; None where that does not say.
+    """
+
+    environ: Mapping[str, str]
+    gpus_each: int | None = None
+
+
+@contextlib.contextmanager
+def cluster_here(
+    config: StrategyConfig, environ: Mapping[str, str], chosen: str | None = None
+) -> Iterator[Here]:
+    """The environment, with TF_CONFIG where a scheduler or `mpirun` has started this process.
+
+    Args:
+        config: the configuration.
+        environ: the process's environment; one that has TF_CONFIG is left as it is.
+        chosen: the name of the environment to believe; None looks for all.
+
+    Raises:
+        ConfigError: if two environments contradict each other, or one has a mistake.
+    """
+    told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
+    if told is not None or config.strategy not in CLUSTERED:
+        yield Here(environ)
+        return
+    with detection.found(environ, config.roles, chosen) as found:
+        if found is None:
+            yield Here(environ)
+            return
+        text = found.cluster.tf_config(found.task)
+        yield Here({**environ, "TF_CONFIG": text}, found.devices)
+
+
+def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:
+    """Whether Horovod's own launcher has started this process."""
+    return config.strategy == "horovod" and started_by_horovodrun(environ)
+
+
+def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
+    """The configuration with the number of processes that Horovod's launcher has started.
+
+    Raises:
+        ConfigError: if another number was asked for.
+    """
+    text = environment.read("HOROVOD_SIZE", environ) or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"HOROVOD_SIZE={text!r} is no number of processes. Unset it.")
+    size, asked = int(text), resolved.config.processes
+    if "processes" in resolved.reasons and asked != size:
+        raise ConfigError(
+            f"{resolved.said('processes')} conflicts with HOROVOD_SIZE={size}: horovodrun has "
+            f"started {size} processes. Leave it out here, or give -n {size}, or start with "
+            "`tfdist run` alone."
+        )
+    return dataclasses.replace(
+        resolved, config=dataclasses.replace(resolved.config, processes=size)
+    )
 
 
 #: The strategies that have one device in each process.
@@ -45,7 +224,7 @@ def planned(request: Request) -> Iterator[Job]:
             "--task-flags gives the flags of TensorFlow 1 to a script that each task runs itself. "
             "Add --every-task, or leave it out."
         )
-    making = every_task.planned(request) if request.every_task else _under_a_strategy(request)
+    making = without_strategy(request) if request.every_task else _under_a_strategy(request)
     with making as job:
         yield dataclasses.replace(
             job, plan=dataclasses.replace(job.plan, max_restarts=request.max_restarts)
@@ -60,17 +239,17 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
     if machines is not None:
         request = _with_slots(request, machines)
     resolved = _resolve(request, own_tf_config(environ), environ, len(gpus))
-    launchers.check_horovod(resolved.config)
+    check_horovod(resolved.config)
     if machines is not None:
         with _on_hosts(request, resolved, machines, environ, gpus) as job:
             yield job
         return
-    with launchers.cluster_here(resolved.config, environ, request.environment) as here:
+    with cluster_here(resolved.config, environ, request.environment) as here:
         environ = here.environ
         text = own_tf_config(environ)
         if text is not None and resolved.config.strategy in CLUSTERED:
             making = _as_member(request, resolved, text, here, gpus)
-        elif launchers.is_rank(resolved.config, environ):
+        elif is_rank(resolved.config, environ):
             making = _as_rank(request, resolved, environ, gpus)
         else:
             making = _on_this_machine(request, resolved, environ, gpus)
@@ -83,7 +262,7 @@ def _as_member(
     request: Request,
     resolved: Resolved,
     text: str,
-    here: launchers.Here,
+    here: Here,
     gpus: tuple[str, ...],
 ) -> Iterator[Job]:
     """One task of a cluster whose other tasks are started by others."""
@@ -153,7 +332,7 @@ def _as_rank(
     request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
 ) -> Iterator[Job]:
     """One process of a job that Horovod's own launcher has started."""
-    resolved = launchers.with_size(resolved, environ)
+    resolved = with_size(resolved, environ)
     seed = resolved.config.seed
     plan = plan_local(
         program_of(request, resolved.config, seed),
@@ -195,7 +374,7 @@ def _check_timeline(config: StrategyConfig) -> None:
         return
     check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
     if drawn and path.endswith(".png"):
-        timeline_picture.check_installed()
+        trace_plot.check_installed()
 
 
 @contextlib.contextmanager

@@ -9,14 +9,14 @@ from typing import Any
 
 import typer
 
-from tfdist.cli import elastic, estimator_jobs, logs, options, planning, show
-from tfdist.cli.engines import table as engines
-from tfdist.cli.jobs import Request
-from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import JobPlan
-from tfdist.cluster.launch.spawn import Terminal
-from tfdist.config import StrategyConfig
+from tfdist.cli import elastic, estimator_jobs, logs, options, planning, summary
+from tfdist.cli.backends import registry as engines
+from tfdist.cli.request import Request
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.launch import supervisor
+from tfdist.launch.plan import JobPlan
+from tfdist.launch.process import Terminal
 
 __all__ = ["run"]
 
@@ -38,7 +38,7 @@ def run(
     max_np: options.MaxNp = None,
     host_discovery_script: options.HostDiscoveryScript = None,
     elastic_timeout: options.ElasticTimeout = 600.0,
-    grace: options.Grace = supervise.DEFAULT_GRACE,
+    grace: options.Grace = supervisor.DEFAULT_GRACE,
     log_dir: options.LogDir = None,
     dry_run: options.DryRun = False,
     env_only: options.EnvOnly = False,
@@ -78,10 +78,10 @@ def _run_here(request: Request, grace: float, dry_run: bool) -> int:
     """Starts the tasks and stays until they have ended; returns the exit status."""
     with planning.planned(request) as job:
         if dry_run:
-            print(show.commands(job.plan))
+            print(summary.commands(job.plan))
             return 0
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
-        show.table(plan, job.resolved, job.seed, job.gpus, job.why)
+        summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
         return _supervise(plan, grace)
 
 
@@ -102,20 +102,20 @@ def _request(given: dict[str, Any]) -> Request:
 
 def _supervise(plan: JobPlan, grace: float) -> int:
     alone = plan.cluster is None
-    outcome = supervise.run(
+    outcome = supervisor.run(
         plan,
         grace=grace,
         terminal=Terminal(stdin=0 if alone else None),
-        complain=show.note,
-        notify=show.note,
+        complain=summary.note,
+        notify=summary.note,
     )
     return _told(outcome)
 
 
-def _told(outcome: supervise.Outcome) -> int:
+def _told(outcome: supervisor.Outcome) -> int:
     """Tells the user how the job ended; returns the exit status."""
     if outcome.message:
-        show.note(outcome.message, new_line=outcome.midline)
+        summary.note(outcome.message, new_line=outcome.midline)
     return outcome.status
 
 

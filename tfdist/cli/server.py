@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfdist import environment
-from tfdist.cli.quiet import quiet_import
-from tfdist.cluster import lifeline
-from tfdist.cluster.listing import own_tf_config
+from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.resources import inter_op_threads
 from tfdist.cluster.spec import ClusterSpec
-from tfdist.cluster.threads import inter_op_threads
-from tfdist.config import StrategyConfig
+from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError, StartError, TfdistError
-from tfdist.joining import ServerMember, join_as_server
+from tfdist.strategies.membership import ServerMember, join_as_server
+from tfdist.utils.log_filters import quiet_import
 
 __all__ = ["main"]
 
@@ -119,13 +119,13 @@ def _stay(member: ServerMember) -> int:
     """Waits for the chief's end and says what it means."""
     chief = f"{member.cluster.chief} at {member.cluster.address(member.cluster.chief)}"
     if member.line is None:
-        end = lifeline.await_silence(member.cluster.address(member.cluster.chief))
+        end = liveness.await_silence(member.cluster.address(member.cluster.chief))
         _say(
             f"{chief} has gone: {end.seen}. This server took the place of one that had died, and "
             "cannot tell whether the training was complete: see the chief's own log. It ends."
         )
         return 0
-    end = lifeline.await_end(member.line)
+    end = liveness.await_end(member.line)
     if end.status == 0:
         return 0
     how = "has failed" if end.status else "has gone without a farewell: it was killed, or unplugged"

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist import environment
-from tfdist.cli.hints import explain
-from tfdist.cli.quiet import quiet_import
-from tfdist.cluster import lifeline
-from tfdist.cluster.elastic import RESUME_STATUS, ElasticPlace
-from tfdist.cluster.launch import blame
-from tfdist.cluster.listing import own_tf_config
-from tfdist.config import CLUSTERED, StrategyConfig
+from tfdist.cli.error_hints import explain
+from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.horovod import rendezvous
-from tfdist.joining import join_cluster
+from tfdist.launch import root_cause
+from tfdist.launch.elastic_state import RESUME_STATUS, ElasticPlace
+from tfdist.strategies.horovod import rendezvous
+from tfdist.strategies.membership import join_cluster
+from tfdist.utils.log_filters import quiet_import
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ def _seed(text: str | None) -> None:
 
 
 def _recording() -> Any:
-    from tfdist.verify import recorder
+    from tfdist.diagnostics import recorder
 
     return recorder.recording_if_asked()
 
@@ -89,7 +89,7 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
             place = _elastic_place()
             runpy.run_path(script, run_name="__main__")
     except Exception as error:
-        if place is not None and blame.names_a_lost_peer(str(error)):
+        if place is not None and root_cause.names_a_lost_peer(str(error)):
             return _left_for_others()
         hint = explain(error)
         if hint is not None:
@@ -128,14 +128,14 @@ def _leave_together(strategy: Any) -> None:
 
     A task that dies meanwhile ends the wait, as it ends a training step.
     """
-    from tfdist import agreement
+    from tfdist.comm import host_collectives
 
-    agreement.barrier(strategy, "the end of the script")
+    host_collectives.barrier(strategy, "the end of the script")
 
 
 def _run() -> NoReturn:
     status = main(sys.argv[1:])
-    lifeline.say_farewell(status)
+    liveness.say_farewell(status)
     sys.exit(status)
 
 

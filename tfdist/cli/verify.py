@@ -13,15 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tfdist import environment
-from tfdist.cli import launchers
-from tfdist.cli.jobs import hold_ports
-from tfdist.cluster import gpus as gpu_lists
-from tfdist.cluster.launch import supervise
-from tfdist.cluster.launch.plan import JobPlan, local_cluster, plan_local
-from tfdist.cluster.launch.program import Program
-from tfdist.config import StrategyConfig
+from tfdist.cli import planning
+from tfdist.cli.request import hold_ports
+from tfdist.cluster import resources as gpu_lists
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.diagnostics.equivalence import Comparison, Row, compare, read
 from tfdist.errors import ConfigError, TaskFailedError
-from tfdist.verify.compare import Comparison, Row, compare, read
+from tfdist.launch import supervisor
+from tfdist.launch.plan import JobPlan, Program, local_cluster, plan_local
 
 _SEED = 20_161
 
@@ -86,7 +85,7 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
     if strategy in ("mirrored", "pipeline"):
         return StrategyConfig(strategy=strategy, devices=processes), 1
     config = StrategyConfig(strategy=strategy, processes=processes)
-    launchers.check_horovod(config)
+    planning.check_horovod(config)
     return config, processes
 
 
@@ -105,7 +104,7 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
             gpus=gpu_lists.visible(),
             devices=1 if config.strategy == "horovod" else config.devices,
         )
-        outcome = supervise.run(_recording(plan, place, shared["steps"]))
+        outcome = supervisor.run(_recording(plan, place, shared["steps"]))
     if outcome.status:
         raise TaskFailedError(outcome.message, outcome.status)
     observations = [read(path) for path in sorted(place.glob("*.json"))]

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Iterable
 from types import TracebackType
 
-from tfdist.cluster.addresses import Address
+from tfdist.cluster.spec import Address
 from tfdist.errors import ConfigError
 
 __all__ = ["ALL_INTERFACES", "HeldPorts", "is_local_host", "local_among", "port_is_free"]

@@ -4,14 +4,150 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import ipaddress
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfdist.cluster.addresses import Address
 from tfdist.errors import ConfigError
 
-__all__ = ["TASK_TYPES", "Address", "ClusterSpec", "Task"]
+__all__ = [
+    "TASK_TYPES",
+    "Address",
+    "ClusterSpec",
+    "Rank",
+    "Task",
+    "address_mistake",
+    "is_any_address",
+    "is_ip",
+    "is_loopback",
+    "on_hosts",
+    "rank_of",
+    "ranks",
+]
+
+
+# Where a task listens, and what is wrong with text that should say so.
+
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Where a task listens.
+
+    Attributes:
+        host: a name, an IPv4 address or an IPv6 address without brackets.
+        port: 1 to 65535.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Reads `host:port` or `[ipv6]:port`.
+
+        Raises:
+            ConfigError: if it is not of that form; a `ValueError` that says what to write.
+        """
+        mistake = address_mistake(text)
+        if mistake is not None:
+            raise ConfigError(" ".join(mistake))
+        host, _, port = text.rpartition(":")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def address_mistake(text: str) -> tuple[str, str] | None:
+    """What is wrong with an address and what to write, or None for a good one."""
+    return _form_mistake(text) or _host_mistake(text) or _port_mistake(text)
+
+
+def _form_mistake(text: str) -> tuple[str, str] | None:
+    if not text.strip():
+        return f'"{text}" is empty.', "Write host:port, such as 10.0.0.1:12345."
+    if "://" in text:
+        bare = text.split("://", 1)[1]
+        return f'"{text}" is a URL.', f'Write host:port without the scheme: "{bare}".'
+    if re.search(r"[,;]", text):
+        return f'"{text}" holds several addresses.', "Make each a string of its own in the list."
+    if re.search(r"\s", text):
+        return f'"{text}" contains a space.', f'Write "{"".join(text.split())}".'
+    if _is_ip(text, 6):
+        bare = f"[{text}]:12345"
+        return f'"{text}" is an IPv6 address without a port.', f'Write it as in "{bare}".'
+    return None
+
+
+def _host_mistake(text: str) -> tuple[str, str] | None:
+    host, colon, port = text.rpartition(":")
+    host = host if colon and not text.endswith("]") else text
+    if not host:
+        return f'"{text}" has no host.', f'Write a name or address: "10.0.0.1:{port}".'
+    if host.startswith("[") and host.endswith("]"):
+        inside = host[1:-1]
+        if not _is_ip(inside, 6):
+            return f'"{inside}" in "{text}" is not an IPv6 address.', "Only those take brackets."
+    elif ":" in host:
+        return (
+            f'"{text}" has more than one colon.',
+            f'Write one port; an IPv6 address goes in brackets: "[{host}]:{port}".',
+        )
+    elif re.fullmatch(r"[\d.]+", host) and not _is_ip(host, 4):
+        return f'"{host}" is not an IPv4 address.', "Write four numbers from 0 to 255, or a name."
+    elif host.startswith("-"):
+        # A program that is given such a name, as ssh is, takes it for an option.
+        return f'"{host}" is not a host name.', "A name begins with a letter or a digit."
+    elif re.search(r"[^\w.\-]", host):
+        return f'"{host}" is not a host name.', "Write only letters, digits, hyphens and dots."
+    return None
+
+
+def _port_mistake(text: str) -> tuple[str, str] | None:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return f'"{text}" has no port.', f'Write host:port, such as "{text}:12345".'
+    if not re.fullmatch(r"[0-9]{1,9}", port) or not 0 < int(port) < 65536:
+        return (
+            f'"{port}" in "{text}" is not a port.',
+            f'Write a number from 1 to 65535, such as "{host}:12345".',
+        )
+    return None
+
+
+def _is_ip(host: str, version: int) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == version
+    except ValueError:
+        return False
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is an address, not a name."""
+    return _is_ip(host, 4) or _is_ip(host, 6)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host means "this machine" on every machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() in _LOOPBACK_NAMES
+
+
+def is_any_address(host: str) -> bool:
+    """Whether a host means "all interfaces", which a server can listen on and nobody can call."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
 
 #: Types of tasks, in the order in which ranks are counted.
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
@@ -141,3 +277,77 @@ class ClusterSpec:
             "task": {"type": task.type, "index": task.index},
         }
         return json.dumps(content, sort_keys=True)
+
+
+# Where a task stands among those that compute: in all, on its host, and across hosts.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rank:
+    """A process's numbers, as Horovod and MPI count them.
+
+    Attributes:
+        host: the host's name or address.
+        rank: its number among all processes.
+        size: the number of all processes.
+        local_rank: its number among the processes of its host.
+        local_size: the number of processes of its host.
+        cross_rank: its number among the processes that have its `local_rank` on their hosts.
+        cross_size: the number of these.
+    """
+
+    host: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
+    """The ranks of the tasks that compute, in their order.
+
+    Tasks belong to one host if their addresses say so in the same words.
+    """
+    hosts = [a.host for task, a in cluster.tasks() if task.type in ("chief", "worker")]
+    on_local: Counter[int] = Counter()
+    places = []
+    for host, (local, count) in zip(hosts, on_hosts(hosts), strict=True):
+        places.append((host, local, count, on_local[local]))
+        on_local[local] += 1
+    return tuple(
+        Rank(
+            host=host,
+            rank=i,
+            size=len(hosts),
+            local_rank=local,
+            local_size=count,
+            cross_rank=cross,
+            cross_size=on_local[local],
+        )
+        for i, (host, local, count, cross) in enumerate(places)
+    )
+
+
+def on_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
+    """For each process its number on its host, and how many that host has.
+
+    Args:
+        hosts: the host of each process, in the order of their ranks.
+    """
+    counts, seen = Counter(hosts), Counter[str]()
+    found = []
+    for host in hosts:
+        found.append((seen[host], counts[host]))
+        seen[host] += 1
+    return found
+
+
+def rank_of(cluster: ClusterSpec, task: Task) -> Rank:
+    """The rank of one task.
+
+    Raises:
+        ValueError: if it is not among those that compute.
+    """
+    return ranks(cluster)[cluster.computing.index(task)]

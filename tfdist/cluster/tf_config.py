@@ -1,29 +1,42 @@
 """TF_CONFIG: the cluster and this task's place in it, as JSON. Reads and checks it.
 
 All mistakes are found at once and without TensorFlow, which meets the same mistakes with a hang, a
-crash or silence. The checks are in `tfdist.cluster.checks`, one file for each kind.
+crash or silence. The checks are in `tfdist.cluster.validation`, one file for each kind.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from tfdist.cluster.checks.finding import Finding
-from tfdist.cluster.checks.meaning import IGNORING, STRATEGIES, meaning_findings
-from tfdist.cluster.checks.network import Network, ThisMachine, network_findings
-from tfdist.cluster.checks.reading import WHOLE, Reading, read
+from tfdist import environment
 from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.validation.finding import Finding
+from tfdist.cluster.validation.network import Network, ThisMachine, network_findings
+from tfdist.cluster.validation.semantics import IGNORING, STRATEGIES, meaning_findings
+from tfdist.cluster.validation.structure import WHOLE, Reading, read
 from tfdist.errors import ConfigError
 
 __all__ = [
+    "FORMATS",
+    "LONGEST_VARIABLE",
     "PROGRAM_START_HINT",
     "STRATEGIES",
     "Finding",
     "Network",
+    "Placing",
     "ThisMachine",
     "check_tf_config",
+    "head_of",
+    "own_tf_config",
     "parse_tf_config",
     "refuse_gaps",
+    "texts",
+    "with_task",
+    "written",
 ]
 
 #: What no check of a TF_CONFIG can see.
@@ -112,3 +125,118 @@ def _summary(reading: Reading) -> str:
 
 def _counted(count: int, kind: str) -> str:
     return f"{count} {kind}" if count == 1 or kind == "ps" else f"{count} {kind}s"
+
+
+# TF_CONFIG for the tasks of a cluster, as text to paste.
+#
+# The cluster is written once, not once for each task; the texts of all n tasks together still
+# grow with n².
+
+#: How a TF_CONFIG can be written.
+FORMATS = ("json", "export", "kubernetes")
+
+#: Bytes of `TF_CONFIG=…` with its end beyond which Linux starts no program (MAX_ARG_STRLEN).
+LONGEST_VARIABLE = 128 * 1024 - len("TF_CONFIG=") - 1
+
+
+def texts(cluster: ClusterSpec) -> Iterator[tuple[Task, str]]:
+    """Each task with its TF_CONFIG: what `ClusterSpec.tf_config` gives for it."""
+    head = head_of(cluster)
+    for task, _ in cluster.tasks():
+        yield task, with_task(head, task)
+
+
+def head_of(cluster: ClusterSpec) -> str:
+    """The beginning of the TF_CONFIG of all tasks, which lists them."""
+    return json.dumps({"cluster": cluster.as_dict()}, sort_keys=True).removesuffix("}")
+
+
+def with_task(head: str, task: Task) -> str:
+    """The TF_CONFIG of one task, with a beginning that `head_of` has written."""
+    own = json.dumps({"index": task.index, "type": task.type})
+    return f'{head}, "task": {own}}}'
+
+
+def written(task: Task, text: str, form: str) -> str:
+    """A task's TF_CONFIG in one of `FORMATS`.
+
+    Args:
+        task: the task.
+        text: its TF_CONFIG.
+        form: `json` for the text on a line of its own, `export` for a line of a shell script,
+            `kubernetes` for the `env` of a container.
+    """
+    if form == "json":
+        return text
+    if form == "export":
+        return f"# {task}\nexport TF_CONFIG={shlex.quote(text)}"
+    quoted = text.replace("'", "''")
+    return f"---\n# {task}\nenv:\n  - name: TF_CONFIG\n    value: '{quoted}'"
+
+
+# A cluster that is too large for an environment variable travels in a file.
+#
+# Linux starts no program with a variable of more than 128 KiB, which a TF_CONFIG of some thousand
+# tasks exceeds. Its tasks get the name of a file with the cluster in TFDIST_CLUSTER, and which of
+# them they are in TFDIST_TASK. tfdist reads both; a script that reads TF_CONFIG itself cannot.
+
+#: Bytes that the task of a TF_CONFIG may take.
+_FOR_THE_TASK = 64
+
+
+class Placing:
+    """How the tasks of a cluster are told their place.
+
+    Attributes:
+        files: what must be written before the tasks start: text by path.
+    """
+
+    def __init__(self, cluster: ClusterSpec, directory: Path) -> None:
+        """Writes the cluster down once.
+
+        Args:
+            cluster: all tasks.
+            directory: where the file goes, if it takes one.
+        """
+        self._head = head_of(cluster)
+        self.files: dict[Path, str] = {}
+        if len(self._head) + _FOR_THE_TASK > LONGEST_VARIABLE:
+            self.files[(directory / "cluster.json").absolute()] = f"{self._head}}}"
+
+    def changes(self, task: Task) -> dict[str, str | None]:
+        """The changes to a task's environment."""
+        if not self.files:
+            return {"TF_CONFIG": with_task(self._head, task)}
+        return {
+            "TF_CONFIG": None,
+            "TFDIST_CLUSTER": str(next(iter(self.files))),
+            "TFDIST_TASK": f"{task.type}:{task.index}",
+        }
+
+
+def own_tf_config(environ: Mapping[str, str] | None = None) -> str | None:
+    """This process's TF_CONFIG, from the variable or from the file; None where there is none.
+
+    Args:
+        environ: where to look; by default the process's own environment.
+
+    Raises:
+        ConfigError: if the file cannot be read.
+    """
+    text = environment.read("TF_CONFIG", environ)
+    path = environment.read("TFDIST_CLUSTER", environ)
+    if text is not None or path is None:
+        return text
+    kind, _, index = (environment.read("TFDIST_TASK", environ) or "").partition(":")
+    try:
+        cluster = json.loads(Path(path).read_text())["cluster"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"TFDIST_CLUSTER={path!r}, the file that lists the cluster, cannot be read ({error}). "
+            "It must be on every host at that path: give --log-dir a directory that all share."
+        ) from error
+    if not index.isdecimal():
+        raise ConfigError(
+            f"TFDIST_TASK={kind!r} does not say which task this is. Give one such as worker:0."
+        )
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": int(index)}})

@@ -1,6 +1,6 @@
 """The Estimator API, which TensorFlow has dropped: `tf.estimator` becomes `tfdist.estimator`."""
 
-from tfdist._lazy import lazy_attributes
+from tfdist.utils.lazy import lazy_attributes
 
 #: The module of each public name.
 _MODULES = {

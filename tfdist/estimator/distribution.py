@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _tensorflow_sessions as private
-from tfdist import agreement
+from tfdist._tf import sessions as private
+from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.estimator import replica_batches
 from tfdist.estimator.run_config import RunConfig
@@ -69,7 +69,7 @@ class Distribution:
             place: where in the program this is, for errors.
         """
         if self.workers > 1:
-            agreement.barrier(self.strategy, place)
+            host_collectives.barrier(self.strategy, place)
 
     def scope(self) -> Any:
         """In which the model is built."""

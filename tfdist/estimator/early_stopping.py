@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
 from tfdist.estimator import events
 from tfdist.estimator.estimator import Estimator
+from tfdist.utils import validation
 
 __all__ = [
     "make_early_stopping_hook",
@@ -178,7 +178,7 @@ def _stagnation_hook(
     The arguments are those of `_threshold_hook`, but for `max_steps_without_change`: the global
     steps without a better value.
     """
-    option_checks.check_number("max_steps_without_change", max_steps_without_change, 0)
+    validation.check_number("max_steps_without_change", max_steps_without_change, 0)
     place = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:

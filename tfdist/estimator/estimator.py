@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
 from tfdist.estimator import (
     distribution,
@@ -23,6 +22,7 @@ from tfdist.estimator import (
 )
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.utils import validation
 
 __all__ = ["Estimator"]
 
@@ -143,7 +143,7 @@ class Estimator:
             )
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None:
-                option_checks.check_number(name, value, 1)
+                validation.check_number(name, value, 1)
         if max_steps is not None and self._global_step() >= max_steps:
             tf1.logging.info("Skipping training since max_steps has been reached.")
             return self
@@ -172,7 +172,7 @@ class Estimator:
             The metrics, with `loss` and `global_step`.
         """
         if steps is not None:
-            option_checks.check_number("steps", steps, 1)
+            validation.check_number("steps", steps, 1)
         return evaluation.evaluate(
             self,
             input_fn,
@@ -298,7 +298,7 @@ class Estimator:
             ConfigError: if there is no checkpoint, or no such variable.
         """
         names = self.get_variable_names()
-        option_checks.check_choice("variable", name, names)
+        validation.check_choice("variable", name, names)
         return tf.train.load_variable(self._needed_checkpoint(), name)
 
     def _needed_checkpoint(self) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
+from tfdist.utils import validation
 
 __all__ = ["Exporter", "FinalExporter", "LatestExporter", "WritingExporter"]
 
@@ -75,7 +75,7 @@ class WritingExporter(Exporter):
                 "no function. Make one with tfdist.estimator.export."
             )
         if exports_to_keep is not None:
-            option_checks.check_number("exports_to_keep", exports_to_keep, 1)
+            validation.check_number("exports_to_keep", exports_to_keep, 1)
         self._name = name
         self._receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra

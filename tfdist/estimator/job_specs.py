@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
+from tfdist.utils import validation
 
 __all__ = ["EvalSpec", "TrainSpec"]
 
@@ -49,7 +49,7 @@ class TrainSpec(_TrainFields):
         """See the class."""
         _check_input_fn("TrainSpec", input_fn)
         if max_steps is not None:
-            option_checks.check_number("max_steps", max_steps, 1)
+            validation.check_number("max_steps", max_steps, 1)
         kept = _checked_hooks("TrainSpec", hooks)
         return super().__new__(cls, input_fn, max_steps, kept, tuple(saving_listeners or ()))
 
@@ -85,9 +85,9 @@ class EvalSpec(_EvalFields):
         """See the class."""
         _check_input_fn("EvalSpec", input_fn)
         if steps is not None:
-            option_checks.check_number("steps", steps, 1)
-        option_checks.check_range("start_delay_secs", start_delay_secs, least=0)
-        option_checks.check_range("throttle_secs", throttle_secs, least=0)
+            validation.check_number("steps", steps, 1)
+        validation.check_range("start_delay_secs", start_delay_secs, least=0)
+        validation.check_range("throttle_secs", throttle_secs, least=0)
         kept = _checked_hooks("EvalSpec", hooks)
         chosen = _checked_exporters(exporters)
         return super().__new__(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.losses.loss import unscale_loss_for_distribution
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.estimator import Estimator
 from tfdist.estimator.keras_optimizers import GraphOptimizer

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.utils.naming import to_snake_case
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.keras_variables import GraphVariables, assigned, read
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 
 __all__ = ["GraphVariables", "assigned", "changed", "read"]
 

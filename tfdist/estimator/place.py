@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.cluster.checks.cluster import SPARSE
-from tfdist.cluster.listing import own_tf_config
 from tfdist.cluster.spec import Task
-from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
+from tfdist.cluster.tf_config import own_tf_config, parse_tf_config, refuse_gaps
+from tfdist.cluster.validation.structure import SPARSE
 from tfdist.errors import ConfigError
 
 __all__ = ["Place", "own_place", "place_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from tfdist.logs import log_without
+from tfdist.utils.logging import log_without
 
 __all__ = ["without_deprecations", "without_own_deprecations"]
 

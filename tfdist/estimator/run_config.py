@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import option_checks
 from tfdist.errors import ConfigError
 from tfdist.estimator.place import Place, own_place
+from tfdist.utils import validation
 
 __all__ = ["RunConfig", "TaskType"]
 
@@ -83,12 +83,12 @@ class RunConfig:
         self._settle_model_dir()
         for name in ("save_summary_steps", "save_checkpoints_steps", "log_step_count_steps"):
             if (steps := getattr(self, name)) is not None:
-                option_checks.check_number(name, steps, 1, "None turns it off.")
+                validation.check_number(name, steps, 1, "None turns it off.")
         if self.keep_checkpoint_max is not None:
-            option_checks.check_number("keep_checkpoint_max", self.keep_checkpoint_max, 0)
+            validation.check_number("keep_checkpoint_max", self.keep_checkpoint_max, 0)
         for name in ("save_checkpoints_secs", "session_creation_timeout_secs"):
             if (seconds := getattr(self, name)) is not None:
-                option_checks.check_range(name, seconds, above=0)
+                validation.check_range(name, seconds, above=0)
         if self.experimental_distribute is not None:
             raise ConfigError(
                 f"experimental_distribute={self.experimental_distribute!r} is not supported. Set "
@@ -129,7 +129,7 @@ class RunConfig:
         """
         names = [field.name for field in dataclasses.fields(self) if field.init]
         for name in changes:
-            option_checks.check_choice("argument of RunConfig", name, names)
+            validation.check_choice("argument of RunConfig", name, names)
         values = {name: getattr(self, name) for name in names}
         if changes.get("save_checkpoints_steps") is not None:
             values["save_checkpoints_secs"] = None

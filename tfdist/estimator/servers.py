@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.threads import inter_op_threads
+from tfdist.cluster.resources import inter_op_threads
 from tfdist.errors import ConfigError, StartError
 from tfdist.estimator.run_config import RunConfig
 

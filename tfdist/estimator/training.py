@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tensorflow_sessions import listen_to
+from tfdist._tf.sessions import listen_to
 from tfdist.errors import ConfigError
 from tfdist.estimator import distribution, modeling, sessions, together, warm_starting
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys

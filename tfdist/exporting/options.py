@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.errors import ConfigError
 from tfdist.exporting.signature import Input
-from tfdist.option_checks import check_choice, check_number, check_range
+from tfdist.utils.validation import check_choice, check_number, check_range
 
 __all__ = [
     "DEFAULT_OPSET",

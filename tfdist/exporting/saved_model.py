@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.exporting.errors import ExportError
 from tfdist.exporting.subject import Arrays, KerasSubject
 

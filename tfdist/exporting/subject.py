@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.exporting.signature import Input, fitted
 

@@ -75,7 +75,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if importlib.util.find_spec(f"{__name__}.{name}") is not None:
         return importlib.import_module(f"{__name__}.{name}")
-    library = importlib.import_module("tfdist.horovod.library")
+    library = importlib.import_module("tfdist.strategies.horovod.library")
     return getattr(library.load(), name)
 
 

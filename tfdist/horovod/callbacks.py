@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.horovod.applying import build
-from tfdist.horovod.averaging import initialized, refuse_strategy, ring_of
+from tfdist.horovod.averaging import build, initialized, refuse_strategy, ring_of
 from tfdist.horovod.values import broadcast_variables
 
 __all__ = [
@@ -120,7 +119,7 @@ class MetricAverageCallback(_Callback):
         """Averages the logs."""
         if logs is None or ring_of() is None:
             return
-        everyone = initialized(self._who).allgather_object(dict(logs), name="tfdist.logs")
+        everyone = initialized(self._who).allgather_object(dict(logs), name="tfdist.utils.logging")
         for name in set.intersection(*[set(each) for each in everyone]):
             average = np.mean([np.asarray(each[name], "float64") for each in everyone], axis=0)
             logs[name] = float(average) if average.ndim == 0 else average

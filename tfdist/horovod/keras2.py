@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.horovod.applying import Applier, applier_of, averaged
+from tfdist.horovod.averaging import Applier, applier_of, averaged
 
 __all__ = ["OldNames", "old_arguments"]
 

@@ -14,8 +14,16 @@ from keras.src.saving import object_registration
 
 from tfdist.errors import ConfigError
 from tfdist.horovod import program
-from tfdist.horovod.applying import Applier, applier_of, averaged, build
-from tfdist.horovod.averaging import Averager, Averaging, initialized, refuse_strategy
+from tfdist.horovod.averaging import (
+    Applier,
+    Averager,
+    Averaging,
+    applier_of,
+    averaged,
+    build,
+    initialized,
+    refuse_strategy,
+)
 from tfdist.horovod.keras2 import OldNames
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]

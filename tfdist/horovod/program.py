@@ -17,10 +17,10 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.trainers.trainer import Trainer
 
-from tfdist.horovod.applying import applier_of, average_before_scaling
+from tfdist.horovod.averaging import applier_of, average_before_scaling
 from tfdist.horovod.keras2 import old_arguments
-from tfdist.horovod.library import load
 from tfdist.keras.hooks import Hook, HookSet
+from tfdist.strategies.horovod.library import load
 
 __all__ = ["adapt_keras", "hooks", "init", "shutdown"]
 

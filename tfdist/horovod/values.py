@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import initialized, native, ring_of
-from tfdist.horovod.collectives import Ring, as_bits, from_bits, not_folded
+from tfdist.strategies.horovod.collectives import Ring, as_bits, from_bits, not_folded
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables", "reducescatter"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
 from tfdist.keras.reductions import batch_axis, reduction_of
-from tfdist.keras.step import Step
+from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
-from tfdist.updates.dependence import Dependence
 
 __all__ = ["on_whole_batch", "warn_unless_added"]
 

@@ -30,12 +30,12 @@ from keras.src.callbacks import BackupAndRestore
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import file_utils
 
-from tfdist import agreement
-from tfdist.data import Slice
+from tfdist.comm import host_collectives
+from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
-from tfdist.files import replacing
 from tfdist.keras import hdf5, saving
 from tfdist.keras.hooks import Hook
+from tfdist.utils.atomic_io import replacing
 
 #: Where the weights file holds the state of training, and the metrics of an unfinished epoch.
 _STATE, _METRICS = "training_metadata", "training_metrics"
@@ -66,7 +66,9 @@ def _restore_together(original: Callable[..., None]) -> Callable[..., None]:
         iterator = current_iterator()
         build(self.model, iterator)
         _load(self)
-        state = agreement.on_chief(_strategy(), lambda: _read_state(self), "the backup's epoch")
+        state = host_collectives.on_chief(
+            _strategy(), lambda: _read_state(self), "the backup's epoch"
+        )
         self.model._initial_epoch = self._current_epoch = state["epoch"]
         done = state.get("steps", 0)
         if done and iterator is not None:
@@ -113,8 +115,8 @@ def _end_together(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_end(self: Any, logs: Any = None) -> None:
         strategy = _strategy()
-        agreement.barrier(strategy, "the end of training with a backup")
-        agreement.on_chief(strategy, lambda: original(self, logs), "deleting the backup")
+        host_collectives.barrier(strategy, "the end of training with a backup")
+        host_collectives.on_chief(strategy, lambda: original(self, logs), "deleting the backup")
         self.model._initial_epoch = None  # else the next fit would start at this one's epoch
 
     return on_train_end
@@ -127,7 +129,7 @@ def _strategy() -> Any:
 def _backup_is_there(callback: Any) -> bool:
     """Whether there is a backup, on which all workers must agree."""
     exists = bool(file_utils.exists(callback._weights_path))
-    seen = agreement.all_gather_json(_strategy(), exists, "looking for a backup")
+    seen = host_collectives.all_gather_json(_strategy(), exists, "looking for a backup")
     if any(seen) and not all(seen):
         missing = [worker for worker, there in enumerate(seen) if not there]
         raise ConfigError(
@@ -154,12 +156,12 @@ def _load(callback: Any) -> None:
         return True
 
     try:
-        agreement.together(strategy, load, "loading the backup")
+        host_collectives.together(strategy, load, "loading the backup")
     except OSError as error:
-        if not agreement.on_chief(strategy, fall_back, "loading the backup before"):
+        if not host_collectives.on_chief(strategy, fall_back, "loading the backup before"):
             raise
         warnings.warn(f"The last backup cannot be read ({error}); the one before is used.")
-        agreement.together(strategy, load, "loading the backup before")
+        host_collectives.together(strategy, load, "loading the backup before")
 
 
 def _write(callback: Any, state: dict[str, int], metrics: list[Any]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,12 +18,135 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.utils.python_utils import pythonify_logs
 
-from tfdist import data
-from tfdist._tensorflow import regroup
-from tfdist.keras.comparing import compare_values
+from tfdist._tf.distribute import local_results, regroup
+from tfdist.comm import batch_sharding
 from tfdist.keras.hooks import Hook
-from tfdist.keras.relaxed import Relaxed
+from tfdist.keras.input_comparison import compare_values
 from tfdist.keras.stateful import check_divided, is_stateful
+
+# Functions whose traces do not depend on how many examples this process got.
+#
+# TensorFlow numbers the collectives of a function when it traces it. Where a batch of 47 examples
+# leaves 24 rows on worker 0, a size it has seen, and 23 on worker 1, only worker 1 traces again:
+# the numbers drift apart, and the next collective waits for a peer that never comes
+# (tensorflow#37112). Functions that Keras calls with eager batches are therefore traced with an
+# open batch dimension.
+#
+# Another dimension is opened when it has been seen with two sizes, as `reduce_retracing` does.
+# Only the first dimension of a batch is sliced: all workers see the other sizes of the global
+# batch, and trace at the same call.
+
+#: For each local replica the specifications of its tensors.
+_Specs = list[list[tf.TensorSpec]]
+
+
+class _Trace(NamedTuple):
+    """A traced function, and what it takes."""
+
+    specs: _Specs
+    function: Callable[..., Any]
+
+
+class Relaxed:
+    """Calls `fn` with a batch, per replica, in a function with open dimensions.
+
+    Args:
+        fn: takes one structure of per-replica values and returns tensors.
+        strategy: the strategy whose replicas the values are for.
+        equal: whether all slices have the same number of rows, which is then not open at first.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], strategy: Any, equal: bool = False) -> None:
+        self._fn = fn
+        self._strategy = strategy
+        self._equal = equal
+        self._traced: dict[Any, _Trace] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs `fn` on `batch`."""
+        count = len(self._strategy.extended.worker_devices)
+        parts = [self._on_replica(batch, i) for i in range(count)]
+        flat = [self._tensors(part) for part in parts]
+        kinds = [[(t.dtype, t.shape.rank) for t in tensors] for tensors in flat]
+        like = tf.nest.map_structure(_kind, parts[0])
+        key = (repr(like), repr(kinds))
+        trace = self._traced.get(key)
+        specs = [[_spec(tensor, self._equal) for tensor in tensors] for tensors in flat]
+        if trace is not None:
+            specs = _widened(trace.specs, specs)
+        if trace is None or specs != trace.specs:
+            trace = self._traced[key] = _Trace(specs, self._trace(like, specs))
+        return trace.function(flat)
+
+    def _on_replica(self, batch: Any, replica: int) -> Any:
+        def own(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            values = local_results(self._strategy, leaf)  # one, where it is the same for all
+            return values[replica if len(values) > 1 else 0]
+
+        return tf.nest.map_structure(own, batch)
+
+    def _tensors(self, part: Any) -> list[Any]:
+        leaves = tf.nest.flatten(part, expand_composites=True)
+        return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
+
+    def _trace(self, like: Any, specs: _Specs) -> Callable[..., Any]:
+        def restore(tensors: list[Any]) -> Any:
+            supply = iter(tensors)
+            return tf.nest.map_structure(lambda kind: _restored(kind, supply), like)
+
+        def on_tensors(flat: list[list[Any]]) -> Any:
+            parts = [restore(tensors) for tensors in flat]
+            return self._fn(parts[0] if len(parts) == 1 else regroup(parts))
+
+        compiled: Callable[..., Any] = tf.function(
+            on_tensors, input_signature=[specs], autograph=False
+        )
+        return compiled
+
+
+def _widened(before: _Specs, specs: _Specs) -> _Specs:
+    """Specifications of the same ranks that fit what two others fit."""
+    return [
+        [
+            tf.TensorSpec(_common(old.shape, new.shape), new.dtype)
+            for old, new in zip(olds, news, strict=True)
+        ]
+        for olds, news in zip(before, specs, strict=True)
+    ]
+
+
+def _common(old: tf.TensorShape, new: tf.TensorShape) -> list[int | None]:
+    return [a if a == b else None for a, b in zip(old, new, strict=True)]
+
+
+def _spec(tensor: Any, equal: bool) -> tf.TensorSpec:
+    shape = tensor.shape
+    open_rows = shape.rank and not equal
+    return tf.TensorSpec([None, *shape[1:]] if open_rows else shape, tensor.dtype)
+
+
+def _kind(leaf: Any) -> Any:
+    """What a leaf is made from again: its type where it is a dense tensor, else a specification."""
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    if isinstance(leaf, tf.RaggedTensor):
+        shape = [None, *leaf.shape[1:]]
+        splits = leaf.row_splits.dtype
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, splits)
+    return type(leaf).__name__
+
+
+def _restored(kind: Any, supply: Iterator[Any]) -> Any:
+    """The next leaf of a batch, from a supply of its tensors."""
+    if kind == type(None).__name__:
+        return None
+    if isinstance(kind, str):
+        return next(supply)
+    count = len(tf.nest.flatten(kind, expand_composites=True))
+    tensors = [next(supply) for _ in range(count)]
+    return tf.nest.pack_sequence_as(kind, tensors, expand_composites=True)
 
 
 def hooks() -> list[Hook]:
@@ -38,7 +161,7 @@ def spread(strategy: Any, batch: Any) -> Any:
     """One global batch as per-replica slices, in the order of the replicas' predictions."""
     values = as_values(batch)
     shard = strategy.shard
-    parts = [data.slice_with_share(values, p, shard.replicas) for p in shard.positions()]
+    parts = [batch_sharding.slice_with_share(values, p, shard.replicas) for p in shard.positions()]
     return parts[0] if len(parts) == 1 else regroup(parts)
 
 

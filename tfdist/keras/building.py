@@ -28,10 +28,10 @@ from keras.src.models import Functional
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
 
-from tfdist._tensorflow import outside_of_function
+from tfdist._tf.distribute import outside_of_function
+from tfdist.keras.custom_gradients import is_known, mark_known
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.keras.own_gradients import is_known, mark_known
 
 __all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
 

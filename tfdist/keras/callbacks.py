@@ -18,11 +18,10 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
 from keras.src.utils import file_utils
 
-from tfdist import agreement
+from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.keras import backup, saving, stopping
-from tfdist.keras.flags import fitting
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, fitting
 
 
 def hooks() -> list[Hook]:
@@ -74,7 +73,7 @@ def _note_fit(original: Callable[..., Any]) -> Callable[..., Any]:
 def _together(name: str, call: Callable[[], Any]) -> list[Any]:
     if not fitting.is_up:
         return [call()]
-    return agreement.together(_strategy(), call, name)
+    return host_collectives.together(_strategy(), call, name)
 
 
 def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
@@ -126,7 +125,7 @@ def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
                 os.makedirs(directory, exist_ok=True)  # else the workers race to make it
             return decision
 
-        return bool(agreement.on_chief(_strategy(), decide, "whether to save a checkpoint"))
+        return bool(host_collectives.on_chief(_strategy(), decide, "whether to save a checkpoint"))
 
     return should_save_model
 
@@ -164,7 +163,7 @@ def _with_shared_reads(original: Callable[..., None]) -> Callable[..., None]:
 def _refuse(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def set_model(self: Any, model: Any) -> None:
-        workers = agreement.worker_count(_strategy())
+        workers = host_collectives.worker_count(_strategy())
         if workers > 1:
             raise ConfigError(
                 f"OrbaxCheckpoint cannot be used with {workers} TensorFlow processes: Orbax "

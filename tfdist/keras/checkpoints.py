@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import agreement
-from tfdist._tensorflow_checkpoints import TrackableSaver
+from tfdist._tf.checkpoints import TrackableSaver
+from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 
 __all__ = ["hooks"]
@@ -31,7 +31,7 @@ def hooks() -> list[Hook]:
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def save(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
-        rank = agreement.rank(tf.distribute.get_strategy())
+        rank = host_collectives.rank(tf.distribute.get_strategy())
         if rank == 0 or tf.is_tensor(file_prefix) or not tf.executing_eagerly():
             return original(self, file_prefix, *args, **kwargs)
         target = os.fspath(file_prefix)

@@ -18,9 +18,8 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
-from tfdist.data import policy_of, split_in_words
-from tfdist.keras.flags import fitting
-from tfdist.keras.hooks import Hook
+from tfdist.comm.batch_sharding import policy_of, split_in_words
+from tfdist.keras.hooks import Hook, fitting
 
 _local = threading.local()
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.step import Step
+from tfdist.comm.replica_collectives import sum_over_replicas
+from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import as_average
-from tfdist.updates.sums import sum_over_replicas
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
 Results = dict[int, tuple[Any, Any]]

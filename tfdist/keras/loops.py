@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.trainers.trainer import Trainer
 
-from tfdist._tensorflow import is_distributed, local_results
+from tfdist._tf.distribute import is_distributed, local_results
 from tfdist.keras.hooks import Hook
 
 

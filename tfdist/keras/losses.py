@@ -12,9 +12,8 @@ from keras.src.losses import loss as loss_module
 from keras.src.metrics import reduction_metrics
 from keras.src.trainers.trainer import Trainer
 
-from tfdist.keras.flags import of_weights
-from tfdist.keras.hooks import Hook
-from tfdist.keras.step import Step, current_step
+from tfdist.keras.hooks import Hook, of_weights
+from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, targets_of
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import nn
 
 from tfdist.keras.hooks import Hook
-from tfdist.keras.step import Step, current_step
+from tfdist.keras.replica_context import Step, current_step
 
 
 def hooks() -> list[Hook]:

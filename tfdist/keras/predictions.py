@@ -20,14 +20,12 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.trainers.epoch_iterator import EpochIterator
 
-from tfdist import data
-from tfdist._tensorflow import local_results
-from tfdist.keras.batches import as_values, spread
-from tfdist.keras.comparing import as_tensors, compare_values
-from tfdist.keras.flags import Flag
-from tfdist.keras.hooks import Hook
-from tfdist.keras.relaxed import Relaxed
-from tfdist.keras.replica import predicting
+from tfdist._tf.distribute import local_results
+from tfdist.comm import batch_sharding
+from tfdist.keras.batches import Relaxed, as_values, spread
+from tfdist.keras.hooks import Flag, Hook
+from tfdist.keras.input_comparison import as_tensors, compare_values
+from tfdist.keras.replica_step import predicting
 from tfdist.keras.stateful import check_divided, is_stateful
 
 #: Up while this process computes predictions by itself.
@@ -56,13 +54,13 @@ class _Whole:
 
     def __init__(self, batch: Any, rows: int) -> None:
         count = tf.constant(rows, tf.int64)
-        self.batch = data.Slice(as_tensors(batch), count, count)
+        self.batch = batch_sharding.Slice(as_tensors(batch), count, count)
 
 
 def _divided(strategy: Any, batch: Any) -> Any:
     """A batch of values as what a predict function takes."""
     values = as_values(batch)
-    rows = data.rows_of(values)
+    rows = batch_sharding.rows_of(values)
     if rows and rows < strategy.num_replicas_in_sync:
         return _Whole(values, rows)
     return spread(strategy, values)

@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.updates.dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence
 
 __all__ = ["Leaf", "Reduction", "batch_axis", "reduction_of"]
 

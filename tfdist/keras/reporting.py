@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from keras.src.callbacks.callback_list import CallbackList
 
+from tfdist.gradients.step_profiler import Split
 from tfdist.keras.hooks import Hook
-from tfdist.updates.meter import Split
 
 __all__ = ["hooks"]
 

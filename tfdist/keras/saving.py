@@ -25,13 +25,12 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 from keras.src.utils import file_utils, io_utils
 
-from tfdist import agreement
-from tfdist._tensorflow import SyncOnReadVariable, eagerly_outside_of_scope
+from tfdist._tf.distribute import SyncOnReadVariable, eagerly_outside_of_scope
+from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
-from tfdist.files import SaveError, replacing
 from tfdist.keras import hdf5, updating
-from tfdist.keras.flags import Flag
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Flag, Hook
+from tfdist.utils.atomic_io import SaveError, replacing
 
 _local = threading.local()
 
@@ -81,13 +80,13 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
     """
     strategy = tf.distribute.get_strategy()
     updating.flush(source, batches=False)
-    if agreement.worker_count(strategy) == 1:
+    if host_collectives.worker_count(strategy) == 1:
         with eagerly_outside_of_scope(), _writing.up():
             write()
         return
     reads = _reads_of(source)
     asked = {"path": _place(path), "reads": len(reads)}
-    answers = agreement.all_gather_json(strategy, asked, "saving a model")
+    answers = host_collectives.all_gather_json(strategy, asked, "saving a model")
     if len({answer["reads"] for answer in answers}) > 1:
         raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
     earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
@@ -99,7 +98,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
         if failure is not None:
             raise failure
 
-    agreement.together(strategy, report, "the end of saving a model")
+    host_collectives.together(strategy, report, "the end of saving a model")
 
 
 def replace_file(path: Any, write: Callable[[Any], Any]) -> None:
@@ -212,7 +211,7 @@ def _chief_answers(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def ask(filepath: Any) -> bool:
         strategy = tf.distribute.get_strategy()
         name = "the question whether to overwrite a file"
-        return bool(agreement.on_chief(strategy, lambda: original(filepath), name))
+        return bool(host_collectives.on_chief(strategy, lambda: original(filepath), name))
 
     return ask
 

@@ -8,10 +8,10 @@ from tfdist.keras import (
     building,
     callbacks,
     checkpoints,
-    comparing,
     elastic,
     executions,
     feeding,
+    input_comparison,
     learning_rate,
     loops,
     losses,
@@ -31,7 +31,8 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
-        comparing,  # first, so that what skips batches does not take its previews for batches
+        # First, so that what skips batches does not take previews for batches.
+        input_comparison,
         saving,
         callbacks,
         checkpoints,

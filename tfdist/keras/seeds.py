@@ -17,9 +17,9 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
-from tfdist import agreement
-from tfdist._tensorflow import global_seed
-from tfdist._tensorflow_data import seeded
+from tfdist._tf.data import seeded
+from tfdist._tf.distribute import global_seed
+from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 
 
@@ -35,10 +35,10 @@ def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_tf_dataset(self: Any) -> Any:
         strategy = tf.distribute.get_strategy()
-        if not self._shuffle or agreement.worker_count(strategy) == 1:
+        if not self._shuffle or host_collectives.worker_count(strategy) == 1:
             return original(self)
         # The order is drawn in a function of the data set, whose graph takes the seed of now.
-        with seeded(agreement.from_chief(strategy, global_seed(), "the seed of a shuffle")):
+        with seeded(host_collectives.from_chief(strategy, global_seed(), "the seed of a shuffle")):
             return original(self)
 
     return get_tf_dataset
@@ -48,9 +48,9 @@ def _of_chiefs_state(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_tf_dataset(self: Any) -> Any:
         strategy = tf.distribute.get_strategy()
-        if self.shuffle and agreement.worker_count(strategy) > 1:
+        if self.shuffle and host_collectives.worker_count(strategy) > 1:
             own = random.getstate()
-            chiefs = agreement.from_chief(strategy, own, "the random numbers of a shuffle")
+            chiefs = host_collectives.from_chief(strategy, own, "the random numbers of a shuffle")
             random.setstate(_tuples(chiefs))
         return original(self)
 

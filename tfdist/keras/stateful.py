@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 from keras.src.layers.rnn.rnn import RNN
 
-from tfdist._tensorflow import local_results
-from tfdist.data import Slice
+from tfdist._tf.distribute import local_results
+from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 

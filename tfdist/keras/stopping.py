@@ -17,9 +17,8 @@ import tensorflow as tf
 from keras.src import callbacks
 from keras.src.callbacks.callback_list import CallbackList
 
-from tfdist import agreement
-from tfdist.keras.flags import fitting
-from tfdist.keras.hooks import Hook
+from tfdist.comm import host_collectives
+from tfdist.keras.hooks import Hook, fitting
 
 __all__ = ["ask_at_batches", "hooks", "may_stop", "put_off"]
 
@@ -73,18 +72,20 @@ def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
     def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
         original(self, batch, logs)
         strategy = tf.distribute.get_strategy()
-        if not fitting.is_up or agreement.worker_count(strategy) == 1:
+        if not fitting.is_up or host_collectives.worker_count(strategy) == 1:
             return
         model = self.model
         alike = vars(model).pop(_ALIKE, False)
         if vars(self).get(_ASKS):
             wanted = bool(model.stop_training)
-            model.stop_training = agreement.any_worker(strategy, wanted, "the end of a batch")
+            model.stop_training = host_collectives.any_worker(
+                strategy, wanted, "the end of a batch"
+            )
         elif model.stop_training and not alike:
             model.stop_training, vars(self)[_PUT_OFF] = False, True
             print(
-                f"tfdist: worker {agreement.rank(strategy)}: stop_training was set within an "
-                "epoch, but not by a callback's method for batches. All workers stop at the "
+                f"tfdist: worker {host_collectives.rank(strategy)}: stop_training was set within "
+                "an epoch, but not by a callback's method for batches. All workers stop at the "
                 "epoch's end.",
                 file=sys.stderr,
                 flush=True,

@@ -20,15 +20,14 @@ from keras.src.callbacks.callback_list import CallbackList
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from tfdist.errors import ConfigError
+from tfdist.gradients.optimizer_state import Updater, updater_of
+from tfdist.gradients.rule import PLAIN
+from tfdist.gradients.step_profiler import current_marks, stamp
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.flags import Flag, exchanged
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Flag, Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.keras.step import current_step, weighed
-from tfdist.updates.meter import current_marks, stamp
-from tfdist.updates.rule import PLAIN
-from tfdist.updates.updater import Updater, updater_of
+from tfdist.keras.replica_context import current_step, weighed
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 

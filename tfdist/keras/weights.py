@@ -17,13 +17,12 @@ from keras.src.backend.common import KerasVariable
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.random.seed_generator import SeedGenerator
 
-from tfdist._tensorflow import is_distributed
+from tfdist._tf.distribute import is_distributed
+from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
-from tfdist.keras.flags import exchanged
-from tfdist.keras.hooks import Hook
-from tfdist.keras.step import Step, current_step
+from tfdist.keras.hooks import Hook, exchanged
+from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.updating import leaves_to_updates
-from tfdist.updates.sums import sum_over_replicas
 
 
 def hooks() -> list[Hook]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
-from tfdist.keras.step import Step
+from tfdist.keras.replica_context import Step
 
 __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
 

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
-from tfdist._tensorflow_graphs import partitioned_graphs
+from tfdist._tf.graphs import partitioned_graphs
 from tfdist.placement.calls import number_of
 from tfdist.placement.place import devices_by_path
 

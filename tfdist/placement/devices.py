@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 
 __all__ = ["device_of", "existing", "moved", "on"]

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.config.resolution import read_toml
 from tfdist.errors import ConfigError
-from tfdist.files import replacing
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow
-from tfdist.resolution import read_toml
+from tfdist.utils.atomic_io import replacing
 
 __all__ = ["Plan", "plan_placement", "read_device_map"]
 

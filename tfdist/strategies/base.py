@@ -13,15 +13,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import agreement, data
-from tfdist._tensorflow import global_seed, is_distributed, unordered_steps
+from tfdist._tf.distribute import global_seed, is_distributed, unordered_steps
+from tfdist.comm import batch_sharding, host_collectives
+from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
 from tfdist.errors import ConfigError
+from tfdist.gradients.rule import PLAIN, GradientRule
+from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
 from tfdist.keras.building import on_built_model
-from tfdist.keras.comparing import show_first_batch
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
-from tfdist.keras.replica import (
+from tfdist.keras.input_comparison import show_first_batch
+from tfdist.keras.replica_step import (
     after_its_batch,
     predicting,
     run_keras_step,
@@ -29,10 +32,6 @@ from tfdist.keras.replica import (
     step_model,
 )
 from tfdist.strategies import constructors
-from tfdist.updates.link import Link, ReplicaLink
-from tfdist.updates.meter import Meter
-from tfdist.updates.rule import PLAIN, GradientRule
-from tfdist.updates.sums import sum_over_replicas
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -103,7 +102,7 @@ class StrategyMixin:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
 
         A Keras model's `train_step` or `test_step` runs as a Keras step, whose losses and gradients
-        are weighted by examples (`tfdist.keras.step`).
+        are weighted by examples (`tfdist.keras.replica_context`).
         """
         inner = super().run  # type: ignore[misc]
         model = step_model(fn)
@@ -132,7 +131,7 @@ class StrategyMixin:
         Returns:
             A distributed data set.
         """
-        policy = data.policy_of(dataset)
+        policy = batch_sharding.policy_of(dataset)
         name = getattr(policy, "name", str(policy))
         if policy not in (_Policy.AUTO, _Policy.DATA):
             self._say_policy(f"sharded by TensorFlow (policy {name})")
@@ -144,7 +143,8 @@ class StrategyMixin:
             shares = known and is_feeding_keras() and self.num_replicas_in_sync > 1
             preview = is_feeding_keras() and self.shard.workers > 1
             made = self.distribute_datasets_from_function(  # type: ignore[attr-defined]
-                lambda _: data.local_dataset(dataset, self.shard, shares, preview), options
+                lambda _: batch_sharding.local_dataset(dataset, self.shard, shares, preview),
+                options,
             )
             return show_first_batch(made) if preview else made
 
@@ -179,7 +179,7 @@ class StrategyMixin:
         steps = int(dataset.cardinality().numpy())
         if steps == tf.data.UNKNOWN_CARDINALITY:
             steps = batches_by_keras() or steps
-        counts = agreement.all_gather_json(self, steps, "the number of steps of a data set")
+        counts = host_collectives.all_gather_json(self, steps, "the number of steps of a data set")
         if len(set(counts)) > 1:
             raise ConfigError(_unequal(counts))
         extended = self.extended
@@ -254,9 +254,9 @@ class StrategyMixin:
         return self.shard.worker == 0
 
     @property
-    def shard(self) -> data.Shard:
+    def shard(self) -> batch_sharding.Shard:
         """This process's part of the data."""
-        return data.Shard(workers=1, worker=0, local=len(self.extended.worker_devices))
+        return batch_sharding.Shard(workers=1, worker=0, local=len(self.extended.worker_devices))
 
 
 def agree_on_seed(strategy: Any) -> None:
@@ -264,10 +264,12 @@ def agree_on_seed(strategy: Any) -> None:
 
     A seed that the program has set already is kept.
     """
-    seeds = agreement.all_gather_json(strategy, global_seed(), "the seeds at the start")
+    seeds = host_collectives.all_gather_json(strategy, global_seed(), "the seeds at the start")
     if any(seed is None for seed in seeds):
         drawn = secrets.randbelow(2**32)
-        keras.utils.set_random_seed(agreement.from_chief(strategy, drawn, "the chief's seed"))
+        keras.utils.set_random_seed(
+            host_collectives.from_chief(strategy, drawn, "the chief's seed")
+        )
 
 
 def _two_scopes(outer: Any, inner: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist import environment
-from tfdist._tensorflow import has_started
-from tfdist.cluster import gpus as gpu_lists
+from tfdist._tf.distribute import has_started
+from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 

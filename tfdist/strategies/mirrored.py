@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist._tensorflow import LocalExtended
+from tfdist._tf.distribute import LocalExtended
 from tfdist.strategies.base import StrategyMixin
 
 

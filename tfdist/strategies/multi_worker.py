@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import data
-from tfdist._tensorflow import CollectiveExtended
+from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.comm import batch_sharding
+from tfdist.comm.chunked_allreduce import launch_in_chunks
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
-from tfdist.strategies.chunks import launch_in_chunks
 
 
 class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -40,10 +40,10 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         agree_on_seed(self)
 
     @property
-    def shard(self) -> data.Shard:
+    def shard(self) -> batch_sharding.Shard:
         """This process's part of the data."""
         extended = self.extended
-        return data.Shard(
+        return batch_sharding.Shard(
             workers=extended._num_workers,
             worker=extended._id_in_cluster,
             local=len(extended.worker_devices),

@@ -86,7 +86,7 @@ PEERS: dict[str, Peer] = {
 
 def environ_of(peer: str) -> Mapping[str, str]:
     """The variables for both processes of a peer."""
-    from tfdist import horovod_options
+    from tfdist.config import horovod_options
 
     return dict(horovod_options.defaults()) if PEERS[peer].tuned else {}
 

@@ -98,8 +98,8 @@ def _whole(job: Job) -> Result:
 
 
 def _piped(job: Job, schedule: str, count: int) -> Result:
-    from tfdist.pipelines.schedules import Kind, bubble, ideal_bubble
-    from tfdist.strategies.pipeline import Pipeline
+    from tfdist.strategies.pipeline.schedules import Kind, bubble, ideal_bubble
+    from tfdist.strategies.pipeline.strategy import Pipeline
 
     tasks = ["/job:chief/task:0", "/job:worker/task:0"]
     strategy = Pipeline(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.places import Place, Surroundings
+from tfdist.cluster.environments.base import Place, Surroundings
 from tfdist.errors import ConfigError
 
 

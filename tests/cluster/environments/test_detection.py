@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.cluster import texts
 from tests.cluster.environments.helpers import found, refused
 from tests.cluster.environments.test_slurm import task as slurm_task
-from tfdist.cluster.addresses import Address
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings
-from tfdist.cluster.spec import TASK_TYPES, Task
+from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings
+from tfdist.cluster.spec import TASK_TYPES, Address, Task
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster.environments.hostlist import MOST_HOSTS, expand, expand_counts
+from tfdist.cluster.environments.slurm import MOST_HOSTS, expand, expand_counts
 from tfdist.errors import ConfigError
 
 

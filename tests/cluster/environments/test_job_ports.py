@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster.environments.job_ports import first_port
+from tfdist.cluster.environments.base import first_port
 from tfdist.errors import ConfigError
 
 jobs = st.integers(0, 1 << 31)

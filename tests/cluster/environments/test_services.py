@@ -10,7 +10,7 @@ import pytest
 from tests.cluster import texts
 from tests.cluster.environments.helpers import found, listed, refused
 from tfdist.cluster.environments import ray
-from tfdist.cluster.environments.places import Roles
+from tfdist.cluster.environments.base import Roles
 from tfdist.cluster.spec import Task
 from tfdist.errors import ConfigError
 

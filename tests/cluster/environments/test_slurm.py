@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.environments.helpers import found, listed, refused
-from tfdist.cluster.environments.places import Roles
+from tfdist.cluster.environments.base import Roles
 from tfdist.cluster.spec import Task
 
 PORT = 12288 + 16 * (42 % 1024)

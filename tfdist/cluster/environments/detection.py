@@ -13,14 +13,15 @@ but for two cases:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator, Mapping
 
 from tfdist.cluster.environments import (
     horovod,
     hostfile,
     kubernetes,
-    local,
     lsf,
     mpi,
     ray,
@@ -29,10 +30,35 @@ from tfdist.cluster.environments import (
     tf_config,
     vertex,
 )
-from tfdist.cluster.environments.places import Absent, Place, Surroundings
+from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings
+from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["DETECTORS", "ENVIRONMENTS", "Detector", "Sighting", "detect", "survey"]
+__all__ = [
+    "DETECTORS",
+    "ENVIRONMENTS",
+    "Detector",
+    "Found",
+    "Sighting",
+    "detect",
+    "found",
+    "place",
+    "survey",
+]
+
+
+# A process that no launcher has started: alone, on this machine.
+
+
+def place(given: Surroundings) -> Place:
+    """The only worker. What starts several on this machine decides on their addresses itself."""
+    del given
+    return Place(
+        environment="local",
+        reason="nothing else is found",
+        counts={"worker": 1},
+        task=Task("worker", 0),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +100,7 @@ DETECTORS = (
         "knows the rank alone",
         within=("slurm", "lsf", "sagemaker", "kubernetes", "vertex"),
     ),
-    Detector("local", local.place, "where nothing else is found"),
+    Detector("local", place, "where nothing else is found"),
 )
 
 #: The names by which an environment is chosen.
@@ -181,3 +207,57 @@ def _agree(first: Place, second: Place) -> bool:
     if dict(first.counts) != dict(second.counts) or first.task is None or second.task is None:
         return True
     return first.task == second.task
+
+
+# All tasks of this process's job, by whatever has started it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A job of several tasks, and this process's place in it.
+
+    Attributes:
+        cluster: all tasks.
+        task: this one.
+        devices: GPUs that each task that computes has for itself; None if not known.
+    """
+
+    cluster: ClusterSpec
+    task: Task
+    devices: int | None
+
+
+@contextlib.contextmanager
+def found(
+    environ: Mapping[str, str], roles: Roles, chosen: str | None = None
+) -> Iterator[Found | None]:
+    """The tasks of this process's job, from the scheduler or, under `mpirun`, from each other.
+
+    This process's port is held within the block where it was chosen here.
+
+    Args:
+        environ: the process's environment.
+        roles: which ranks get which role.
+        chosen: the name of the environment to believe; None looks for all.
+
+    Returns:
+        None where this process is alone, or only Horovod knows where the others are.
+
+    Raises:
+        ConfigError: if two environments contradict each other, or one has a mistake.
+    """
+    given = Surroundings(environ=environ, hostname=socket.gethostname(), roles=roles)
+    place = detect(given, chosen)
+    if place.size > 1 and place.cluster is not None and place.task is not None:
+        yield Found(place.cluster, place.task, place.devices)
+        return
+    started = _by_mpi(place, environ)
+    if started is None:
+        yield None
+        return
+    with mpi.gathered(started, roles) as (cluster, task):
+        yield Found(cluster, task, place.devices)
+
+
+def _by_mpi(place: Place, environ: Mapping[str, str]) -> mpi.MpiRank | None:
+    return mpi.detect(environ) if place.gathers and place.environment == "mpi" else None

@@ -7,8 +7,7 @@ Horovod's own library finds the others (horovod/runner/gloo_run.py). With `--mpi
 
 from __future__ import annotations
 
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
-from tfdist.cluster.environments.ranking import check_rank, number
+from tfdist.cluster.environments.base import Absent, Place, Surroundings, check_rank, number, seen
 from tfdist.errors import ConfigError
 
 __all__ = ["place"]

@@ -17,16 +17,19 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.addresses import Address, address_mistake
 from tfdist.cluster.environments import mpi
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
-from tfdist.cluster.environments.ranking import (
+from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
+    Absent,
+    Place,
+    Surroundings,
     check_rank,
     number,
     place_of_rank,
     same_host,
+    seen,
 )
+from tfdist.cluster.spec import Address, address_mistake
 from tfdist.errors import ConfigError
 
 __all__ = ["parse", "parse_list", "place", "read"]

@@ -20,8 +20,16 @@ import re
 from collections.abc import Mapping
 
 from tfdist.cluster.environments import tf_config
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
-from tfdist.cluster.environments.ranking import DEFAULT_PORT, check_rank, number, place_of_rank
+from tfdist.cluster.environments.base import (
+    DEFAULT_PORT,
+    Absent,
+    Place,
+    Surroundings,
+    check_rank,
+    number,
+    place_of_rank,
+    seen,
+)
 from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 

@@ -18,9 +18,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.environments.job_ports import first_port
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
-from tfdist.cluster.environments.ranking import check_rank, number, place_of_rank, same_host
+from tfdist.cluster.environments.base import (
+    Absent,
+    Place,
+    Surroundings,
+    check_rank,
+    first_port,
+    number,
+    place_of_rank,
+    same_host,
+    seen,
+)
 from tfdist.errors import ConfigError
 
 __all__ = ["place"]

@@ -12,11 +12,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.cluster.addresses import Address
-from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings, seen
-from tfdist.cluster.environments.ranking import check_rank
+from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings, check_rank, seen
 from tfdist.cluster.ports import HeldPorts
-from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
 __all__ = ["MpiRank", "detect", "gathered", "place"]

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfdist.cluster.environments import tf_config
-from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings, seen
-from tfdist.cluster.environments.ranking import DEFAULT_PORT, check_rank, place_of_rank
+from tfdist.cluster.environments.base import (
+    DEFAULT_PORT,
+    Absent,
+    Place,
+    Roles,
+    Surroundings,
+    check_rank,
+    place_of_rank,
+    seen,
+)
 
 __all__ = ["explicit", "place"]
 

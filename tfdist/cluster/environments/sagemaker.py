@@ -12,8 +12,15 @@ import json
 import re
 
 from tfdist.cluster.environments import tf_config
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
-from tfdist.cluster.environments.ranking import DEFAULT_PORT, number, place_of_rank
+from tfdist.cluster.environments.base import (
+    DEFAULT_PORT,
+    Absent,
+    Place,
+    Surroundings,
+    number,
+    place_of_rank,
+    seen,
+)
 from tfdist.errors import ConfigError
 
 __all__ = ["place"]

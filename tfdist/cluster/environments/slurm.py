@@ -9,17 +9,213 @@ too; see `job_ports`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from tfdist.cluster.environments import slurm_gpus
-from tfdist.cluster.environments.hostlist import expand, expand_counts
-from tfdist.cluster.environments.job_ports import first_port
-from tfdist.cluster.environments.places import Absent, Place, Roles, Surroundings, seen
-from tfdist.cluster.environments.ranking import check_rank, number, place_of_rank
+from tfdist.cluster.environments.base import (
+    Absent,
+    Place,
+    Roles,
+    Surroundings,
+    check_rank,
+    first_port,
+    number,
+    place_of_rank,
+    seen,
+)
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["MOST_HOSTS", "expand", "expand_counts", "for_each", "place"]
+
+
+# How many GPUs each task of a Slurm step has for itself.
+
+#: Lists of the GPUs of this node, such as 0,1,2,3; then their number, such as 4 or a100:4.
+_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+_NUMBERS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+
+
+def for_each(environ: Mapping[str, str], tasks: int) -> int | None:
+    """GPUs of each task that computes.
+
+    Collectives need the same number everywhere, so it is that of the node with the most tasks.
+
+    Args:
+        environ: environment variables.
+        tasks: the most tasks that compute on one node.
+
+    Returns:
+        Their number; None where the job has asked for no GPUs, or Slurm does not say.
+
+    Raises:
+        ConfigError: if a variable is not of Slurm's form, or there are fewer GPUs than tasks.
+    """
+    for name in _PER_TASK:
+        if environ.get(name):
+            each = _counted(environ, name)
+            if each:
+                return each
+    found = _on_this_node(environ)
+    if not found:
+        return None
+    name, gpus = found
+    if gpus < tasks:
+        raise ConfigError(
+            f"{seen(environ, [name])} gives {gpus} GPUs to a node, but {tasks} tasks that compute "
+            "are on one. Start fewer tasks on a node, such as srun "
+            f"--ntasks-per-node={gpus}, or ask for more GPUs."
+        )
+    return gpus // tasks
+
+
+def _on_this_node(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    for name in _LISTS:
+        if environ.get(name):
+            return name, len(_listed(environ, name))
+    for name in _NUMBERS:
+        if environ.get(name):
+            number = _counted(environ, name)
+            return (name, number) if number else None
+    return None
+
+
+def _listed(environ: Mapping[str, str], name: str) -> list[int]:
+    """GPUs by number; Slurm also writes ranges, such as 0-3."""
+    gpus: list[int] = []
+    for part in environ[name].split(","):
+        found = re.fullmatch(r"(?:[\w.]+:)*([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
+        if found is None:
+            raise _gpu_mistake(environ, name, "a list of GPUs such as 0,1")
+        gpus += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return gpus
+
+
+def _counted(environ: Mapping[str, str], name: str) -> int:
+    """The GPUs of `2`, `a100:2`, `a100:1,v100:1`, `cpu:4,gres/gpu:a100:2` or `gres/gpu=2`."""
+    total = 0
+    for part in environ[name].split(","):
+        words = re.split("[:=]", part.strip())
+        resource = name == "SLURM_TRES_PER_TASK"
+        if resource and words[0] not in ("gres/gpu", "gres:gpu", "gpu"):
+            continue
+        if not re.fullmatch("[0-9]{1,6}", words[-1]):
+            raise _gpu_mistake(environ, name, "a number of GPUs such as 2 or a100:2")
+        total += int(words[-1])
+    return total
+
+
+def _gpu_mistake(environ: Mapping[str, str], name: str, form: str) -> ConfigError:
+    return ConfigError(
+        f"{name}={environ[name]!r} is not {form}, as Slurm sets it. Unset it, or start the tasks "
+        "with srun."
+    )
+
+
+# Slurm's short forms: lists of hosts such as `n[001-010,12]-ib`, and counts such as `2(x3),1`.
+#
+# The syntax is that of the manual page of `scontrol`, show hostnames, and of SLURM_TASKS_PER_NODE
+# in that of `sbatch`.
+
+#: No cluster has more hosts; a list that is longer has a mistake in it.
+MOST_HOSTS = 1 << 20
+
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?")
+_COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,7})\))?")
+_PLAIN = re.compile(r"[^\s,\[\]]*")
+
+
+def expand(text: str, name: str = "host list") -> list[str]:
+    """The hosts of a list in the order in which Slurm counts them.
+
+    Numbers keep their leading zeros: `n[08-10]` is n08, n09, n10. Of several brackets in one name
+    the last counts fastest.
+
+    Args:
+        text: the list.
+        name: the variable that holds it, for messages.
+
+    Raises:
+        ConfigError: if it is not of that form.
+    """
+    problem = f"{name}={text!r} is not a list of hosts"
+    hosts: list[str] = []
+    for item in _items(text.strip(), problem):
+        pieces = [_piece(piece, problem) for piece in re.split(r"(\[[^\[\]]*\])", item)]
+        count = 1
+        for alternatives in pieces:
+            count *= len(alternatives)
+        if len(hosts) + count > MOST_HOSTS:
+            raise _hostlist_mistake(problem, f"{item!r} makes it longer than {MOST_HOSTS} hosts")
+        hosts += map("".join, itertools.product(*pieces))
+    return hosts
+
+
+def expand_counts(text: str, name: str = "counts") -> list[int]:
+    """The numbers of a list with repetitions: `2(x3),1` is 2, 2, 2, 1.
+
+    Raises:
+        ConfigError: if it is not of that form.
+    """
+    counts: list[int] = []
+    for item in text.strip().split(","):
+        found = _COUNT.fullmatch(item)
+        repeated = int(found[2] or 1) if found else 0
+        if found is None or not 0 < repeated <= MOST_HOSTS - len(counts):
+            raise ConfigError(
+                f"{name}={text!r} is not a list of counts: {item!r} is none. Slurm writes it as "
+                "2(x3),1. Unset it, or start the tasks with srun."
+            )
+        counts += [int(found[1])] * repeated
+    return counts
+
+
+def _items(text: str, problem: str) -> Iterator[str]:
+    """The items between the commas that are not in brackets."""
+    depth = begin = 0
+    for end, letter in enumerate(text + ","):
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if not 0 <= depth <= 1:
+            raise _hostlist_mistake(problem, f"the bracket at character {end + 1} has no match")
+        if letter == "," and not depth:
+            if begin == end:
+                raise _hostlist_mistake(problem, f"there is no host before character {end + 1}")
+            yield text[begin:end]
+            begin = end + 1
+    if depth:
+        raise _hostlist_mistake(problem, "a bracket is not closed")
+
+
+def _piece(piece: str, problem: str) -> list[str]:
+    """The alternatives of one bracket, or a text outside of brackets as the only one."""
+    if not piece.startswith("["):
+        if not _PLAIN.fullmatch(piece):
+            raise _hostlist_mistake(problem, f"{piece!r} is not part of a name")
+        return [piece]
+    return [number for part in piece[1:-1].split(",") for number in _numbers(part, problem)]
+
+
+def _numbers(part: str, problem: str) -> Iterator[str]:
+    found = _RANGE.fullmatch(part)
+    if found is None:
+        raise _hostlist_mistake(problem, f"{part!r} is not a number or a range such as 1-4")
+    first, last = found[1], found[2] or found[1]
+    if int(last) < int(first) or int(last) - int(first) >= MOST_HOSTS:
+        raise _hostlist_mistake(
+            problem, f"{part!r} does not rise, or is longer than {MOST_HOSTS} hosts"
+        )
+    for value in range(int(first), int(last) + 1):
+        yield str(value).zfill(len(first))
+
+
+def _hostlist_mistake(problem: str, detail: str) -> ConfigError:
+    return ConfigError(
+        f"{problem}: {detail}. Slurm writes it as rack[1-2]n[01-04,7]-ib,login. Unset it, or start "
+        "the tasks with srun."
+    )
+
 
 _SETTER = "Slurm's srun"
 #: Steps from this number on are no steps of tasks: batch scripts, interactive shells and the like.
@@ -182,7 +378,7 @@ def _devices(environ: Mapping[str, str], layout: _Layout, roles: Roles) -> int |
     counts = roles.counts(len(layout.by_rank), layout.source)
     computing = counts.get("chief", 0) + counts.get("worker", 0)
     most = max(Counter(layout.by_rank[:computing]).values())
-    return slurm_gpus.for_each(environ, most)
+    return for_each(environ, most)
 
 
 def _groups(environ: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
+from tfdist.cluster.environments.base import Absent, Place, Surroundings, seen
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.errors import ConfigError
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 
 from tfdist.cluster.environments import tf_config
-from tfdist.cluster.environments.places import Absent, Place, Surroundings, seen
+from tfdist.cluster.environments.base import Absent, Place, Surroundings, seen
 from tfdist.errors import ConfigError
 
 __all__ = ["place"]

@@ -10,15 +10,9 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
-from tfdist.estimator.canned.labels import (
-    as_columns,
-    check_vocabulary,
-    ids_of,
-    names_of,
-    within,
-)
+from tfdist.estimator.canned.labels import as_columns, check_vocabulary, ids_of, names_of, within
 from tfdist.estimator.outputs import ClassificationOutput, RegressionOutput
-from tfdist.option_checks import check_choice, check_number
+from tfdist.utils.validation import check_choice, check_number
 
 __all__ = ["BinaryClassHead", "ClassHead", "MultiClassHead", "classifier_head"]
 

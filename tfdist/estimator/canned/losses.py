@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator.calling import call_with, parameters_of
-from tfdist.option_checks import check_choice
+from tfdist.utils.validation import check_choice
 
 __all__ = ["check_loss_fn", "custom_loss", "example_weights", "reduced", "reduction_of"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.option_checks import check_range
+from tfdist.utils.validation import check_range
 
 __all__ = ["areas", "at_thresholds", "check_thresholds", "mean", "named"]
 

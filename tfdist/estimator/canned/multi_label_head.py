@@ -12,7 +12,7 @@ from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.class_heads import ClassHead
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE
 from tfdist.estimator.canned.labels import as_columns, ids_of, within
-from tfdist.option_checks import check_number
+from tfdist.utils.validation import check_number
 
 __all__ = ["MultiLabelHead"]
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator.canned.columns import input_layer, linear_model
 from tfdist.estimator.spec import ModeKeys
-from tfdist.option_checks import check_choice, check_number, check_range
+from tfdist.utils.validation import check_choice, check_number, check_range
 
 __all__ = ["Baseline", "Deep", "Linear"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._tensorflow import eagerly_outside_of_scope
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.keras_optimizers import minimized
-from tfdist.option_checks import check_choice
+from tfdist.utils.validation import check_choice
 
 __all__ = ["check_optimizer", "minimize", "optimizer_of", "refuse_sync_replicas"]
 

@@ -12,7 +12,7 @@ from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.labels import as_columns
 from tfdist.estimator.outputs import RegressionOutput
-from tfdist.option_checks import check_choice, check_number
+from tfdist.utils.validation import check_choice, check_number
 
 __all__ = ["RegressionHead"]
 

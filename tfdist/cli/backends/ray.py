@@ -1,0 +1,106 @@
+"""`tfdist run --on ray`: a placement group of Ray with an actor for each task."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from pathlib import Path
+
+from tfdist import environment
+from tfdist.cli import logs, planning, summary
+from tfdist.cli.backends.request import Order
+from tfdist.config.strategy_config import CLUSTERED
+from tfdist.errors import ConfigError
+from tfdist.launch import supervisor
+from tfdist.launch.backends import ray_actor
+from tfdist.launch.backends.ray import Session, Wish, bundles, options, plan_on
+from tfdist.launch.plan import JobPlan, Program, task_plan
+from tfdist.launch.process import Terminal
+
+__all__ = ["start", "wish_of"]
+
+
+def start(order: Order) -> int:
+    """Runs a job on Ray, and stays until it has ended; returns the exit status.
+
+    Raises:
+        ConfigError: for a mistake in the command line, or if Ray is not installed.
+        StartError: if there is no room for the job, or its nodes cannot run it.
+    """
+    wish = wish_of(order)
+    config = order.resolved.config
+    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
+    program = planning.program_of(order.request, config, seed)
+    log_dir = order.request.log_dir or logs.default_place()
+    if order.dry_run:
+        print(_shown(wish, program, log_dir, order.request.remote_python))
+        return 0
+    ray_actor.check()
+    planning.check_horovod(config)
+    with Session(wish, summary.note) as session:
+        placed = tuple(zip(wish.bundles, session.seats, strict=True))
+        plan = plan_on(
+            program,
+            placed,
+            clustered=config.strategy in CLUSTERED,
+            log_dir=log_dir,
+            environ=environment.snapshot(),
+            python=order.request.remote_python,
+        )
+        plan = logs.prepare(plan, chosen=order.request.log_dir is not None)
+        gpus = max((seat.gpus for bundle, seat in placed if bundle.gpus), default=())
+        summary.table(plan, order.resolved, seed, gpus)
+        outcome = supervisor.run(
+            session.relayed(plan, split=not (os.isatty(1) and os.isatty(2))),
+            grace=order.grace,
+            terminal=Terminal(),
+            complain=summary.note,
+            notify=summary.note,
+        )
+    if outcome.message:
+        summary.note(outcome.message, new_line=outcome.midline)
+    return outcome.status
+
+
+def wish_of(order: Order) -> Wish:
+    """What the command line asks of Ray.
+
+    Raises:
+        ConfigError: for a mistake in it.
+    """
+    request = order.request
+    given = {
+        "--hosts": request.hosts,
+        "--hostfile": request.hostfile,
+        "--ssh-args": request.ssh_args,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value} conflicts with --on ray, which chooses the nodes itself. Leave "
+                "one of them out."
+            )
+    asked = options(order.options.engine_args)
+    return Wish(
+        name=order.options.job_name or Path(request.script).stem,
+        bundles=bundles(order.counts, asked.cpus_per_task, order.options.gpus_per_task or 0),
+        options=asked,
+        folder=os.getcwd(),
+        seconds=order.resolved.config.start_timeout,
+    )
+
+
+def _shown(wish: Wish, program: Program, log_dir: Path, python: str | None) -> str:
+    """The placement group, and for each bundle its task's command."""
+    where = wish.options.address or "at RAY_ADDRESS, or on this machine, or of the job's own"
+    there = dataclasses.replace(program, python=python or "python")
+    tasks = tuple(
+        task_plan(there, None, bundle.task, log_dir, {}, None if bundle.gpus else ())
+        for bundle in wish.bundles
+    )
+    plan = JobPlan(tasks=tasks, cluster=None, shown=tasks[0].task, log_dir=log_dir)
+    heading = f"# Ray {where}: placement group {wish.name!r}, {wish.options.placement}, within "
+    listed = [f"#   {bundle.task}: {bundle}" for bundle in wish.bundles]
+    told = "# Each task of a cluster also gets TF_CONFIG, as soon as Ray has placed all."
+    return "\n".join((f"{heading}{wish.seconds:g} s:", *listed, told, summary.commands(plan)))

@@ -1,0 +1,144 @@
+"""What the command line asks for, and what is about to run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster.ports import HeldPorts
+from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.config.resolution import Resolved
+from tfdist.errors import ConfigError
+from tfdist.launch.plan import JobPlan
+
+__all__ = ["Job", "Request", "check_count", "hold_ports", "place_of"]
+
+#: Tasks of one machine. Where there are many more, the kernel takes minutes to find free ports.
+_MOST_TASKS = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        script: the script.
+        args: its arguments.
+        strategy: the name of a strategy, a file, or None.
+        given: the strategy's options; None for those that were not given.
+        env_only: whether the script makes its own strategy.
+        every_task: whether each task of the cluster runs the script itself.
+        task_flags: whether each then gets its place as flags.
+        evaluator: whether there is a task that evaluates.
+        why_every_task: why each task runs the script, where that was not asked for.
+        max_restarts: how often what has failed is started again.
+        log_dir: where the logs go, or None for a place of the job's own.
+        hosts: the machines, as `a:2,b:2`, or None.
+        hostfile: a file that names them, or None.
+        ssh_args: arguments of ssh, as on a command line.
+        remote_python: the interpreter on the other machines.
+        environment: the environment to believe, such as `"slurm"`; None looks for all.
+        dry_run: whether the plan is only shown, so that no other machine is asked.
+    """
+
+    script: str
+    args: tuple[str, ...]
+    strategy: str | None
+    given: Mapping[str, Any]
+    env_only: bool = False
+    every_task: bool = False
+    task_flags: bool = False
+    evaluator: bool = False
+    why_every_task: str = ""
+    max_restarts: int = 0
+    log_dir: Path | None = None
+    hosts: str | None = None
+    hostfile: Path | None = None
+    ssh_args: str | None = None
+    remote_python: str | None = None
+    environment: str | None = None
+    dry_run: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is about to run.
+
+    Attributes:
+        plan: the commands.
+        resolved: the strategy's configuration; None where the script makes what it trains with.
+        seed: the job's seed; None where the chief draws it.
+        gpus: the GPUs of this machine.
+        why: why the plan is such, where the command line does not say it.
+    """
+
+    plan: JobPlan
+    resolved: Resolved | None
+    seed: int | None
+    gpus: tuple[str, ...]
+    why: str = ""
+
+
+def place_of(text: str) -> tuple[ClusterSpec, Task]:
+    """The cluster and the task of a TF_CONFIG that is set in the environment.
+
+    Raises:
+        ConfigError: if it has mistakes, or names no task.
+    """
+    cluster, task = parse_tf_config(text)
+    if task is None:
+        raise ConfigError(
+            f"TF_CONFIG={text!r} does not say which task this process is. Add "
+            '"task": {"type": "worker", "index": 0}, or unset TF_CONFIG to run on this machine.'
+        )
+    return cluster, task
+
+
+def check_count(name: str, asked: int, said: str, cluster: ClusterSpec) -> None:
+    """Compares a number of tasks that was asked for with TF_CONFIG's.
+
+    Args:
+        name: `"ps"`, or `"processes"`.
+        asked: the number.
+        said: the option as it was set, such as `-n 3`.
+        cluster: the cluster of TF_CONFIG.
+
+    Raises:
+        ConfigError: if they differ.
+    """
+    if name == "ps":
+        kind, count = "parameter server", len(cluster.addresses.get("ps", ()))
+    elif "ps" in cluster.addresses:
+        kind, count = "worker", len(cluster.addresses.get("worker", ()))
+    else:
+        kind, count = "task", len(cluster.computing)
+    if asked != count:
+        raise ConfigError(
+            f"{said} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
+            f"{'s' * (count != 1)}{' that compute' * (kind == 'task')}. "
+            f"Leave it out, or give {'--ps' if name == 'ps' else '-n'} {count}, to run this task "
+            "of that cluster; or unset TF_CONFIG to start all processes on this machine."
+        )
+
+
+def hold_ports(count: int) -> HeldPorts:
+    """Holds a port of this machine for each of so many tasks.
+
+    Raises:
+        ConfigError: if this machine does not give as many.
+    """
+    if count > _MOST_TASKS:
+        raise ConfigError(
+            f"{count} tasks on this machine are more than the {_MOST_TASKS} that one command "
+            "starts. Start fewer."
+        )
+    try:
+        return HeldPorts(count)
+    except OSError as error:
+        raise ConfigError(
+            f"{count} tasks need {count} ports of this machine at once, which it does not give "
+            f"({error.strerror}). Start fewer, or raise `ulimit -n`."
+        ) from error

@@ -1,0 +1,185 @@
+"""Which GPUs this machine has, and which task of several gets which. No TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from tfdist import environment
+from tfdist.errors import ConfigError
+
+__all__ = ["INSTALL_COMMAND", "disagreement", "inter_op_threads", "of_member", "split", "visible"]
+
+#: What brings the CUDA libraries that TensorFlow needs.
+INSTALL_COMMAND = "pip install 'tensorflow[and-cuda]'"
+
+_SECONDS_FOR_NVIDIA_SMI = 10.0
+
+
+def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The GPUs that a process started with this environment may use.
+
+    Args:
+        environ: environment variables; by default the process's own.
+
+    Returns:
+        What CUDA_VISIBLE_DEVICES lists, where it is set; else the numbers of all GPUs that
+        `nvidia-smi` lists. Empty where there are none.
+    """
+    variables = environment.snapshot() if environ is None else environ
+    listed = variables.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(str(number) for number in range(_installed()))
+    return _listed(listed)
+
+
+def disagreement(
+    gpus: tuple[str, ...], seen: int, *, cuda: bool, listed: str | None = None
+) -> tuple[str, str] | None:
+    """Compares the GPUs that are counted here with those that TensorFlow sees.
+
+    A process that sees fewer would train on the CPU, or on some of them, while the table of the job
+    shows all; one that sees more would share them with others by chance.
+
+    Args:
+        gpus: the result of `visible`.
+        seen: how many TensorFlow sees.
+        cuda: whether TensorFlow was built for CUDA.
+        listed: CUDA_VISIBLE_DEVICES, where it is set.
+
+    Returns:
+        The problem with its cause, and what to do; None where both are the same number.
+    """
+    if len(gpus) == seen:
+        return None
+    by = "nvidia-smi lists" if listed is None else f"CUDA_VISIBLE_DEVICES={listed} names"
+    count = f"{len(gpus) or 'no'} GPU{'s' if len(gpus) != 1 else ''}"
+    problem = f"{by} {count}, and TensorFlow sees {seen or 'none'}"
+    if len(gpus) < seen:
+        names = ",".join(map(str, range(seen)))
+        return (
+            f"{problem}: processes cannot get GPUs of their own.",
+            f"Put nvidia-smi on PATH, or name the GPUs: CUDA_VISIBLE_DEVICES={names}.",
+        )
+    if not cuda:
+        cause = "this TensorFlow was built without CUDA"
+    elif seen:
+        cause = "the others are not there, or are part of one that is divided (MIG)"
+    else:
+        cause = "its CUDA libraries are missing or do not fit the driver, or there is no such GPU"
+    return (
+        f"{problem}: {cause}.",
+        f"Run: {INSTALL_COMMAND}. To train on the CPU, set CUDA_VISIBLE_DEVICES=-1.",
+    )
+
+
+def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list[tuple[str, ...]]:
+    """Gives each task of one machine its own GPUs, the same number to each.
+
+    Collectives need the same number of replicas in each worker, so GPUs that are left over stay
+    unused.
+
+    Args:
+        gpus: the GPUs to give away, as CUDA_VISIBLE_DEVICES names them.
+        tasks: number of tasks on the machine.
+        devices: GPUs that each task asks for; by default as many as there are for each.
+
+    Returns:
+        For each task its GPUs; empty tuples where the machine has none.
+
+    Raises:
+        ConfigError: if there are GPUs, but fewer than the tasks need.
+    """
+    if not gpus:
+        return [()] * tasks
+    each = devices or len(gpus) // tasks
+    if each == 0 or each * tasks > len(gpus):
+        raise ConfigError(_too_few(gpus, tasks, devices))
+    return [gpus[task * each : (task + 1) * each] for task in range(tasks)]
+
+
+def of_member(
+    gpus: tuple[str, ...], place: tuple[int, int], each: int | None, *, chosen: bool
+) -> tuple[str, ...] | None:
+    """The GPUs of a task that a scheduler or launcher has started beside others on its machine.
+
+    Args:
+        gpus: the GPUs that the task sees.
+        place: the task's number among those that train on this machine, and how many they are.
+        each: how many the scheduler says that each has; None where it does not say.
+        chosen: whether CUDA_VISIBLE_DEVICES is set, so that somebody may have chosen them for this
+            task alone.
+
+    Returns:
+        Its part; None leaves it what it sees: its own already, or too few to give each one.
+    """
+    part, parts = place
+    if parts == 1 or (each is None and chosen):
+        return None
+    each = each or len(gpus) // parts
+    if not each or len(gpus) <= each or len(gpus) < each * parts:
+        return None
+    return gpus[part * each : (part + 1) * each]
+
+
+def _too_few(gpus: tuple[str, ...], tasks: int, devices: int | None) -> str:
+    each = f"{devices} device{'s' if devices != 1 else ''}"
+    asked = f"{tasks} processes" + (f" with {each} each" if devices else "")
+    return (
+        f"-n {tasks} asks for {asked}, but this machine has {len(gpus)} "
+        f"GPU{'s' if len(gpus) != 1 else ''} to give (CUDA_VISIBLE_DEVICES: {','.join(gpus)}). "
+        "Ask for fewer, or set CUDA_VISIBLE_DEVICES=-1 to train on CPUs."
+    )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """CUDA's reading of the variable: the list ends at the first entry that names no GPU."""
+    found: list[str] = []
+    for entry in text.split(","):
+        name = entry.strip()
+        if not name or name.startswith("-"):
+            break
+        found.append(name)
+    return tuple(found)
+
+
+def _installed() -> int:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    try:
+        answer = subprocess.run(
+            [program, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS_FOR_NVIDIA_SMI,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    if answer.returncode != 0:
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+
+
+# How many threads a TensorFlow server needs, so that it cannot wait for itself.
+
+#: A worker runs one step, its transfers and its input pipeline.
+_LEAST_OF_A_WORKER = 4
+
+
+def inter_op_threads(task_type: str, *, workers: int, cores: int) -> int:
+    """The size of a server's thread pool for operations.
+
+    A blocking operation (taking from an accumulator, a transfer that waits for its sender) holds a
+    thread of the pool. By default the pool has as many threads as the machine has cores. On two
+    cores two waiting workers then hold all threads of a parameter server, and what they wait for
+    never runs. Each worker may block one thread of a ps, and two more keep it going.
+
+    Args:
+        task_type: `"ps"` or `"worker"`.
+        workers: the workers of the cluster.
+        cores: the cores that the server may use.
+    """
+    return max(cores, workers + 2 if task_type == "ps" else _LEAST_OF_A_WORKER)

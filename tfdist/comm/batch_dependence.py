@@ -1,0 +1,186 @@
+"""Which tensors of a traced step depend on the batch, as the graph tells.
+
+Replicas run the same graph, on other examples. A tensor that does not depend on what the step is
+called with is therefore the same on all of them; one that does depend is each replica's own. That
+is decided by the structure of the graph alone: values that happen to be equal decide nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._tf.graphs import body_of
+
+__all__ = ["WEIGHT", "Dependence", "Rows", "common_rows", "rows_of"]
+
+#: The name of placeholders that stand for weights.
+WEIGHT = "tfdist_weight"
+
+#: Stateful ops that only read: their results depend on the batch if their inputs do.
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
+#: Ops that pass a tensor's rows on, whatever else they change.
+_SAME_ROWS = frozenset({"Identity", "StopGradient", "Cast", "PreventGradient", "EnsureShape"})
+#: Ops that compute each element of a vector from the same element of others, or from scalars.
+_BY_ELEMENT = frozenset(
+    {
+        *("SelectV2", "Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual"),
+        *("AddV2", "Sub", "Mul", "FloorMod", "FloorDiv", "Maximum", "Minimum", "Neg", "Abs"),
+        *("LogicalAnd", "LogicalOr", "LogicalNot"),
+    }
+)
+
+
+class Dependence:
+    """Answers whether tensors depend on the arguments of the functions that are being traced.
+
+    A placeholder that a function captured stands for a tensor of the graph around it; every other
+    one is an argument, such as the batch. Random numbers count as dependent, since each replica
+    draws its own. A length that is read off an argument does not, unless it is that of the first
+    dimension: replicas hold other examples, which are padded alike.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, bool]] = {}
+
+    def __call__(self, tensor: Any) -> bool:
+        """Whether a symbolic tensor depends on an argument; False for an eager one."""
+        waiting = [tensor]
+        while waiting:
+            current = waiting[-1]
+            if id(current) in self._known:
+                waiting.pop()
+                continue
+            unknown = [t for t in _sources(current) if id(t) not in self._known]
+            if unknown:
+                waiting.extend(unknown)
+                continue
+            found = _is_own(current) or any(self._known[id(t)][1] for t in _sources(current))
+            # The tensor is kept with its answer: another one could be given its `id` otherwise.
+            self._known[id(current)] = (current, found)
+            waiting.pop()
+        return self._known[id(tensor)][1]
+
+
+def _sources(tensor: Any) -> list[Any]:
+    """The tensors from which a tensor is computed."""
+    op = getattr(tensor, "op", None) if _is_symbolic(tensor) else None
+    if op is None or _is_padded_length(op):
+        return []
+    if op.type == "Placeholder":
+        return [outer for outer, inner in _captures(op.graph) if inner is tensor]
+    if body_of(op) is None:
+        return list(op.inputs)
+    places, _ = _inside_of_call(tensor)
+    return [op.inputs[place] for place in places]
+
+
+def _inside_of_call(result: Any) -> tuple[set[int], bool]:
+    """The places of the arguments that a call's result is computed from; and see `_is_own`."""
+    body = body_of(result.op)
+    places = {id(placeholder): place for place, placeholder in enumerate(body.inputs)}
+    used: set[int] = set()
+    seen: set[int] = set()
+    waiting = [body.outputs[result.value_index]]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in places:
+            used.add(places[id(current)])
+        elif _is_own(current):
+            return used, True
+        elif id(current) not in seen:
+            seen.add(id(current))
+            waiting.extend(_sources(current))
+    return used, False
+
+
+def _is_own(tensor: Any) -> bool:
+    """Whether a tensor differs from replica to replica by itself: an argument, or a random one."""
+    if not _is_symbolic(tensor):
+        return False
+    op = tensor.op
+    if op.type == "Placeholder":
+        if op.name.rpartition("/")[2].startswith(WEIGHT):
+            return False
+        return not any(inner is tensor for _, inner in _captures(op.graph))
+    if "Random" in op.type or "Multinomial" in op.type:
+        return True
+    if body_of(op) is not None:
+        return _inside_of_call(tensor)[1]
+    return bool(op.op_def.is_stateful) and op.type not in _READS
+
+
+def _is_padded_length(op: Any) -> bool:
+    """Whether an op reads the length of one dimension of a tensor, other than the first."""
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    measured = op.inputs[0].op.inputs[0]
+    begin = tf.get_static_value(op.inputs[1])
+    if measured.shape.rank is None or begin is None or measured.op.type == "Transpose":
+        return False
+    return bool(op.get_attr("shrink_axis_mask") == 1 and begin[0] % measured.shape.rank > 0)
+
+
+def _captures(graph: Any) -> list[Any]:
+    return list(getattr(graph, "captures", ()))
+
+
+def _is_symbolic(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+
+
+class Rows(NamedTuple):
+    """Some of the elements of a vector, next to each other.
+
+    Attributes:
+        like: a vector of as many elements.
+        sources: tensors from which these elements, and no others, are computed.
+    """
+
+    like: Any
+    sources: tuple[Any, ...]
+
+
+def rows_of(vector: Any) -> list[Rows]:
+    """The parts that a vector was put together from, in order; one part if it was not.
+
+    Sees through casts, reshapes and what is computed element by element, as `keras.ops.take` does
+    with negative indices.
+
+    Args:
+        vector: a symbolic tensor of rank 1.
+    """
+    op = vector.op
+    if op.type == "ConcatV2" and all(part.shape.rank == 1 for part in op.inputs[:-1]):
+        return [rows for part in op.inputs[:-1] for rows in rows_of(part)]
+    if op.type in _SAME_ROWS or (op.type == "Reshape" and op.inputs[0].shape.rank == 1):
+        return rows_of(op.inputs[0])
+    if op.type not in _BY_ELEMENT or any(x.shape.rank not in (0, 1) for x in op.inputs):
+        return [Rows(vector, (vector,))]
+    vectors = [rows_of(each) for each in op.inputs if each.shape.rank == 1]
+    lengths = {tuple(id(rows.like) for rows in parts) for parts in vectors}
+    if len(lengths) != 1:
+        return [Rows(vector, (vector,))]
+    scalars = tuple(each for each in op.inputs if each.shape.rank == 0)
+    return [
+        Rows(rows[0].like, tuple(s for each in rows for s in each.sources) + scalars)
+        for rows in zip(*vectors, strict=True)
+    ]
+
+
+def common_rows(indices: Any) -> Any:
+    """Which rows of a sparse gradient all replicas have in common, whatever their batches are.
+
+    Args:
+        indices: the rows' places in the table, a symbolic tensor of rank 1.
+
+    Returns:
+        A bool for all rows, or a tensor of shape `(rows,)`.
+    """
+    parts, depends = rows_of(indices), Dependence()
+    common = [not any(depends(source) for source in part.sources) for part in parts]
+    if len(set(common)) == 1:
+        return common[0]
+    sizes = [tf.shape(part.like) for part in parts]
+    return tf.concat([tf.fill(n, c) for n, c in zip(sizes, common, strict=True)], 0)

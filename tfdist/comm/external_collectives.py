@@ -1,0 +1,113 @@
+"""The extended part of a strategy whose processes exchange tensors by a ring of tfdist's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tf.distribute import (
+    CollectiveAllReduceExtended,
+    GraphCollectives,
+    PlainInput,
+    cross_device_ops,
+    cross_device_utils,
+)
+from tfdist.utils.logging import log_without
+
+__all__ = ["RingExtended", "RingLauncher"]
+
+
+class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[misc]
+    """Hands a replica's collectives to a ring (see `RingExtended`)."""
+
+    ring: Any
+
+    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+        """The sum of a dense tensor over the ring."""
+        del control_input, options
+        with tf.device(self._device):
+            return self.ring.sum([input_tensor])[0]
+
+    def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> Any:
+        """The sums of a list of lists of dense tensors, as one list."""
+        del options
+        with tf.device(self._device):
+            return self.ring.sum([tensor for pack in input_tensor_packs for tensor in pack])
+
+    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
+        del options
+        with tf.device(self._device):
+            return self.ring.gather(input_tensor)
+
+    def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
+        """The processes' tensors, one after the other along an axis."""
+        del options
+        rank = tf.rank(input_tensor)
+        order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], 0)
+        with tf.device(self._device):
+            gathered = self.ring.gather(tf.transpose(input_tensor, order))
+            return tf.transpose(gathered, tf.argsort(order))
+
+    def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
+        """The slices of all processes, one after the other."""
+        del options
+        with tf.device(self._device):
+            values = self.ring.gather(input_slices.values)
+            indices = self.ring.gather(input_slices.indices)
+        return tf.IndexedSlices(values, indices, input_slices.dense_shape)
+
+
+class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
+    """One replica in each of several processes, which exchange tensors by a ring of tfdist's.
+
+    Args:
+        strategy: the strategy that this belongs to.
+        device: this process's device.
+        ring: has `rank` and `size`, and on tensors `sum(list)`, `gather(tensor)` along the first
+            axis, whose length may differ, and `broadcast(tensor)` from rank 0.
+    """
+
+    def __init__(self, strategy: Any, device: str, ring: Any) -> None:
+        self._ring = ring
+        self._ring_device = device
+        nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        options = tf.distribute.experimental.CommunicationOptions()
+        super().__init__(strategy, nobody, options)
+
+    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+        with log_without(lambda _: True):  # It warns that its own collectives are not set up.
+            super()._initialize_local(cluster_resolver, devices=(self._ring_device,))
+        self._num_workers = self._ring.size
+        self._id_in_cluster = self._ring.rank
+        self._is_chief = self._ring.rank == 0
+        self._cross_device_ops = self._ring_ops(self.worker_devices[0])
+        self._host_cross_device_ops = self._ring_ops(self._worker_device)
+
+    def _ring_ops(self, device: str) -> Any:
+        ops = cross_device_ops.CollectiveAllReduce(
+            devices=(device,),
+            group_size=self._ring.size,
+            options=self._communication_options,
+            collective_keys=self._collective_keys,
+        )
+        for launcher in ops._launchers:
+            launcher.__class__ = RingLauncher
+            launcher.ring = self._ring
+        return ops
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Any:
+        given = super()._get_variable_creator_initial_value
+
+        def initial_value() -> Any:
+            alone, self._num_workers = self._num_workers, 1
+            try:
+                value = given(replica_id, device, primary_var, **kwargs)()
+            finally:
+                self._num_workers = alone
+            with tf.device(device):
+                return self._ring.broadcast(value)
+
+        return initial_value

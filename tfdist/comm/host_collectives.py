@@ -1,0 +1,312 @@
+"""How the workers of a job agree on small things: meet, hear the chief, compare what they think.
+
+Built on the strategy's own all-reduce, so it works wherever the strategy trains, and a peer that
+died ends the wait as it ends a training step: with TensorFlow's error. With one worker nothing is
+sent.
+
+Every exchange carries a name. Workers that meet under different names are at different places of
+the program; they all get an error that says where, instead of a hang later.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tf.sessions import eagerly
+from tfdist.errors import TfdistError
+
+__all__ = [
+    "all_gather_json",
+    "any_worker",
+    "barrier",
+    "from_chief",
+    "on_chief",
+    "rank",
+    "together",
+    "worker_count",
+]
+
+#: Bytes of a message that travel with its length.
+_HEAD = 255
+
+#: After this long a worker that waits for the others says so.
+_SAY_AFTER_SECONDS = 60.0
+
+#: Marks an exception that every worker raises.
+_SHARED = "_tfdist_shared"
+
+
+def worker_count(strategy: Any) -> int:
+    """Number of processes that train together; 1 for a strategy that is not tfdist's."""
+    shard = getattr(strategy, "shard", None)
+    return 1 if shard is None else int(shard.workers)
+
+
+def rank(strategy: Any) -> int:
+    """This process's number among those that train together; 0 for a strategy not tfdist's."""
+    shard = getattr(strategy, "shard", None)
+    return 0 if shard is None else int(shard.worker)
+
+
+def barrier(strategy: Any, name: str) -> None:
+    """Waits until all workers have come here.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        name: the place in the program, for the error when a worker is somewhere else.
+
+    Raises:
+        TfdistError: if a worker has come to another meeting.
+        tensorflow.errors.OpError: if a worker died.
+    """
+    all_gather_json(strategy, None, name)
+
+
+def from_chief(strategy: Any, value: Any, name: str = "from_chief") -> Any:
+    """The chief's value, on every worker.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        value: a small JSON value; that of the other workers is not looked at.
+        name: the place in the program.
+
+    Raises:
+        TfdistError: if a worker has come to another meeting.
+        tensorflow.errors.OpError: if a worker died.
+    """
+    own = value if getattr(strategy, "is_chief", True) else None
+    return all_gather_json(strategy, own, name)[0]
+
+
+def all_gather_json(strategy: Any, value: Any, name: str = "all_gather_json") -> list[Any]:
+    """Every worker's value, by worker number, on every worker.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        value: a small JSON value, up to some kilobytes.
+        name: the place in the program.
+
+    Raises:
+        TfdistError: if a worker has come to another meeting.
+        tensorflow.errors.OpError: if a worker died.
+    """
+    if worker_count(strategy) == 1:
+        return [json.loads(json.dumps(value))]
+    return [message["said"] for message in _exchange(strategy, name, value)]
+
+
+def any_worker(strategy: Any, flag: bool, name: str) -> bool:
+    """Whether a flag is up on any worker: an all-reduce of one number, made for each step.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        flag: this worker's flag.
+        name: the place in the program.
+
+    Raises:
+        tensorflow.errors.OpError: if a worker died.
+    """
+    if worker_count(strategy) == 1:
+        return flag
+    with _saying_what_for(strategy, name):
+        return bool(_total(strategy)(tf.constant(float(flag))) > 0)
+
+
+_totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
+
+
+def _total(strategy: Any) -> Callable[[Any], Any]:
+    """The compiled sum of a number over all replicas, kept as long as the strategy."""
+    if strategy not in _totals:
+        alive: Callable[[], Any] = weakref.ref(strategy)
+
+        def add(value: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+        def total(number: Any) -> Any:
+            sums = alive().run(add, args=(number,))
+            return alive().experimental_local_results(sums)[0]
+
+        spec = tf.TensorSpec((), tf.float32)
+        _totals[strategy] = tf.function(total, input_signature=[spec], autograph=False)
+    return _totals[strategy]
+
+
+def on_chief(strategy: Any, action: Callable[[], Any], name: str = "on_chief") -> Any:
+    """Runs an action on the chief; every worker gets its result or its error.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        action: returns a small JSON value; must not communicate.
+        name: the place in the program.
+    """
+    chief = getattr(strategy, "is_chief", True)
+    return together(strategy, action if chief else None, name)[0]
+
+
+def together(strategy: Any, action: Callable[[], Any] | None, name: str) -> list[Any]:
+    """Runs an action on the workers that have one; if one fails, all raise.
+
+    Args:
+        strategy: the strategy; must be called in its cross-replica context, by every worker.
+        action: returns a small JSON value or None; None where this worker has nothing to do.
+        name: the place in the program.
+
+    Returns:
+        Each worker's result, by worker number.
+
+    Raises:
+        Exception: that of the first worker that failed, on every worker: the same type where it is
+            one of Python's or tfdist's own, with the same message.
+    """
+    if worker_count(strategy) == 1:
+        return [action() if action else None]
+    result, error = None, None
+    try:
+        result = action() if action else None
+    except Exception as caught:
+        if getattr(caught, _SHARED, False):
+            raise  # the others have it already, and do not come to the exchange below
+        error = caught
+    return [message["said"] for message in _exchange(strategy, name, result, error)]
+
+
+def _exchange(
+    strategy: Any, name: str, value: Any, error: Exception | None = None
+) -> list[dict[str, Any]]:
+    """What every worker says, under which name; raises if one has failed or is elsewhere."""
+    own = {"at": name, "said": value, "failed": error and _told(error)}
+    with _saying_what_for(strategy, name):
+        texts = _all_gather_bytes(strategy, json.dumps(own).encode())
+    messages = [json.loads(text) for text in texts]
+    problem = _first_failure(messages, error) or _different_places(messages)
+    if problem is not None:
+        setattr(problem, _SHARED, True)
+        raise problem
+    return messages
+
+
+@contextlib.contextmanager
+def _saying_what_for(strategy: Any, name: str) -> Iterator[None]:
+    """Tells the user, after a while, what this worker waits for."""
+    message = (
+        f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
+        f"{name!r} for the other workers. If only some workers come here, as under "
+        "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
+    )
+    timer = threading.Timer(_SAY_AFTER_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:
+    for worker, message in enumerate(messages):
+        if message["failed"]:
+            return _error_of(worker, message["failed"], own)
+    return None
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error in JSON; the types from its own to the most general."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return {"kinds": kinds, "message": str(error), "errno": getattr(error, "errno", None)}
+
+
+def _error_of(worker: int, told: dict[str, Any], own: Exception | None) -> Exception:
+    """Another worker's error as an exception; this worker's own where it had the same."""
+    if own is not None and type(own).__name__ == told["kinds"][0]:
+        return own
+    error = next(_made(told["kinds"], told["message"]))
+    if isinstance(error, OSError):
+        error.errno = told["errno"]
+    error.add_note(f"Raised by worker {worker}.")
+    error.__cause__ = own
+    return error
+
+
+def _made(kinds: list[str], message: str) -> Iterator[Exception]:
+    """Exceptions of the first of some types that can be made from a message alone."""
+    known: dict[str, Any] = {**vars(builtins), **_types(TfdistError)}
+    for name in kinds:
+        kind: Any = known.get(name)
+        if kind in (None, Exception, BaseException, object):
+            continue
+        try:
+            yield kind(message)
+        except TypeError:
+            continue
+    yield TfdistError(f"{kinds[0]}: {message}")
+
+
+def _types(base: type[Any]) -> dict[str, type[Any]]:
+    """A class and all its subclasses by name."""
+    found = {base.__name__: base}
+    for subclass in base.__subclasses__():
+        found.update(_types(subclass))
+    return found
+
+
+def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
+    places = [message["at"] for message in messages]
+    if len(set(places)) == 1:
+        return None
+    where = "; ".join(f"worker {worker} at {place!r}" for worker, place in enumerate(places))
+    return TfdistError(
+        f"The workers are at different places of the program: {where}. Every worker must run the "
+        "same script on the same arguments and see the same files. Look for code that only some "
+        "workers run, such as `if rank == 0`, and for a directory that is not shared."
+    )
+
+
+def _all_gather_bytes(strategy: Any, message: bytes) -> list[bytes]:
+    """Each worker's bytes: lengths and beginnings in one exchange, the rest in another."""
+    head = [len(message), *message[:_HEAD].ljust(_HEAD, b"\0")]
+    table = _rows_of_all(strategy, np.asarray(head, np.int64))
+    lengths, rows = table[:, 0], table[:, 1:]
+    if lengths.max() > _HEAD:
+        rest = message[_HEAD:].ljust(int(lengths.max()) - _HEAD, b"\0")
+        more = _rows_of_all(strategy, np.frombuffer(rest, np.uint8))
+        rows = np.concatenate([rows, more], axis=1)
+    cut = zip(rows.astype(np.uint8), lengths, strict=True)
+    return [row[:length].tobytes() for row, length in cut]
+
+
+def _rows_of_all(strategy: Any, row: Any) -> Any:
+    """Every worker's row of small numbers, as a table with one row a worker."""
+    table = np.zeros((strategy.shard.workers, len(row)), np.float32)
+    table[strategy.shard.worker] = row
+    return _sum_over_workers(strategy, table)
+
+
+def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
+    """Adds up one small array of each worker; its first replica speaks for it.
+
+    The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
+    on every device; below 2^24 they are exact.
+    """
+    own, silent = numbers, np.zeros_like(numbers)
+    first = strategy.shard.worker * strategy.shard.local
+
+    def value_of(context: Any) -> Any:
+        speaks = context.replica_id_in_sync_group == first
+        return tf.constant(own if speaks else silent)
+
+    with eagerly(strategy):
+        spoken = strategy.experimental_distribute_values_from_function(value_of)
+        total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
+        return np.rint(total.numpy()).astype(np.int64)

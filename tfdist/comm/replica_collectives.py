@@ -1,0 +1,251 @@
+"""The replicas as one of them sees them: what a gradient exchange sends and receives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow as tf
+
+from tfdist._tf.distribute import all_to_all, gather_alike
+from tfdist.comm.batch_dependence import Dependence, rows_of
+
+__all__ = [
+    "CountedLink",
+    "Link",
+    "Piece",
+    "ReplicaLink",
+    "joined",
+    "pieces_of",
+    "sent_by_ring",
+    "size_of",
+    "sum_over_replicas",
+]
+
+
+# Sums over the replicas, from within a replica.
+
+
+def sum_over_replicas(values: list[Any]) -> list[Any]:
+    """Adds up tensors over all replicas.
+
+    Dense tensors of one type travel together. Sparse gradients stay sparse. The rows of lookups by
+    example are put one after the other, as in one process's gradient of the whole batch. A lookup
+    that does not depend on the batch, such as a position embedding, has each row once on one
+    process and on each replica: those rows are added. Optimizers that square gradients row by row
+    tell the two apart.
+
+    Args:
+        values: dense tensors and `IndexedSlices`, the same number and types on each replica.
+
+    Returns:
+        The sums, in the order of `values`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when a step runs, if a lookup that does not depend on the
+            batch has other rows on another replica.
+    """
+    context = tf.distribute.get_replica_context()
+    pieces = [pieces_of(value) for value in values]
+    flat = [piece.value for each in pieces for piece in each]
+    by_type: dict[Any, list[int]] = {}
+    for i, value in enumerate(flat):
+        by_type.setdefault((isinstance(value, tf.IndexedSlices), value.dtype), []).append(i)
+    sums: dict[int, Any] = {}
+    for places in by_type.values():
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in places])
+        sums.update(zip(places, reduced, strict=True))
+    supply = iter(sums[i] for i in range(len(flat)))
+    replicas = context.num_replicas_in_sync
+    return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
+
+
+class Piece(NamedTuple):
+    """A gradient, or some rows of a sparse one.
+
+    Attributes:
+        value: a dense tensor or `IndexedSlices`.
+        alike: whether all replicas look up the same rows in it.
+    """
+
+    value: Any
+    alike: bool = False
+
+
+def pieces_of(value: Any) -> list[Piece]:
+    """A gradient in the pieces that are to be summed over the replicas."""
+    if not isinstance(value, tf.IndexedSlices):
+        return [Piece(value)]
+    if not tf.is_tensor(value.indices):
+        indices = tf.convert_to_tensor(value.indices)
+        value = tf.IndexedSlices(value.values, indices, value.dense_shape)
+    if hasattr(value.indices, "numpy"):
+        _warn_of_eager_rows()
+        return [Piece(value)]
+    depends = Dependence()
+    parts = rows_of(value.indices)
+    alike = [not any(depends(source) for source in part.sources) for part in parts]
+    if len(set(alike)) == 1:
+        return [Piece(value, alike[0])]
+    sizes = tf.stack([tf.size(part.like) for part in parts])
+    values = tf.split(value.values, sizes, num=len(parts))
+    indices = tf.split(value.indices, sizes, num=len(parts))
+    slices = [
+        tf.IndexedSlices(*each, value.dense_shape) for each in zip(values, indices, strict=True)
+    ]
+    return [
+        Piece(
+            _concatenated([p for p, same in zip(slices, alike, strict=True) if same is kind]), kind
+        )
+        for kind in (False, True)
+    ]
+
+
+def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Any:
+    """The sum of a gradient over the replicas.
+
+    Args:
+        pieces: what `pieces_of` returned.
+        gathered: for each piece the sum of a dense tensor, or the rows of all replicas.
+        replicas: the number of replicas.
+    """
+    return _concatenated(
+        [
+            _added(each, replicas) if piece.alike else each
+            for piece, each in zip(pieces, gathered, strict=True)
+        ]
+    )
+
+
+def _added(gathered: Any, replicas: int) -> Any:
+    """Adds the replicas' rows, of which all have the same."""
+    by_replica = tf.reshape(gathered.indices, [replicas, -1])
+    alike = tf.debugging.Assert(
+        tf.reduce_all(by_replica == by_replica[:1]),
+        [
+            "Rows that are looked up whatever the batch is differ from replica to replica, so that "
+            "their gradients cannot be added. Look up rows that depend on the batch, or the same "
+            "rows on each replica."
+        ],
+    )
+    with tf.control_dependencies([alike] if alike is not None else []):
+        indices = tf.identity(by_replica[0])
+    shape = tf.concat([[replicas, -1], tf.shape(gathered.values)[1:]], 0)
+    values = tf.reduce_sum(tf.reshape(gathered.values, shape), 0)
+    return tf.IndexedSlices(values, indices, gathered.dense_shape)
+
+
+def _concatenated(slices: list[Any]) -> Any:
+    if len(slices) == 1:
+        return slices[0]
+    values = tf.concat([each.values for each in slices], 0)
+    indices = tf.concat([each.indices for each in slices], 0)
+    return tf.IndexedSlices(values, indices, slices[0].dense_shape)
+
+
+def _warn_of_eager_rows() -> None:
+    warnings.warn(
+        "A step that runs eagerly (run_eagerly=True) does not show whether the rows that it looks "
+        "up depend on the batch. They are taken to: a lookup that does not, such as a position "
+        "embedding, counts once for each replica in optimizers that square gradients. Leave "
+        "run_eagerly out to train as one process does.",
+        stacklevel=2,
+    )
+
+
+class Link(Protocol):
+    """The replicas, in the context of one of them.
+
+    All replicas make the same calls in the same order, on tensors of the same static shapes.
+
+    Attributes:
+        count: number of replicas.
+        index: this replica's number, an int or a scalar int32 tensor.
+    """
+
+    count: int
+    index: Any
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums of dense tensors over the replicas, in the order of `tensors`."""
+
+    def gather(self, tensor: Any) -> Any:
+        """The replicas' tensors of shape `(n, ...)` one after the other: `(count * n, ...)`."""
+
+    def all_to_all(self, tensor: Any) -> Any:
+        """Sends row `i` of a tensor of shape `(count, n)` to replica `i`; what came, by sender."""
+
+
+class ReplicaLink:
+    """The replicas of a strategy of TensorFlow's collectives.
+
+    Args:
+        strategy: the strategy, in a replica context of which this is made.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self.count: int = strategy.num_replicas_in_sync
+        self.index: Any = tf.distribute.get_replica_context().replica_id_in_sync_group
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """See `Link.sum`."""
+        return sum_over_replicas(list(tensors)) if tensors else []
+
+    def gather(self, tensor: Any) -> Any:
+        """See `Link.gather`."""
+        return tensor if self.count == 1 else gather_alike(self._strategy, tensor)
+
+    def all_to_all(self, tensor: Any) -> Any:
+        """See `Link.all_to_all`."""
+        return tensor if self.count == 1 else all_to_all(self._strategy, tensor)
+
+
+class CountedLink:
+    """A link that counts what this replica sends.
+
+    An all-reduce counts as a ring's; see `sent_by_ring`.
+
+    Args:
+        link: what sends.
+
+    Attributes:
+        sent: bytes that one run of what has been traced so far sends.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self.count = link.count
+        self.index = link.index
+        self.sent = 0.0
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """See `Link.sum`."""
+        self.sent += sum(sent_by_ring(tensor, self.count) for tensor in tensors)
+        return self._link.sum(tensors)
+
+    def gather(self, tensor: Any) -> Any:
+        """See `Link.gather`."""
+        self.sent += size_of(tensor) * (self.count - 1)
+        return self._link.gather(tensor)
+
+    def all_to_all(self, tensor: Any) -> Any:
+        """See `Link.all_to_all`."""
+        self.sent += size_of(tensor) * (self.count - 1) / self.count
+        return self._link.all_to_all(tensor)
+
+
+def sent_by_ring(tensor: Any, count: int) -> float:
+    """Bytes that a replica of a ring sends for an all-reduce: 2 n (p - 1) / p of n over p.
+
+    Args:
+        tensor: a dense tensor of static shape.
+        count: the replicas.
+    """
+    return size_of(tensor) * 2 * (count - 1) / count
+
+
+def size_of(tensor: Any) -> int:
+    """The bytes of a dense tensor of static shape; 0 where the shape is not known."""
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

@@ -1,0 +1,5 @@
+"""Looks at a machine and a TF_CONFIG and says what would go wrong, before TensorFlow does."""
+
+from tfdist.diagnostics.doctor import Report, diagnose
+
+__all__ = ["Report", "diagnose"]

@@ -1,0 +1,212 @@
+"""What an optimizer knows of the exchange of its gradients, and what of it is saved."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.saving.keras_saveable import KerasSaveable
+
+from tfdist._tf.distribute import outside_of_function
+from tfdist.errors import ConfigError
+from tfdist.gradients.exchange import Exchange
+from tfdist.gradients.lr_scaling import Rate
+from tfdist.gradients.modes import Apply
+from tfdist.gradients.rule import GradientRule
+
+__all__ = ["Updater", "updater_of"]
+
+#: The attribute of an optimizer under which Keras finds, saves and loads the state.
+_ATTRIBUTE = "tfdist_updates"
+
+_lock = threading.RLock()
+
+
+class Updater(KerasSaveable):  # type: ignore[misc]
+    """The exchanges of an optimizer: one for each set of weights that it is given gradients of.
+
+    Keras saves it with the optimizer, in a group of its own that plain Keras passes over.
+
+    Args:
+        strategy: the strategy.
+        optimizer: the optimizer.
+        rule: what its exchanges do.
+
+    Attributes:
+        rule: what its exchanges do.
+        rate: the learning rate's factor.
+        changed: variables that replicas change by themselves, noted when a step is traced.
+    """
+
+    def __init__(self, strategy: Any, optimizer: Any, rule: GradientRule) -> None:
+        self.rule = rule
+        self._strategy = weakref.ref(strategy)
+        self._optimizer = weakref.ref(optimizer)
+        self._exchanges: dict[tuple[int, ...], Exchange] = {}
+        self._flushes: dict[tuple[tuple[int, ...], bool, bool], Callable[[], Any]] = {}
+        self._loaded: dict[str, dict[str, Any]] = {}
+        self.rate = Rate(strategy, rule)
+        self.changed: dict[int, Any] = {}
+
+    def step(
+        self,
+        places: tuple[int, ...],
+        weights: Sequence[Any],
+        values: Sequence[Any],
+        shares: tuple[Any, Any],
+        apply: Apply,
+    ) -> Any:
+        """Takes the gradients of one batch, in a replica context; see `Exchange.step`.
+
+        Args:
+            places: which of the optimizer's weights these are.
+            weights: TensorFlow's variables.
+            values: their gradients, weighted.
+            shares: this replica's examples, and those of the batch.
+            apply: applies gradients.
+        """
+        shaped = [
+            value if isinstance(value, tf.IndexedSlices) else tf.ensure_shape(value, weight.shape)
+            for weight, value in zip(weights, values, strict=True)
+        ]
+        exchange = self._exchange(places, weights, shaped)
+        return exchange.step(shaped, *shares, apply)
+
+    def flush(
+        self,
+        apply: Callable[[tuple[int, ...], list[Any]], None],
+        *,
+        batches: bool,
+        late: bool = True,
+    ) -> None:
+        """Applies what is pending, outside of any replica; on all workers at the same place.
+
+        Args:
+            apply: applies gradients of the weights at some places.
+            batches: make an update of fewer batches than are accumulated.
+            late: apply gradients that wait, and average weights that differ.
+        """
+        strategy = self._strategy()
+        for places, exchange in list(self._exchanges.items()):
+            if strategy is None or not exchange.pending(batches=batches, late=late):
+                continue
+            key = (places, batches, late)
+            if key not in self._flushes:
+                self._flushes[key] = _compiled(strategy, exchange, apply, key)
+            self._flushes[key]()
+
+    def _exchange(
+        self, places: tuple[int, ...], weights: Sequence[Any], values: Sequence[Any]
+    ) -> Exchange:
+        with _lock:
+            if places not in self._exchanges:
+                strategy = self._strategy()
+                dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
+                specs = _specs(weights, values)
+                made = Exchange(strategy, self.rule, weights, specs, dense, self._extras)
+                self._exchanges[places] = made
+                waiting = self._loaded.pop(_key(places), None)
+                if waiting is not None:
+                    with outside_of_function(strategy):
+                        made.restore(waiting)
+            return self._exchanges[places]
+
+    def _extras(self) -> list[Any]:
+        found = list(self.changed.values())
+        optimizer = self._optimizer()
+        if self.rule.average_state and optimizer is not None:
+            found += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
+        return found
+
+    def _obj_type(self) -> str:
+        return "Optimizer"
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes what an exchange keeps beyond a flush, such as error feedback."""
+        written = False
+        for places, exchange in self._exchanges.items():
+            for name, variable in exchange.saved().items():
+                store[f"{_key(places)}.{name}"] = tf.convert_to_tensor(variable).numpy()
+                written = True
+        if written:
+            store["rule"] = np.frombuffer(self.rule.described.encode(), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` has written.
+
+        Raises:
+            ConfigError: if the rule was another.
+        """
+        if "rule" not in store.keys():  # noqa: SIM118
+            return
+        theirs = bytes(np.asarray(store["rule"])).decode()
+        if theirs != self.rule.described:
+            raise ConfigError(
+                f"The checkpoint is of a training with {theirs!r}, and this one is with "
+                f"{self.rule.described!r}: what it keeps from step to step does not fit. Give the "
+                "same options as then; or load the weights into a model without optimizer, and "
+                "compile it afterwards."
+            )
+        found: dict[str, dict[str, Any]] = {}
+        for key in store.keys():  # noqa: SIM118
+            group, _, name = key.partition(".")
+            if name:
+                found.setdefault(group, {})[name] = np.asarray(store[key])
+        for places, exchange in self._exchanges.items():
+            exchange.restore(found.pop(_key(places), {}))
+        self._loaded = found
+
+
+def updater_of(optimizer: Any, strategy: Any) -> Updater | None:
+    """The updater of an optimizer, made at the first call; None where gradients are plain.
+
+    Args:
+        optimizer: a Keras optimizer.
+        strategy: the strategy that it trains under.
+    """
+    rule = getattr(strategy, "rule", None)
+    if rule is None or rule.is_plain:
+        return None
+    with _lock:
+        found = vars(optimizer).get(_ATTRIBUTE)
+        if not isinstance(found, Updater) or found.rule != rule:
+            found = Updater(strategy, optimizer, rule)
+            object.__setattr__(optimizer, _ATTRIBUTE, found)
+        return found
+
+
+def _key(places: tuple[int, ...]) -> str:
+    """A name of some of an optimizer's weights: their places, runs of them shortened."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][1] + 1:
+            runs[-1][1] = place
+        else:
+            runs.append([place, place])
+    return "_".join(f"{first}-{last}" for first, last in runs)
+
+
+def _specs(weights: Sequence[Any], values: Sequence[Any]) -> list[tf.TensorSpec]:
+    return [
+        tf.TensorSpec(weight.shape, value.dtype)
+        for weight, value in zip(weights, values, strict=True)
+    ]
+
+
+def _compiled(
+    strategy: Any,
+    exchange: Exchange,
+    apply: Callable[[tuple[int, ...], list[Any]], None],
+    what: tuple[tuple[int, ...], bool, bool],
+) -> Callable[[], Any]:
+    places, batches, late = what
+
+    def on_replica() -> None:
+        exchange.flush(lambda grads: apply(places, grads), batches=batches, late=late)
+
+    run: Callable[[], Any] = tf.function(lambda: strategy.run(on_replica), autograph=False)
+    return run

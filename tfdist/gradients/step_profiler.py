@@ -1,0 +1,166 @@
+"""Where the time of a step goes: input, computation, exchange waited for and exchange hidden."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tf.distribute import eagerly_outside_of_scope
+
+__all__ = ["Marks", "Meter", "Split", "current_marks", "stamp"]
+
+_local = threading.local()
+
+#: Places of a meter's sums.
+_STEPS, _STEP, _INPUT, _COMPUTE, _WAITED, _HIDDEN, _SENT, _LAST_END = range(8)
+
+
+def stamp(values: Sequence[Any]) -> Any:
+    """The time in seconds at which values are there, a float64 scalar.
+
+    Taken on the host, where an element of each value is looked at, so a device has computed it. It
+    is no stateful operation: TensorFlow would put those of a function one after the other, and the
+    end of an exchange would not be seen while gradients are computed.
+
+    Args:
+        values: tensors and `IndexedSlices`; none of them a constant, as TensorFlow would take the
+            time of one only once.
+    """
+    flat = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+    firsts = [tf.cast(tf.reshape(v, [-1])[:1], tf.float64) for v in flat if v.dtype.is_floating]
+    with tf.control_dependencies([v for v in flat if not v.dtype.is_floating]):
+        seen = tf.concat([*firsts, tf.zeros([1], tf.float64)], 0)
+    return tf.ensure_shape(tf.numpy_function(_now, [seen], tf.float64, stateful=False), [])
+
+
+def _now(seen: Any) -> Any:
+    del seen
+    return np.float64(time.perf_counter())
+
+
+@dataclasses.dataclass
+class Marks:
+    """The moments of one replica's step, in seconds.
+
+    Attributes:
+        begun: when the step was called.
+        fed: when its batch was there.
+        computed: when its gradients were there.
+        exchanges: for each exchange its bytes, begin and end.
+    """
+
+    begun: Any
+    fed: Any
+    computed: Any = None
+    exchanges: list[Any] = dataclasses.field(default_factory=list)
+
+
+def current_marks() -> Marks | None:
+    """The marks of the step that the calling replica runs, or None where nothing is measured."""
+    return getattr(_local, "marks", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """What the mean step of an epoch spent its time on, in milliseconds.
+
+    Attributes:
+        steps: how many steps there were.
+        step: from the end of one step to the end of the next.
+        input: waiting for the batch.
+        compute: forward and backward pass and optimizer.
+        waited: waiting for an exchange, with nothing else to do.
+        hidden: exchange while gradients were computed.
+        sent: bytes that a replica of this process sent in a step.
+    """
+
+    steps: int
+    step: float
+    input: float
+    compute: float
+    waited: float
+    hidden: float
+    sent: float
+
+    def logs(self) -> dict[str, float]:
+        """The figures under the names that they have in `History` and in TensorBoard."""
+        return {
+            "step_ms": self.step,
+            "input_ms": self.input,
+            "compute_ms": self.compute,
+            "exchange_waited_ms": self.waited,
+            "exchange_hidden_ms": self.hidden,
+            "sent_bytes_per_step": self.sent,
+        }
+
+
+class Meter:
+    """Adds up the parts of the steps of this process's first replica."""
+
+    def __init__(self) -> None:
+        with eagerly_outside_of_scope(), tf.device("CPU:0"):
+            self._sums = tf.Variable(tf.zeros([8], tf.float64), trainable=False)
+
+    @contextlib.contextmanager
+    def step(self, batch: Any) -> Iterator[None]:
+        """Measures the step of the block, in a replica context.
+
+        Args:
+            batch: a nest of tensors.
+        """
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        marks = Marks(begun=stamp([self._sums.read_value()]), fed=stamp(tensors))
+        _local.marks = marks
+        try:
+            yield
+        finally:
+            _local.marks = None
+        if marks.computed is not None:
+            self._add(marks)
+
+    def _add(self, marks: Marks) -> None:
+        with tf.control_dependencies(marks.exchanges):
+            end = stamp([self._sums.read_value() * 0])
+        sent = waited = hidden = tf.constant(0.0, tf.float64)
+        for cost in marks.exchanges:
+            size, began, ended = tf.unstack(cost)
+            idle = tf.maximum(ended - tf.maximum(began, marks.computed), 0.0)
+            sent, waited = sent + size, waited + idle
+            hidden += tf.maximum(ended - began - idle, 0.0)
+        last = self._sums[_LAST_END]
+        fed = tf.maximum(marks.fed - marks.begun, 0.0)
+        step = end - tf.where(last > 0, last, marks.begun)
+        compute = tf.maximum(end - tf.maximum(marks.fed, marks.begun) - waited, 0.0)
+        zero = tf.constant(0.0, tf.float64)
+        one = tf.constant(1.0, tf.float64)
+        self._sums.assign_add(tf.stack([one, step, fed, compute, waited, hidden, sent, zero]))
+        self._sums.scatter_nd_update([[_LAST_END]], [end])
+
+    def begin(self) -> None:
+        """Starts anew, as at the beginning of an epoch."""
+        self._sums.assign(tf.zeros([8], tf.float64))
+
+    def split(self) -> Split | None:
+        """The mean step since `begin`; None if there was none."""
+        sums = self._sums.numpy()
+        steps = int(sums[_STEPS])
+        if not steps:
+            return None
+        mean = [float(total) / steps for total in sums]
+        return Split(
+            steps=steps,
+            step=1e3 * mean[_STEP],
+            input=1e3 * mean[_INPUT],
+            compute=1e3 * mean[_COMPUTE],
+            waited=1e3 * mean[_WAITED],
+            hidden=1e3 * mean[_HIDDEN],
+            sent=mean[_SENT],
+        )

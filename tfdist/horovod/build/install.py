@@ -1,0 +1,302 @@
+"""Sees to it that a fitting Horovod is installed: it is there, was built before, or is built now.
+
+A wheel is tried out before it is installed or kept, so the environment has the Horovod from before
+or one that works.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import mmap
+import sys
+from pathlib import Path
+from tfdist.cluster.validation.versions import installed_version
+from tfdist.strategies.horovod.library import built_for
+from tfdist.horovod.build.requirements import Choice
+from tfdist.horovod.build.commands import PIP_HINT
+from tfdist.horovod.build.commands import Commands
+from tfdist.horovod.build.compile import MARK
+from tfdist.horovod.build.compile import VERSION
+import contextlib
+import dataclasses
+import enum
+import shutil
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from tfdist.utils import atomic_io
+from tfdist.errors import TfdistError
+from tfdist.horovod.build import wheel_cache
+from tfdist.horovod.build import compile
+from tfdist.horovod.build import requirements
+from tfdist.horovod.build.commands import CommandError
+from tfdist.horovod.build.commands import Progress
+from tfdist.horovod.build.smoke_test import verify
+
+__all__ = ['Done', 'Order', 'Outcome', 'ensure', 'fits', 'get_dependencies', 'install', 'is_intact', 'operations', 'unpack']
+
+
+# The Horovod of this Python environment, looked at without importing it, and put in its place.
+
+#: What Horovod imports besides TensorFlow.
+_DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging")
+
+#: What is in the library if it was built with something.
+_MARKS = {"Gloo": b"_ZN4gloo", "MPI": b"MPI_Init_thread", "NCCL": b"ncclCommInitRank"}
+_PIP = (sys.executable, "-m", "pip", "install")
+
+
+def operations() -> tuple[str, ...]:
+    """With what the installed Horovod exchanges tensors: of Gloo, MPI and NCCL."""
+    spec = importlib.util.find_spec("horovod")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        for library in sorted(Path(place, "tensorflow").glob("mpi_lib*.so")):
+            with library.open("rb") as file:
+                if library.stat().st_size == 0:
+                    return ()
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    return tuple(name for name, mark in _MARKS.items() if content.find(mark) >= 0)
+    return ()
+
+
+def is_intact() -> bool:
+    """Whether every file of the installed Horovod is there as pip wrote it."""
+    try:
+        listed = importlib.metadata.files("horovod") or []
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return bool(listed) and all(map(_is_intact, listed))
+
+
+def _is_intact(path: importlib.metadata.PackagePath) -> bool:
+    place = Path(str(path.locate()))
+    if path.hash is None:  # Compiled Python, which is made anew, and the list itself.
+        return True
+    if not place.is_file() or place.stat().st_size != (path.size or 0):
+        return False
+    digest = hashlib.new(path.hash.mode, place.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == path.hash.value
+
+
+def fits(choice: Choice, tensorflow: str) -> bool:
+    """Whether what is installed is what would be built. It may have more operations.
+
+    Args:
+        choice: what is asked for.
+        tensorflow: the version of TensorFlow that it must be built for.
+    """
+    return (
+        built_for() == tensorflow
+        and installed_version("horovod") == f"{VERSION}+{MARK}"
+        and set(choice.operations) <= set(operations())
+        and is_intact()
+    )
+
+
+def get_dependencies(commands: Commands, folder: Path | None) -> None:
+    """Installs what Horovod imports.
+
+    Args:
+        commands: runs pip.
+        folder: where to; by default into this Python environment, if it is not there.
+    """
+    place = [] if folder is None else ["--target", str(folder)]
+    commands.run(
+        "The installation of what Horovod needs by pip",
+        [*_PIP, *place, *_DEPENDENCIES],
+        changes={"PIP_USER": "0"} if folder else None,
+        hint=PIP_HINT,
+    )
+
+
+def unpack(commands: Commands, wheel: Path, folder: Path) -> None:
+    """Puts the content of a wheel into a directory, to be tried out."""
+    commands.run(
+        "Unpacking the wheel by pip",
+        [*_PIP, "--no-deps", "--no-index", "--target", str(folder), str(wheel)],
+        changes={"PIP_USER": "0"},
+    )
+
+
+def install(commands: Commands, wheel: Path) -> None:
+    """Installs a wheel in place of the Horovod that is there. A stop signal waits for its end."""
+    commands.run(
+        "The installation of the wheel by pip",
+        [*_PIP, "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
+        shielded=True,
+        hint="Is this Python environment writable? `python -m venv` makes one that is.",
+    )
+    importlib.invalidate_caches()
+
+class Done(enum.Enum):
+    """What had to be done."""
+
+    NOTHING = "is there already"
+    REUSED = "is installed, from a wheel that was built before"
+    BUILT = "is built and installed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What is asked for.
+
+    Attributes:
+        choice: what Horovod is built with.
+        force: build it in any case.
+        wheel_dir: put the wheel there and install nothing.
+    """
+
+    choice: Choice
+    force: bool = False
+    wheel_dir: Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What was done.
+
+    Attributes:
+        done: how it came about.
+        tensorflow: the version of TensorFlow that it is for.
+        operations: what it exchanges tensors with.
+        seconds: how long that took.
+        wheel: the wheel; None where nothing was to be done.
+        log: the log of what was run; None likewise.
+    """
+
+    done: Done
+    tensorflow: str
+    operations: tuple[str, ...]
+    seconds: float = 0.0
+    wheel: Path | None = None
+    log: Path | None = None
+
+
+def ensure(order: Order, progress: Progress) -> Outcome:
+    """Installs Horovod for the installed TensorFlow, unless it is there.
+
+    Call it in the main thread: it handles the signals that would end the process.
+
+    Args:
+        order: what is asked for.
+        progress: is told how far it is.
+
+    Raises:
+        ConfigError: if something that the build needs is missing.
+        TfdistError: if a step fails, or a signal stops it. What was installed before is as it was.
+    """
+    tensorflow = requirements.tensorflow_version()
+    if not (order.force or order.wheel_dir) and fits(order.choice, tensorflow):
+        return Outcome(Done.NOTHING, tensorflow, operations())
+    job = _Job(order, wheel_cache.entry(order.choice, tensorflow), progress, time.monotonic())
+    try:
+        with job.entry.locked(job.waiting):
+            return (None if order.force else job.reuse()) or job.make()
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise TfdistError(
+            f"Horovod could not be built or installed: {where}{error.strerror or error}. Make room "
+            "there, or make it writable. XDG_CACHE_HOME and TMPDIR name other places for the "
+            "wheels that are kept and for the build."
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    order: Order
+    entry: wheel_cache.Entry
+    progress: Progress
+    began: float
+
+    def waiting(self) -> None:
+        self.progress.phase("waiting for another process that builds the same wheel")
+
+    def reuse(self) -> Outcome | None:
+        """Installs the wheel that was built before; None where there is none that works."""
+        wheel = self.entry.wheel()
+        if wheel is None:
+            return None
+        problem = wheel_cache.wheel_problem(wheel, self.entry.tensorflow)
+        if problem is None:
+            with self._commands("install") as (commands, folder):
+                trial = self._unpack(commands, wheel, folder)
+                try:
+                    verify(commands, trial)
+                except CommandError:
+                    problem = f"it failed its test (log: {commands.log})"
+                else:
+                    return self._hand_over(commands, wheel, Done.REUSED)
+        self.progress.note(f"The wheel {wheel} is not used: {problem}. It is built anew.")
+        self.entry.discard()
+        return None
+
+    def make(self) -> Outcome:
+        """Builds the wheel and installs it."""
+        self.progress.phase("looking for what the build needs")
+        tools = requirements.check(
+            self.order.choice,
+            {
+                "the build": (Path(tempfile.gettempdir()), requirements.BUILD_BYTES),
+                "the wheel": (self.entry.folder, requirements.WHEEL_BYTES),
+                "the package": (Path(sysconfig.get_path("platlib")), requirements.WHEEL_BYTES),
+            },
+        )
+        with self._commands("build") as (commands, folder):
+            shop = compile.Workshop(folder, tools, commands, self.progress)
+            built = compile.build(shop, self.order.choice)
+            problem = wheel_cache.wheel_problem(built, self.entry.tensorflow)
+            if problem:
+                raise TfdistError(f"The wheel that was built is not used: {problem}.")
+            verify(commands, self._unpack(commands, built, folder))
+            self.entry.discard()
+            return self._hand_over(commands, self.entry.store(built), Done.BUILT)
+
+    @contextlib.contextmanager
+    def _commands(self, what: str) -> Iterator[tuple[Commands, Path]]:
+        """What runs commands, and a temporary directory for all that they write."""
+        with (
+            tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as name,
+            Commands(self.entry.log(what), Path(name)) as commands,
+        ):
+            yield commands, Path(name)
+
+    def _unpack(self, commands: Commands, wheel: Path, folder: Path) -> Path:
+        """A directory from which the wheel can be tried out."""
+        trial = folder / "trial"
+        self.progress.phase("getting the packages that Horovod needs")
+        # The environment is left alone if only the wheel is wanted.
+        get_dependencies(commands, trial if self.order.wheel_dir else None)
+        self.progress.phase("testing it: an all-reduce of two processes")
+        unpack(commands, wheel, trial)
+        return trial
+
+    def _hand_over(self, commands: Commands, wheel: Path, done: Done) -> Outcome:
+        if self.order.wheel_dir is not None:
+            target = self.order.wheel_dir / wheel.name
+            with atomic_io.replacing(str(target)) as partial:
+                shutil.copyfile(wheel, partial)
+        else:
+            target = wheel
+            self.progress.phase("installing it")
+            install(commands, wheel)
+            self._check_installed()
+        return Outcome(
+            done,
+            self.entry.tensorflow,
+            self.order.choice.operations,
+            time.monotonic() - self.began,
+            target,
+            commands.log,
+        )
+
+    def _check_installed(self) -> None:
+        if not fits(self.order.choice, self.entry.tensorflow):
+            raise TfdistError(
+                "pip installed the wheel, but this Python does not find it: another horovod comes "
+                "before it in sys.path, or pip's settings name another place (`pip config list`)."
+            )

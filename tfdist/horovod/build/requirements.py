@@ -1,0 +1,277 @@
+"""What a build needs, checked before anything is downloaded; all that is missing is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from collections.abc import Mapping
+from pathlib import Path
+from tfdist import environment
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from tfdist.errors import ConfigError
+
+__all__ = ['Choice', 'GPU_CHOICES', 'KEPT_VARIABLES', 'Tools', 'check', 'chosen', 'find_nccl', 'find_nvcc', 'tensorflow_version']
+
+
+# What a Horovod is to be built with, and what decides about the result besides.
+
+#: The values of `--gpu`.
+GPU_CHOICES: dict[str, str] = {
+    "auto": "NCCL where nvcc and NCCL's header are found",
+    "nccl": "NCCL",
+    "none": "no GPU operations",
+}
+
+#: Horovod's own variables that say where things are; all others are set for the build.
+KEPT_VARIABLES = (
+    "HOROVOD_BUILD_ARCH_FLAGS",
+    "HOROVOD_BUILD_CUDA_CC_LIST",
+    "HOROVOD_CUDA_HOME",
+    "HOROVOD_NCCL_HOME",
+    "HOROVOD_NCCL_INCLUDE",
+    "HOROVOD_NCCL_LIB",
+    "HOROVOD_NCCL_LINK",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What Horovod is built with, besides Gloo.
+
+    Attributes:
+        mpi: its operations and start by MPI.
+        nccl: GPU operations by NCCL.
+    """
+
+    mpi: bool = False
+    nccl: bool = False
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of all libraries that exchange tensors."""
+        return ("Gloo", *(["MPI"] if self.mpi else []), *(["NCCL"] if self.nccl else []))
+
+    def variables(self) -> dict[str, str]:
+        """The variables by which Horovod's build is told."""
+        return {
+            "HOROVOD_WITH_TENSORFLOW": "1",
+            "HOROVOD_WITHOUT_PYTORCH": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_CPU_OPERATIONS": "GLOO",
+            "HOROVOD_WITH_MPI" if self.mpi else "HOROVOD_WITHOUT_MPI": "1",
+            **({"HOROVOD_GPU_OPERATIONS": "NCCL"} if self.nccl else {}),
+        }
+
+
+def chosen(mpi: bool, gpu: str, environ: Mapping[str, str] | None = None) -> Choice:
+    """The choice that the options of the command stand for.
+
+    Args:
+        mpi: whether MPI was asked for.
+        gpu: a key of `GPU_CHOICES`.
+        environ: environment variables; by default the process's own.
+    """
+    variables = environment.snapshot() if environ is None else environ
+    found = gpu == "auto" and bool(find_nvcc(variables) and find_nccl(variables))
+    return Choice(mpi=mpi, nccl=gpu == "nccl" or found)
+
+
+def find_nvcc(environ: Mapping[str, str]) -> Path | None:
+    """NVIDIA's compiler, where Horovod's build looks for it."""
+    folders = [Path(part) for part in environ.get("PATH", "").split(":") if part]
+    homes = [home / "bin" for home in _cuda_homes(environ)]
+    return next((f / "nvcc" for f in (*homes, *folders) if (f / "nvcc").is_file()), None)
+
+
+def find_nccl(environ: Mapping[str, str]) -> Path | None:
+    """NCCL's header, where Horovod's build looks for it."""
+    return next((f / "nccl.h" for f in _includes(environ) if (f / "nccl.h").is_file()), None)
+
+
+def _cuda_homes(environ: Mapping[str, str]) -> list[Path]:
+    named = environ.get("HOROVOD_CUDA_HOME")
+    return [Path(named)] if named else [Path("/usr/local/cuda")]
+
+
+def _includes(environ: Mapping[str, str]) -> Iterator[Path]:
+    if named := environ.get("HOROVOD_NCCL_INCLUDE"):
+        yield Path(named)
+    if home := environ.get("HOROVOD_NCCL_HOME"):
+        yield Path(home) / "include"
+    yield from (home / "include" for home in _cuda_homes(environ))
+    yield from (Path("/usr/include"), Path("/usr/local/include"))
+
+#: Bytes that a build needs in the temporary directory, and that its result needs elsewhere.
+BUILD_BYTES, WHEEL_BYTES = 600 << 20, 50 << 20
+
+_MIB = 1 << 20
+_OLDEST_CMAKE = (3, 13)
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 60.0
+_CPP17 = """
+#include <optional>
+#include <string_view>
+#if __cplusplus < 201703L
+#error "not C++17"
+#endif
+int main() { return static_cast<int>(std::optional<std::string_view>("").value().size()); }
+"""
+_MPI = """
+#include <mpi.h>
+int main(int argc, char** argv) { return MPI_Init(&argc, &argv); }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What was found to build with.
+
+    Attributes:
+        compiler: the command of the C++ compiler.
+        cmake: CMake, or None where pip must get it.
+        make: whether there is a make; if not, pip must get ninja.
+    """
+
+    compiler: str
+    cmake: str | None
+    make: bool
+
+
+def tensorflow_version() -> str:
+    """The version of the installed TensorFlow.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    try:
+        return importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            "TensorFlow is not installed in this Python environment, and Horovod is built against "
+            "it. Install it first: pip install tensorflow"
+        ) from None
+
+
+def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
+    """Looks for all that the build needs.
+
+    Args:
+        choice: what is to be built.
+        places: what each directory that is written to is for, and how many bytes it needs.
+
+    Raises:
+        ConfigError: if something is missing; the message lists it all.
+    """
+    environ = environment.snapshot()
+    compiler, complaint = _find_compiler(environ)
+    missing = [] if compiler else [complaint]
+    missing += [*_missing_libraries(choice, environ), *_missing_room(places)]
+    if compiler is None or missing:
+        count = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
+        lines = "\n".join(f"  - {each}" for each in missing)
+        raise ConfigError(f"Horovod cannot be built here: {count} missing.\n{lines}")
+    return Tools(compiler, _find_cmake(environ), shutil.which("make") is not None)
+
+
+def _find_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
+    """The first compiler that knows C++17, or what is wrong with those that are there."""
+    named = environ.get("CXX")
+    commands = [shlex.split(named)] if named else [[name] for name in _COMPILERS]
+    found = [command for command in commands if command and shutil.which(command[0])]
+    problems = [_compile(command) for command in found]
+    if None in problems:
+        return shlex.join(found[problems.index(None)]), ""
+    advice = "Install one, with its standard library: apt install g++, or dnf install gcc-c++."
+    if found:
+        return (
+            None,
+            f"A C++17 compiler: {shlex.join(found[0])} cannot compile it ({problems[0]}). {advice}",
+        )
+    looked = f"CXX={named!r} is not" if named else f"none of {', '.join(_COMPILERS)} is"
+    return None, f"A C++17 compiler: {looked} in PATH. {advice}"
+
+
+def _compile(compiler: list[str], text: str = _CPP17) -> str | None:
+    """What keeps a compiler from making a program, or None."""
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        source = Path(folder, "check.cc")
+        source.write_text(text)
+        command = [*compiler, "-std=c++17", str(source), "-o", str(source.with_suffix(""))]
+        done = _run(command)
+    if done is None:
+        return "it does not start"
+    lines = [line for line in done.stdout.splitlines() if "error" in line] or ["it fails"]
+    return None if done.returncode == 0 else lines[0].replace(f"{source}:", "").strip()
+
+
+def _mpi_problem() -> str | None:
+    """What keeps MPI's compiler from making a program, or None. Some packages lack its headers."""
+    if shutil.which("mpicxx") is None:
+        return "mpicxx is not in PATH"
+    problem = _compile(["mpicxx"], _MPI)
+    return None if problem is None else f"mpicxx does not work ({problem})"
+
+
+def _find_cmake(environ: Mapping[str, str]) -> str | None:
+    """A CMake that is new enough, or None."""
+    path = shutil.which("cmake", path=environ.get("PATH"))
+    done = _run([path, "--version"]) if path else None
+    version = re.search(r"version (\d+)\.(\d+)", done.stdout) if done else None
+    if version is None or (int(version[1]), int(version[2])) < _OLDEST_CMAKE:
+        return None
+    return path
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_SECONDS,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _missing_libraries(choice: Choice, environ: Mapping[str, str]) -> Iterator[str]:
+    if importlib.util.find_spec("pip") is None:
+        yield "pip, in this Python environment. Install it: python -m ensurepip"
+    problem = _mpi_problem() if choice.mpi else None
+    if problem is not None:
+        yield (
+            f"MPI, which --mpi asks for: {problem}. Install Open MPI (apt install libopenmpi-dev), "
+            "or leave --mpi out."
+        )
+    if choice.nccl and find_nvcc(environ) is None:
+        yield (
+            "CUDA, which --gpu nccl asks for: nvcc is not in PATH. Install the CUDA toolkit, set "
+            "HOROVOD_CUDA_HOME, or choose --gpu none."
+        )
+    if choice.nccl and find_nccl(environ) is None:
+        yield (
+            "NCCL, which --gpu nccl asks for: nccl.h was not found. Install libnccl-dev, set "
+            "HOROVOD_NCCL_HOME to the directory that has include/nccl.h, or choose --gpu none."
+        )
+
+
+def _missing_room(places: Mapping[str, tuple[Path, int]]) -> Iterator[str]:
+    for purpose, (path, wanted) in places.items():
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+        free = shutil.disk_usage(there).free
+        if free < wanted:
+            yield (
+                f"Room for {purpose}: {path} has {free // _MIB} MiB free, {wanted // _MIB} MiB are "
+                "needed."
+            )

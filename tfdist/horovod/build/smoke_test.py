@@ -1,0 +1,123 @@
+"""A program: two processes of an installed Horovod add up two tensors.
+
+`python -m tfdist.horovod.build.smoke_test` starts Horovod's rendezvous server and the two, and ends
+with status 0 if both have the right sum. A process of its own, so that the Horovod that is tried
+out need not be the one that tfdist would import.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from tfdist import environment
+import os
+from pathlib import Path
+from tfdist.horovod.build.commands import Commands
+
+__all__ = ['MODULE', 'SECONDS', 'main', 'verify']
+
+#: The name by which `python -m` runs this.
+MODULE = "tfdist.horovod.build.smoke_test"
+
+_PROCESSES = 2
+_LOCAL = "127.0.0.1"
+_LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+_SECONDS_TO_MEET = 60
+_POLL = 0.1
+
+
+def main() -> int:
+    """Starts the two and returns 0 if both succeed. The first failure ends both."""
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousServer
+
+    server = RendezvousServer()
+    port = server.start()
+    ranks = range(_PROCESSES)
+    server.init([SlotInfo(_LOCAL, rank, rank, 0, _PROCESSES, _PROCESSES, 1) for rank in ranks])
+    command = [sys.executable, "-m", MODULE, "rank"]
+    started = [
+        subprocess.Popen(command, env=environment.merged(_variables(rank, port))) for rank in ranks
+    ]
+    try:
+        while None in (statuses := [process.poll() for process in started]) and not any(statuses):
+            time.sleep(_POLL)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    server.stop()
+    return max(map(abs, filter(None, statuses)), default=0)
+
+
+def _variables(rank: int, port: int) -> dict[str, str | None]:
+    """What Horovod's own launcher would tell a process."""
+    values: dict[str, object] = {
+        "HOROVOD_HOSTNAME": _LOCAL,
+        "HOROVOD_RANK": rank,
+        "HOROVOD_SIZE": _PROCESSES,
+        "HOROVOD_LOCAL_RANK": rank,
+        "HOROVOD_LOCAL_SIZE": _PROCESSES,
+        "HOROVOD_CROSS_RANK": 0,
+        "HOROVOD_CROSS_SIZE": 1,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOCAL,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_GLOO_IFACE": _LOOPBACK,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": _SECONDS_TO_MEET,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _add_up() -> int:
+    """One of the two: 0 if it has the sum of what both gave."""
+    import horovod.tensorflow as horovod
+    import tensorflow
+
+    horovod.init()
+    given = tensorflow.constant([1.0, 2.0, 3.0]) * (horovod.rank() + 1)
+    total = horovod.allreduce(given, op=horovod.Sum).numpy().tolist()
+    rank, size = horovod.rank(), horovod.size()
+    horovod.shutdown()
+    sys.stdout.write(f"rank {rank} of {size}: the sum is {total}\n")
+    return 0 if (size, total) == (_PROCESSES, [3.0, 6.0, 9.0]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_add_up() if sys.argv[1:] == ["rank"] else main())
+
+
+# Tries a Horovod out: an all-reduce of two processes over Gloo on this machine's loopback.
+
+#: For three processes that import TensorFlow, on a machine that has other things to do.
+SECONDS = 180.0
+
+
+def verify(commands: Commands, folder: Path | None = None, seconds: float = SECONDS) -> None:
+    """Lets two processes add up two tensors.
+
+    Args:
+        commands: runs them.
+        folder: where that Horovod lies; by default the installed one is tried.
+        seconds: how long it may take.
+
+    Raises:
+        CommandError: if they do not get the right sum in time.
+    """
+    given = environment.snapshot()
+    changes: dict[str, str | None] = {
+        name: None for name in given if name.startswith("HOROVOD_") or name == "TF_CONFIG"
+    }
+    if folder is not None:
+        paths = (str(folder), given.get("PYTHONPATH", ""))
+        changes["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    changes |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    commands.run(
+        "The test of Horovod, an all-reduce of two processes,",
+        [sys.executable, "-m", MODULE],
+        changes=changes,
+        seconds=seconds,
+        hint="Nothing was installed.",
+    )

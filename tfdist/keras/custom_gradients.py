@@ -1,0 +1,72 @@
+"""Train steps that change gradients before they apply them, as by `tf.clip_by_global_norm`.
+
+Gradients are exchanged when an optimizer applies them. A norm that a `train_step` takes before that
+would be a replica's own. Whether a step changes gradients shows when it is traced: `apply` is then
+given other tensors than the tape returned. Such a step is traced once more, and its gradients are
+exchanged as soon as the tape returns them; from there on everything is as on one device.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+from tfdist.gradients.rule import PLAIN
+from tfdist.keras.replica_context import Step
+
+__all__ = ["check_unchanged", "is_known", "mark_known", "step_changes_gradients"]
+
+#: Models with a `train_step` of their own, and whether it changes gradients.
+_changes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_known(model: Any) -> bool:
+    """Whether a model's `train_step` has been traced, so that it is known what it does."""
+    return model in _changes
+
+
+def mark_known(model: Any) -> None:
+    """Notes that a model's `train_step` has been traced as a whole."""
+    _changes.setdefault(model, False)
+
+
+def step_changes_gradients(model: Any) -> bool:
+    """Whether a model's `train_step` changes gradients, as far as is known."""
+    return _changes.get(model, False)
+
+
+def check_unchanged(step: Step, grads: list[Any]) -> None:
+    """Notes it if a step applies gradients that are not those that a tape has returned.
+
+    Args:
+        step: the step.
+        grads: what an optimizer is to apply before any exchange.
+
+    Raises:
+        ConfigError: if that has become known too late.
+    """
+    present = [g for g in grads if g is not None]
+    if tf.executing_eagerly() or all(id(g) in step.gradients for g in present):
+        return
+    if not step.gradients:
+        return  # gradients that no tape has computed
+    rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
+    if not rule.is_plain:
+        warnings.warn(
+            f"The train_step of {type(step.model).__name__} changes gradients before it applies "
+            f"them. With the update rule {rule.in_words!r} each replica changes its own gradients, "
+            "before they are exchanged. To clip what is applied, use the optimizer's clipnorm, "
+            "global_clipnorm or clipvalue.",
+            stacklevel=2,
+        )
+        return
+    if is_known(step.model) and not _changes[step.model]:
+        raise ConfigError(
+            f"The train_step of {type(step.model).__name__} changes gradients before it applies "
+            "them, and did not when it was traced first. Make a new model for such a train_step."
+        )
+    _changes[step.model] = True

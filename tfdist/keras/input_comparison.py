@@ -1,0 +1,129 @@
+"""The first batch of each data set, compared between the workers before anything is done with it.
+
+Every worker reads all global batches and takes its slice of each. Where one worker's batches are
+others, or in another order, slices of different batches are put together: some examples are left
+out and others repeated. So each worker shows the others the first global batch that its iterator
+reads: the SHA-256 of its bytes. Random states are not looked at: equal ones do not prove equal
+batches, nor do different ones prove different batches.
+
+The batch comes through the iterator that Keras trains from, ahead of its slices
+(`tfdist.comm.batch_sharding.local_dataset`). Nothing is read twice, so a generator that can be read
+once, or a shuffle that differs from one iteration to the next, gives the batches that it gives on
+one process.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.trainers.epoch_iterator import EpochIterator
+
+from tfdist._tf.data import next_of_this_process
+from tfdist.comm import host_collectives
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import Hook
+
+__all__ = ["as_tensors", "compare_values", "hooks", "show_first_batch"]
+
+#: Attributes of a distributed data set that begins with previews, and of an iterator whose previews
+#: have been read.
+_SHOWN, _READ = "_tfdist_shows_first_batch", "_tfdist_first_batch_read"
+
+
+def hooks() -> list[Hook]:
+    """The seam at which Keras goes through the batches of an epoch."""
+    return [Hook(EpochIterator, "_enumerate_iterator", _compared_first)]
+
+
+def show_first_batch(distributed: Any) -> Any:
+    """Notes that a distributed data set shows its first global batch ahead of the slices."""
+    vars(distributed)[_SHOWN] = True
+    return distributed
+
+
+def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(original)
+    def enumerate_iterator(self: Any) -> Iterator[Any]:
+        shown = getattr(getattr(self, "_distributed_dataset", None), _SHOWN, False)
+        for begin, end, batches in original(self):
+            # Keras makes iterators that it never reads, so previews are read at the first step.
+            if shown and not vars(batches).get(_READ):
+                vars(batches)[_READ] = True
+                _compare(tf.distribute.get_strategy(), batches)
+            yield begin, end, batches
+
+    return enumerate_iterator
+
+
+def _compare(strategy: Any, iterator: Any) -> None:
+    """Reads the first global batch, and raises on all workers if it is not the same on all."""
+
+    def read() -> str | None:
+        # No exchange may be made in here: a worker whose data set fails leaves it at once.
+        previews = [next_of_this_process(iterator) for _ in range(strategy.shard.workers)]
+        return None if previews[0] is None else digest_of(previews)
+
+    _agree(host_collectives.together(strategy, read, "the first batch of a data set"))
+
+
+def compare_values(strategy: Any, batch: Any) -> None:
+    """Raises on all workers if a global batch of arrays or tensors is not the same on all."""
+    digest = digest_of(as_tensors(batch))
+    _agree(host_collectives.all_gather_json(strategy, digest, "a batch of values"))
+
+
+def as_tensors(batch: Any) -> Any:
+    """A batch of arrays, numbers and tensors as tensors; sparse and ragged ones as they are."""
+
+    def tensor(value: Any) -> Any:
+        if value is None or isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
+            return value
+        return tf.convert_to_tensor(value)
+
+    return tf.nest.map_structure(tensor, batch)
+
+
+def _agree(digests: list[str | None]) -> None:
+    if len(set(digests)) > 1:
+        raise ConfigError(_different(digests))
+
+
+def digest_of(nest: Any) -> str:
+    """SHA-256 of all that tensors hold: types, shapes and bytes."""
+    sha = hashlib.sha256()
+    for leaf in tf.nest.flatten(nest, expand_composites=True):
+        if not tf.is_tensor(leaf) or leaf.dtype in (tf.variant, tf.resource):
+            continue
+        array = leaf.numpy()
+        sha.update(f"{leaf.dtype.name} {leaf.shape.as_list()};".encode())
+        if leaf.dtype == tf.string:
+            for text in np.ravel(array):
+                sha.update(len(text).to_bytes(8, "big") + text)
+        else:
+            sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
+
+
+def _different(digests: list[str | None]) -> str:
+    alike: dict[str | None, list[int]] = {}
+    for worker, digest in enumerate(digests):
+        alike.setdefault(digest, []).append(worker)
+    groups = [
+        f"{'worker' if len(workers) == 1 else 'workers'} {', '.join(map(str, workers))}"
+        f"{' (no batch at all)' if digest is None else ''}"
+        for digest, workers in alike.items()
+    ]
+    return (
+        "The workers read different data: the first global batch is not the same on "
+        f"{' and '.join(groups)}. Every worker takes its slice of the same batches, so some "
+        "examples would be left out and others repeated; nothing was done with this data set. Read "
+        "the same batches in the same order on all workers: give shuffles a seed "
+        "(`ds.shuffle(n, seed=1)`), seed generators alike, sort lists of files, and draw random "
+        "numbers on all workers or on none. If each worker is to read its own part of the data "
+        "(`ds.shard`), set the auto-shard policy OFF."
+    )

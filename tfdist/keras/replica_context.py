@@ -1,0 +1,219 @@
+"""What one replica knows while it runs a Keras step: its share of the global batch.
+
+A replica computes its loss as if it were alone, as the mean over its own examples. The gradients
+of the replicas are then averaged, each weighted by the share of the examples it saw::
+
+    g = sum_r (n_r / N) g_r        n_r examples on replica r, N in the global batch
+
+which is the gradient that one process computes on the whole batch, whatever the n_r are, and for
+losses written by hand in a `train_step` too. Stock Keras divides every loss by the number of
+replicas and sums, which is the mean of the replicas' means (keras#19969).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._tf.distribute import is_distributed
+from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_sharding import Slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A replica's share of one Keras step.
+
+    Attributes:
+        model: the Keras model whose `train_step` or `test_step` runs.
+        count: examples on this replica, a scalar int64 tensor; may be 0.
+        total: examples in the global batch, a scalar int64 tensor.
+        even: whether all replicas are known to hold the same number of examples.
+        replicas: number of replicas.
+        assigned: layer weights that were assigned in this step, by `id`, in order, each with the
+            value that it was given last.
+        scaled_losses: losses that an optimizer has scaled, and weighed with that, by `id`, each
+            with the optimizer.
+        means: tensors, by `id`, whose average over the replicas is the whole batch's value.
+        depends: tells which tensors of the step's graph depend on the batch.
+        gradients: what gradient tapes have returned for weights, by `id`.
+        exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
+            changes them before it applies them.
+    """
+
+    model: Any
+    count: Any
+    total: Any
+    even: bool
+    replicas: int
+    assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    means: dict[int, Any] = dataclasses.field(default_factory=dict)
+    depends: Dependence = dataclasses.field(default_factory=Dependence)
+    gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
+    exchanges_at_tape: bool = False
+
+    def share(self, dtype: Any = tf.float32) -> Any:
+        """`count / total`: the weight of this replica in an average over examples."""
+        if self.even:
+            return tf.constant(1.0 / self.replicas, dtype)
+        return tf.cast(self.count / self.total, dtype)
+
+    def weigh(self, value: Any, scale: float = 1.0) -> Any:
+        """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
+        share = self.share(value.dtype) * tf.cast(scale, value.dtype)
+        return self._times(value, share)
+
+    def note_mean(self, tensor: Any) -> Any:
+        """Notes that a tensor's average over the replicas is its value on the whole batch."""
+        self.means[id(tensor)] = tensor
+        return tensor
+
+    def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
+        """A loss that an optimizer has scaled, weighed before its gradients are computed.
+
+        The gradients in half precision are then those of the whole batch's mean, so that they
+        overflow at the same scale as on one device; those of a replica's own mean are larger.
+        """
+        scaled = self.note_mean(self.weigh(loss))
+        self.scaled_losses[id(scaled)] = (scaled, optimizer)
+        return scaled
+
+    def weigh_gradient(self, gradient: Any, optimizer: Any) -> Any:
+        """A gradient of the replica's own mean, weighed; see `weigh`.
+
+        Where the optimizer has scaled the loss, that has been weighed, and the gradient with it.
+        """
+        if any(by is optimizer for _, by in self.scaled_losses.values()):
+            return gradient if self.even else self._times(gradient, self.present(gradient.dtype))
+        return self.weigh(gradient)
+
+    def _times(self, value: Any, factor: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(value.values * factor, value.indices, value.dense_shape)
+        return value * factor if self.even else tf.math.multiply_no_nan(value, factor)
+
+    def present(self, dtype: Any = tf.float32) -> Any:
+        """1 on a replica that has examples in this step, 0 on one that has none."""
+        return tf.constant(1, dtype) if self.even else tf.cast(self.count > 0, dtype)
+
+    def sum(self, values: Any) -> Any:
+        """Sums tensors over the replicas, in the middle of the step.
+
+        Args:
+            values: a tensor or a list of tensors.
+        """
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+
+    def keep_if_empty(self, new: Any, old: Any) -> Any:
+        """`new`, or `old` on a replica that has no examples in this step."""
+        if self.even:
+            return new
+        return tf.where(self.count > 0, new, old)
+
+
+_local = threading.local()
+
+
+def current_step() -> Step | None:
+    """The step that the calling replica runs, or None outside of a Keras step."""
+    return getattr(_local, "step", None)
+
+
+def weighed(grads: list[Any], optimizer: Any) -> list[Any]:
+    """Gradients times this replica's share of the examples, so that their sum is the average.
+
+    Outside of a Keras step, where a training loop scales its own loss, they are left alone.
+    """
+    step = current_step()
+    return grads if step is None else [step.weigh_gradient(grad, optimizer) for grad in grads]
+
+
+@contextlib.contextmanager
+def entered(step: Step) -> Iterator[Step]:
+    """Makes `step` the current one on this thread."""
+    previous = current_step()
+    _local.step = step
+    try:
+        yield step
+    finally:
+        _local.step = previous
+
+
+def batch_size_of(data: Any) -> tuple[int | None, Any]:
+    """Leading dimension of a batch.
+
+    Args:
+        data: any nest of dense, ragged or sparse tensors, each of shape `(batch, ...)`; `None`s and
+            scalars are passed over.
+
+    Returns:
+        The static size, or None where it is not known, and the size as an int64 scalar tensor.
+
+    Raises:
+        ValueError: if no component has a batch dimension.
+    """
+    for leaf in tf.nest.flatten(data):
+        if leaf is None or isinstance(leaf, (str, bytes)) or is_distributed(leaf):
+            continue
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.shape[0], tf.cast(leaf.nrows(), tf.int64)
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.shape[0], tf.cast(leaf.dense_shape[0], tf.int64)
+        tensor = tf.convert_to_tensor(leaf)
+        if tensor.shape.rank is None or tensor.shape.rank > 0:
+            return tensor.shape[0], tf.shape(tensor, tf.int64)[0]
+    raise ValueError(
+        "The batch has no component with a batch dimension, so tfdist cannot tell how many "
+        "examples each replica holds. Let the data set yield batches of shape (batch, ...)."
+    )
+
+
+def measure(model: Any, data: Any, replicas: int) -> Step:
+    """Finds out each replica's share of a batch. Must be called in a replica context.
+
+    A `Slice` says it. For other batches replicas agree on the total by an all-reduce of one number,
+    unless a function is traced with a static batch size: tfdist's own data sets have one only where
+    all replicas' batches are alike.
+    """
+    if isinstance(data, Slice):
+        size, _ = batch_size_of(data.batch)
+        even = size is not None and not tf.executing_eagerly()
+        return Step(model, data.count, data.total, even=even, replicas=replicas)
+    size, count = batch_size_of(data)
+    if size is not None and not tf.executing_eagerly():
+        total = tf.constant(size * replicas, tf.int64)
+        return Step(model, count, total, even=True, replicas=replicas)
+    context = tf.distribute.get_replica_context()
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+    return Step(model, count, total, even=False, replicas=replicas)
+
+
+def at_least_one(batch: Any, count: Any) -> Any:
+    """The batch, or one example of zeros in place of an empty batch.
+
+    Layers are not made for empty batches: TensorFlow's convolution returns a wrong shape for one.
+    What the stand-in leads to counts for nothing: its share is 0.
+
+    Args:
+        batch: any nest of tensors of shape `(batch, ...)`; ragged and sparse ones are left alone.
+        count: the number of examples, a scalar tensor.
+    """
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
+            return leaf
+
+        def stand_in() -> Any:
+            return tf.zeros(tf.concat([[1], tf.shape(leaf)[1:]], 0), leaf.dtype)
+
+        filled = tf.cond(count > 0, lambda: leaf, stand_in)
+        return tf.ensure_shape(filled, [None, *leaf.shape[1:]])
+
+    return tf.nest.map_structure(fill, batch)

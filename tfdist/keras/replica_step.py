@@ -1,0 +1,136 @@
+"""Running a Keras model's `train_step` and `test_step` on each replica."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._tf.distribute import local_replica, local_results
+from tfdist.comm.batch_sharding import Slice
+from tfdist.keras import weights
+from tfdist.keras.building import on_built_model
+from tfdist.keras.custom_gradients import step_changes_gradients
+from tfdist.keras.hooks import Flag
+from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
+from tfdist.keras.replica_context import Step, at_least_one, batch_size_of, entered, measure
+
+#: Up where calls of `Strategy.run` are Keras's predictions.
+predicting = Flag()
+_STEPS = ("train_step", "test_step")
+
+
+def step_model(fn: Any) -> Any:
+    """The model whose `train_step` or `test_step` is `fn`, or None for any other function."""
+    model = getattr(fn, "__self__", None)
+    if isinstance(model, keras.Model) and getattr(fn, "__name__", "") in _STEPS:
+        return model
+    return None
+
+
+def run_keras_step(
+    strategy: Any, run: Any, model: Any, fn: Any, args: Any, kwargs: Any, options: Any
+) -> Any:
+    """Runs a Keras step on each replica and returns logs that all replicas agree on.
+
+    Args:
+        strategy: the strategy that runs it.
+        run: TensorFlow's own `Strategy.run`.
+        model: the model.
+        fn: its `train_step` or `test_step`, which takes one batch.
+        args: one batch, per replica.
+        kwargs: none.
+        options: `tf.distribute.RunOptions`.
+    """
+    meter = strategy.meter if fn.__name__ == "train_step" else None
+
+    def traced(fn: Any) -> Any:
+        noticed = NoticedResults(summed_metrics(model))
+
+        def on_replica(batch: Any) -> Any:
+            step = measure(model, batch, strategy.num_replicas_in_sync)
+            step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
+            with entered(step):
+                batch = _examples(batch, step)
+                with _measured(meter, batch), _after(batch):
+                    logs = fn(batch, **(kwargs or {}))
+                    weights.average_assigned(step)
+                    return average_logs(step, logs, noticed.on_this_replica())
+
+        with noticed:
+            return run(on_replica, args, None, options)
+
+    outputs = on_built_model(model, fn, traced)
+    return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _measured(meter: Any, batch: Any) -> Any:
+    """Measures a step of the first replica of this process."""
+    if meter is None or local_replica() > 0:
+        return contextlib.nullcontext()
+    return meter.step(batch)
+
+
+def after_its_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that assigns nothing before its batch is there.
+
+    Keras finds the end of a data set of unknown length by running a step whose batch never comes;
+    `optimizer.iterations`, which does not depend on the batch, is one too high after each epoch.
+    """
+
+    @functools.wraps(fn)
+    def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with _after(batch):
+            return fn(batch, *args, **kwargs)
+
+    return step
+
+
+def _after(batch: Any) -> Any:
+    leaves = tf.nest.flatten(batch, expand_composites=True)
+    return tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)])
+
+
+def _examples(batch: Any, step: Step) -> Any:
+    """What the model is given."""
+    if isinstance(batch, Slice):
+        return batch.batch
+    return batch if step.even else at_least_one(batch, step.count)
+
+
+def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
+
+    def on_replica(batch: Any) -> Any:
+        if isinstance(batch, Slice):
+            batch, count = batch.batch, batch.count
+        else:
+            _, count = batch_size_of(batch)
+            batch = at_least_one(batch, count)
+        outputs = fn(batch, **(kwargs or {}))
+        return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
+
+    return run(on_replica, args, None, options)
+
+
+def _nothing_if_empty(output: Any, count: Any) -> Any:
+    if not isinstance(output, tf.Tensor) or output.shape.rank in (None, 0):
+        return output
+    kept = tf.cond(count > 0, lambda: output, lambda: output[:0])
+    return tf.ensure_shape(kept, [None, *output.shape[1:]])
+
+
+def _agreed(strategy: Any, leaf: Any) -> Any:
+    """One replica's copy of a log, marked as the same on all."""
+    if leaf is None:
+        return None
+    value = local_results(strategy, leaf)[0]
+    if tf.is_tensor(value) and value.shape.rank == 0:
+        value._tfdist_agreed = True
+        return value
+    return leaf

@@ -1,0 +1,427 @@
+"""Tasks on the nodes of a Ray cluster: a placement group with one actor for each task.
+
+One process beside the launcher talks to Ray (`ray_driver`). Each task has a tiny local process
+(`ray_relay`) that passes its output and its signals on, so that its log, its end and its place in
+the job are those of any other task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, NoReturn
+
+from tfdist import environment
+from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.errors import ConfigError, StartError
+from tfdist.launch.backends import ray_relay
+from tfdist.launch.plan import SERVED, JobPlan, Program, TaskPlan, placing_for, task_plan
+from tfdist.launch.ssh import carried, differences
+
+__all__ = [
+    "PLACEMENTS",
+    "Bundle",
+    "Options",
+    "Seat",
+    "Session",
+    "Wish",
+    "bundles",
+    "cluster_of",
+    "options",
+    "plan_on",
+]
+
+
+# What a job asks of Ray, and what Ray answers, as data. Pure: nothing here talks to Ray.
+
+#: Ray's strategies of placement groups.
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `--engine-args` says of Ray.
+
+    Attributes:
+        address: HOST:PORT of a running Ray, or None to look for one.
+        cpus_per_task: Ray's CPUs for each task.
+        placement: how the tasks are spread over the nodes, one of `PLACEMENTS`.
+    """
+
+    address: str | None = None
+    cpus_per_task: float = 1.0
+    placement: str = "PACK"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What one task needs of a node.
+
+    Attributes:
+        task: the task.
+        cpus: Ray's CPUs, which are a count and bind nothing.
+        gpus: whole GPUs.
+    """
+
+    task: Task
+    cpus: float
+    gpus: int
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """As a placement group wants it."""
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {count:g}" for name, count in self.resources.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A placement group with an actor for each task.
+
+    Attributes:
+        name: the job's name.
+        bundles: what the tasks need, in the order of their ranks.
+        options: where and how.
+        folder: the directory in which the tasks are to run.
+        seconds: how long the placing may take.
+    """
+
+    name: str
+    bundles: tuple[Bundle, ...]
+    options: Options
+    folder: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seat:
+    """What an actor tells of its node.
+
+    Attributes:
+        host: the node's address.
+        port: a free port, which the actor holds.
+        python: the interpreter of Ray there.
+        gpus: the GPUs that Ray has given the actor.
+        folder: whether the directory of the job is there.
+        found: versions and clock, as `tfdist.launch.ssh_remote.look` gives them.
+    """
+
+    host: str
+    port: int
+    python: str
+    gpus: tuple[str, ...]
+    folder: bool
+    found: Mapping[str, Any]
+
+    @classmethod
+    def from_look(cls, found: Mapping[str, Any]) -> Seat:
+        """From the answer of `Runner.look`."""
+        return cls(
+            host=found["host"],
+            port=found["ports"][0],
+            python=found["executable"],
+            gpus=tuple(found["gpus"]),
+            folder=found["folder"],
+            found=found,
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(
+            f"--engine-args of ray: {message}. There are --address=HOST:PORT, --cpus-per-task=N "
+            f"and --placement={'|'.join(PLACEMENTS)}."
+        )
+
+
+def options(text: str | None) -> Options:
+    """Reads `--engine-args`.
+
+    Raises:
+        ConfigError: for a word that is not known, or a number that is none.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--address")
+    parser.add_argument("--cpus-per-task", type=float, default=Options.cpus_per_task)
+    parser.add_argument("--placement", choices=PLACEMENTS, default=Options.placement)
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        parser.error(f"{text!r} cannot be split into words ({error})")
+    found = Options(**vars(parser.parse_args(words)))
+    if not 0 < found.cpus_per_task < float("inf"):
+        parser.error(f"--cpus-per-task={found.cpus_per_task:g} is no number of CPUs")
+    if found.address is not None and found.address.startswith("ray://"):
+        parser.error(f"--address={found.address} is Ray Client's; give HOST:PORT of the head node")
+    return found
+
+
+def bundles(counts: Mapping[str, int], cpus: float, gpus: int) -> tuple[Bundle, ...]:
+    """What the tasks need: GPUs go to those that train.
+
+    Args:
+        counts: how many tasks there are of each type, in the order of their ranks.
+        cpus: for each task.
+        gpus: for each task that trains.
+    """
+    return tuple(
+        Bundle(task=Task(kind, index), cpus=cpus, gpus=gpus if kind == "worker" else 0)
+        for kind, count in counts.items()
+        for index in range(count)
+    )
+
+
+def cluster_of(placed: Sequence[tuple[Bundle, Seat]]) -> ClusterSpec:
+    """The tasks where Ray has placed them."""
+    addresses: dict[str, tuple[Address, ...]] = {}
+    for bundle, seat in placed:
+        kind = bundle.task.type
+        addresses[kind] = (*addresses.get(kind, ()), Address(seat.host, seat.port))
+    return ClusterSpec(addresses)
+
+
+_DRIVER = "tfdist.launch.backends.ray_driver"
+#: Seconds for Ray itself to come up or to answer, besides those for the placing.
+_SECONDS_FOR_RAY = 60.0
+#: Seconds for the driver to end all tasks and to leave Ray.
+_SECONDS_TO_END = 15.0
+_LAST_WORDS = 300
+
+
+def plan_on(
+    program: Program,
+    placed: Sequence[tuple[Bundle, Seat]],
+    *,
+    clustered: bool,
+    log_dir: Path,
+    environ: Mapping[str, str],
+    python: str | None = None,
+) -> JobPlan:
+    """Plans a job on the nodes that Ray has given. Pure; see `Session.relayed`.
+
+    Args:
+        program: what to run.
+        placed: each task with its place.
+        clustered: whether the strategy's tasks make a cluster.
+        log_dir: where the log files go, on this machine.
+        environ: the environment that is carried over.
+        python: the interpreter there; None takes that of Ray.
+    """
+    cluster = cluster_of(placed) if clustered else None
+    placing = placing_for(program, cluster, log_dir) if cluster is not None else None
+    base = {k: v for k, v in carried(environ).items() if not k.startswith("RAY_")}
+    tasks = []
+    for bundle, seat in placed:
+        there = dataclasses.replace(program, python=python or seat.python)
+        gpus = seat.gpus if bundle.gpus else ()
+        plan = task_plan(there, cluster, bundle.task, log_dir, base, gpus, placing)
+        tasks.append(dataclasses.replace(plan, environ={**base, **plan.environ}, host=seat.host))
+    shown = placed[0][0].task if cluster is None else cluster.chief
+    served = cluster is not None and program.roles == SERVED
+    return JobPlan(
+        tasks=tuple(tasks),
+        cluster=cluster,
+        shown=shown,
+        log_dir=log_dir,
+        begins_at=cluster.address(shown) if cluster is not None and served else None,
+        files=placing.files if placing is not None else {},
+    )
+
+
+class Session:
+    """A placement group of Ray, from its making to its removal. A context manager.
+
+    Args:
+        wish: what to ask for.
+        notify: told what becomes of it.
+
+    Attributes:
+        seats: where the tasks are, in the order of the wish's bundles.
+    """
+
+    def __init__(self, wish: Wish, notify: Callable[[str], None]) -> None:
+        self.seats: tuple[Seat, ...] = ()
+        self._wish = wish
+        self._notify = notify
+        self._stage = "Ray"
+        self._ends = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        """Waits until all tasks have a place.
+
+        Raises:
+            StartError: if they get none, or the nodes are not like this machine.
+        """
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(_folder())
+            self._door = str(Path(folder) / "door")
+            self._errors = stack.enter_context(tempfile.TemporaryFile())
+            self._driver = _started(self._errors)
+            stack.callback(self._end)
+            self._send(_said(self._wish, self._door))
+            self.seats = tuple(map(Seat.from_look, self._placed()))
+            self._compare()
+            self._ends = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ends.close()
+
+    def relayed(self, plan: JobPlan, *, split: bool) -> JobPlan:
+        """The plan with the local process of each task, which runs it where it is planned.
+
+        Args:
+            plan: by `plan_on`, for the seats.
+            split: whether the shown task's errors are told from its output.
+        """
+        self._send([_order(each, split and each.task == plan.shown) for each in plan.tasks])
+        self._await_door()
+        relay = (sys.executable, "-I", "-S", ray_relay.__file__, self._door)
+        tasks = tuple(
+            dataclasses.replace(each, command=(*relay, str(number)), environ={})
+            for number, each in enumerate(plan.tasks)
+        )
+        return dataclasses.replace(plan, tasks=tasks)
+
+    def _placed(self) -> list[Any]:
+        """The driver's answer."""
+        deadline = time.monotonic() + self._wish.seconds + _SECONDS_FOR_RAY
+        rest = b""
+        while True:
+            *lines, rest = (rest + self._read(deadline)).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                self._stage = said.get("stage", self._stage)
+                if "note" in said:
+                    self._notify(said["note"])
+                if "problem" in said:
+                    raise StartError(said["problem"])
+                if "seats" in said:
+                    seats: list[Any] = said["seats"]
+                    return seats
+
+    def _read(self, deadline: float) -> bytes:
+        assert self._driver.stdout is not None, "it is a pipe"
+        ready, _, _ = select.select([self._driver.stdout], [], [], deadline - time.monotonic())
+        if not ready:
+            waited = self._wish.seconds + _SECONDS_FOR_RAY
+            raise StartError(
+                f"Ray: waited {waited:.0f} s in vain for {self._stage}. `ray status` shows the "
+                "state of a cluster; --start-timeout gives it more time."
+            )
+        data = os.read(self._driver.stdout.fileno(), 1 << 16)
+        if not data:
+            raise StartError(f"Ray: no {self._stage}: {self._last_words()}")
+        return data
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._driver.wait(_SECONDS_TO_END)
+        self._errors.seek(0)
+        said = " ".join(self._errors.read().decode(errors="replace").split())
+        return said[-_LAST_WORDS:] or f"its driver ended with {self._driver.returncode}"
+
+    def _compare(self) -> None:
+        """Raises StartError where a node differs from this machine."""
+        seats = {seat.host: seat for seat in self.seats}
+        problems = [each for h, seat in seats.items() for each in differences(h, seat.found)]
+        problems += [
+            f"{host}: there is no directory {self._wish.folder!r}. It must be on every node at the "
+            "same path, with the script in it."
+            for host, seat in seats.items()
+            if not seat.folder
+        ]
+        if problems:
+            raise StartError(
+                "The job cannot start on all nodes of Ray:\n  " + "\n  ".join(problems)
+            )
+
+    def _await_door(self) -> None:
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while not Path(self._door).exists():
+            if time.monotonic() > deadline or self._driver.poll() is not None:
+                raise StartError(f"Ray: its driver does not serve the tasks: {self._last_words()}")
+            time.sleep(0.01)
+
+    def _send(self, what: Any) -> None:
+        assert self._driver.stdin is not None, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError):  # Whoever reads its answer sees why.
+            self._driver.stdin.write(json.dumps(what).encode() + b"\n")
+            self._driver.stdin.flush()
+
+    def _end(self) -> None:
+        """Has the driver take all down, and waits until it has."""
+        driver = self._driver
+        if self.seats and driver.poll() is not None:
+            self._notify(f"Ray's driver has ended before the job: {self._last_words()}")
+        for stream in (driver.stdin, driver.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            driver.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self._notify(
+                f"Ray did not take the job down within {_SECONDS_TO_END:.0f} s. What is left of it "
+                "ends with its driver, which is killed now."
+            )
+            driver.kill()
+            driver.wait()
+
+
+def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The driver, in a session of its own: Ctrl-C is for the launcher."""
+    return subprocess.Popen(
+        [sys.executable, "-m", _DRIVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment.merged({"RAY_USAGE_STATS_ENABLED": "0"}),
+        start_new_session=True,
+    )
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """A directory for the driver's socket; the driver removes it too."""
+    return tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
+
+
+def _said(wish: Wish, door: str) -> dict[str, Any]:
+    return {
+        "name": wish.name,
+        "tasks": [str(bundle.task) for bundle in wish.bundles],
+        "bundles": [bundle.resources for bundle in wish.bundles],
+        "address": wish.options.address,
+        "placement": wish.options.placement,
+        "folder": wish.folder,
+        "seconds": wish.seconds,
+        "door": door,
+    }
+
+
+def _order(plan: TaskPlan, split: bool) -> dict[str, Any]:
+    return {
+        "command": plan.command,
+        "environ": dict(plan.environ),
+        "folder": os.getcwd(),
+        "streams": 2 if split else 1,
+    }

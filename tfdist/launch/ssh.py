@@ -1,0 +1,233 @@
+"""Tasks on other machines, by the system's ssh client: one connection for each task.
+
+ssh itself is the local process of such a task, so its output, its end and its place in the job are
+those of any other. What to run goes in over standard input (`tfdist.launch.ssh_remote`), which
+stays open as the line by which the task knows that its launcher lives.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.cluster import resources as gpu_lists
+from tfdist.cluster.rendezvous.coordinator import CLOCKS_APART
+from tfdist.cluster.rendezvous.join import identity
+from tfdist.cluster.spec import Address, ClusterSpec
+from tfdist.errors import StartError
+from tfdist.launch import ssh_remote
+from tfdist.launch.plan import JobPlan, Program, TaskPlan, places_on_hosts, placing_for, task_plan
+
+__all__ = ["Ssh", "carried", "cluster_on", "differences", "plan_hosts"]
+
+_REMOTE = "tfdist.launch.ssh_remote"
+_DEFAULTS = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ServerAliveInterval": "3",
+    "ServerAliveCountMax": "3",
+}
+
+#: Variables that belong to a machine or a login, and do not go to another.
+_OWN = {
+    *("HOME", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR"),
+    *("USER", "DISPLAY", "CUDA_VISIBLE_DEVICES", "TF_CONFIG", "_"),
+}
+_OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ssh:
+    """How other machines are reached.
+
+    Attributes:
+        arguments: further arguments of ssh, such as `("-p", "2222")`.
+        python: the interpreter there, in which tfdist is installed.
+    """
+
+    arguments: tuple[str, ...] = ()
+    python: str = sys.executable
+
+    def command(self, host: str, words: Sequence[str]) -> tuple[str, ...]:
+        """The local command that runs `words` on a host."""
+        options = [part for k, v in _DEFAULTS.items() for part in ("-o", f"{k}={v}")]
+        return ("ssh", "-T", *self.arguments, *options, "--", host, shlex.join(words))
+
+    def look(self, host: str, ports: int, seconds: float) -> dict[str, Any]:
+        """Asks a host for free ports, its versions and its clock.
+
+        Raises:
+            StartError: if it cannot be reached, or tfdist does not run there.
+        """
+        words = (self.python, "-m", _REMOTE, "look", str(ports), str(Path.cwd()))
+        try:
+            done = subprocess.run(
+                self.command(host, words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise StartError(f"{host}: no answer to ssh within {seconds:.0f} s.") from None
+        except OSError as error:
+            raise StartError(f"{host}: ssh cannot be run here: {error.strerror}.") from error
+        if done.returncode == 0:
+            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return found
+        said = " ".join(done.stderr.split())[-300:]
+        if done.returncode == 255:
+            raise StartError(
+                f"{host}: ssh did not connect: {said}. Try `ssh {host} true`: it must work without "
+                "a password."
+            )
+        raise StartError(
+            f"{host}: {self.python} does not run tfdist in {str(Path.cwd())!r} there: {said}. The "
+            "directory and the environment must be on every host at the same path; "
+            "--remote-python names another interpreter."
+        )
+
+
+def cluster_on(
+    places: Mapping[str, Sequence[str]],
+    ssh: Ssh,
+    here: Collection[str],
+    local: Sequence[int],
+    seconds: float,
+) -> ClusterSpec:
+    """A cluster on several hosts, each of which has been seen to answer.
+
+    Args:
+        places: for each type of task the hosts of its tasks, in order.
+        ssh: how the hosts are reached.
+        here: the hosts that are this machine.
+        local: free ports of this machine, held by the caller, for its own tasks.
+        seconds: how long a host may take to answer.
+
+    Raises:
+        StartError: with every host that cannot be used, and why.
+    """
+    counts = Counter(host for hosts in places.values() for host in hosts)
+    others = [host for host in counts if host not in here]
+    ports = {host: list(local) for host in counts if host not in others}
+    problems: list[str] = []
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(64, len(others)))) as pool:
+        asked = {host: pool.submit(ssh.look, host, counts[host], seconds) for host in others}
+    for host, answer in asked.items():
+        error = answer.exception()
+        if isinstance(error, StartError):
+            problems.append(str(error))
+            continue
+        found = answer.result()
+        problems += differences(host, found)
+        ports[host] = list(found["ports"])
+    if problems:
+        raise StartError("The job cannot start on all hosts:\n  " + "\n  ".join(problems))
+    return ClusterSpec(
+        {
+            kind: tuple(Address(host, ports[host].pop(0)) for host in hosts)
+            for kind, hosts in places.items()
+        }
+    )
+
+
+def plan_hosts(
+    program: Program,
+    *,
+    cluster: ClusterSpec,
+    here: Collection[str],
+    ssh: Ssh,
+    log_dir: Path,
+    environ: Mapping[str, str],
+    gpus: tuple[str, ...] = (),
+) -> JobPlan:
+    """Plans a job whose tasks run on several hosts. Starts nothing.
+
+    Args:
+        program: what to run.
+        cluster: the tasks.
+        here: the hosts that are this machine: their tasks are started without ssh.
+        ssh: how the others are reached.
+        log_dir: where the log files go, on this machine.
+        environ: the environment that is carried over.
+        gpus: the GPUs of this machine; elsewhere a host's own are shared by its tasks.
+
+    Raises:
+        ConfigError: if this machine has GPUs, but too few.
+    """
+    shares = places_on_hosts(program, cluster)
+    placing = placing_for(program, cluster, log_dir)
+    tasks = []
+    for task, address in cluster.tasks():
+        share = shares.get(task)
+        if address.host in here:
+            own = gpu_lists.split(gpus, share[1])[share[0]] if gpus and share else None
+            tasks.append(task_plan(program, cluster, task, log_dir, environ, own, placing))
+        else:
+            plan = task_plan(program, cluster, task, log_dir, {}, None, placing)
+            tasks.append(_over_ssh(plan, address.host, ssh, environ, share, placing.files))
+    return JobPlan(
+        tasks=tuple(tasks),
+        cluster=cluster,
+        shown=cluster.chief,
+        log_dir=log_dir,
+        files=placing.files,
+    )
+
+
+def _over_ssh(
+    plan: TaskPlan,
+    host: str,
+    ssh: Ssh,
+    environ: Mapping[str, str],
+    share: tuple[int, int] | None,
+    files: Mapping[Path, str],
+) -> TaskPlan:
+    command = (ssh.python, *plan.command[1:])
+    there = {**carried(environ), **plan.environ}
+    return dataclasses.replace(
+        plan,
+        command=ssh.command(host, (ssh.python, "-m", _REMOTE)),
+        environ={},
+        host=host,
+        order=functools.partial(ssh_remote.order, command, there, share, files),
+    )
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that go to another machine: those that belong to none."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OWN and not name.startswith(_OWN_PREFIXES)
+    }
+
+
+def differences(host: str, found: Mapping[str, Any]) -> list[str]:
+    """What would make a host's task another than this machine's.
+
+    Args:
+        host: what to call the host.
+        found: what `remote.look` found there a moment ago.
+    """
+    here = identity("")
+    problems = [
+        f"{host}: {name} {found['identity'].get(name)} there, {version} here. Install the same."
+        for name, version in here.items()
+        if found["identity"].get(name) != version
+    ]
+    apart = found["time"] - time.time()
+    if abs(apart) > CLOCKS_APART:
+        problems.append(f"{host}: its clock is {apart:+.0f} s from this one's. Set it, as by NTP.")
+    return problems

@@ -1,0 +1,298 @@
+"""Collectives between processes by Horovod, as a strategy needs them.
+
+Horovod knows a tensor by the name of its operation: the ranks' tensors of one name belong together,
+and a name may be under way once at a time. A name here says where in the outermost function's graph
+the collective stands, so it is the same on all ranks, even where one has traced more functions than
+another. Ranks that are at different places of the program therefore meet with tensors of different
+shapes, which Horovod reports, instead of waiting for each other.
+
+Horovod's operations are not stateful, so TensorFlow runs those of one graph side by side: the sums
+of a step's metrics travel while its gradients are computed. That would bring two of one name
+together where a function is called twice, or in a loop. A variable that a collective reads before
+and writes after keeps those in the order of the program.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import ConfigError
+
+__all__ = ["Ring", "RingLink", "as_bits", "combine", "from_bits", "not_folded"]
+
+#: In what a tensor is added up where Horovod cannot do it in the tensor's own type.
+_ADDED_AS = {
+    tf.bfloat16: tf.float32,
+    tf.int16: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+#: In what the bits of a tensor travel where Horovod does not know the tensor's type.
+_CARRIED_AS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.int64,
+}
+
+
+class Ring:
+    """The processes of a Horovod job.
+
+    Args:
+        hvd: the module `horovod.tensorflow`.
+
+    Raises:
+        ValueError: if Horovod has not been initialised.
+
+    Attributes:
+        hvd: the module.
+        rank: this process's number.
+        size: the number of processes.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        if not hvd.is_initialized():
+            raise ValueError(
+                "Horovod has not been initialised, so this process does not know its rank. Make "
+                "the strategy by tfdist.strategy('horovod'), or call hvd.init() before."
+            )
+        self.hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self._names = _Names()
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._order = tf.Variable(0.0, trainable=False, name="tfdist_order")
+
+    def sum(self, tensors: Sequence[Any], groups: int = 1) -> list[Any]:
+        """Adds up tensors over the processes.
+
+        Args:
+            tensors: dense tensors, of the same shapes and types in all processes.
+            groups: in how many groups they travel, each as soon as all its tensors are there.
+
+        Returns:
+            The sums, in the order of `tensors`.
+        """
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        carried = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
+
+        def launch(name: str) -> list[Any]:
+            sums: list[Any] = [None] * len(carried)
+            for number, places in enumerate(_grouped(carried, groups)):
+                reduced = self.hvd.grouped_allreduce(
+                    [not_folded(carried[i]) for i in places],
+                    name=f"{name}.{number}",
+                    op=self.hvd.Sum,
+                    ignore_name_scope=True,
+                )
+                for i, value in zip(places, reduced, strict=True):
+                    sums[i] = value
+            return sums
+
+        sums = self.in_order("sum", launch)
+        return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
+
+    def gather(self, tensor: Any) -> Any:
+        """Concatenates the processes' tensors along the first axis, in the order of their ranks.
+
+        Args:
+            tensor: of shape `(n, ...)`; `n` may differ between processes.
+        """
+        return self._sent("gather", tensor, self.hvd.allgather)
+
+    def all_to_all(self, tensor: Any, splits: Any) -> Any:
+        """Sends a part of a tensor to each process.
+
+        Args:
+            tensor: of shape `(n, ...)`.
+            splits: rows for each process, which add up to `n`; a list of ints or an int32 tensor.
+
+        Returns:
+            The rows that all processes sent here, in the order of their ranks.
+        """
+        return self._sent(
+            "alltoall", tensor, lambda bits, **named: self.hvd.alltoall(bits, splits, **named)[0]
+        )
+
+    def broadcast(self, tensor: Any) -> Any:
+        """The tensor of rank 0.
+
+        Args:
+            tensor: of the same shape and type in all processes.
+        """
+        if self.size == 1:
+            return tensor
+        tensor = tf.convert_to_tensor(tensor)
+        value = self._sent(
+            "broadcast", tensor, lambda bits, **named: self.hvd.broadcast(bits, 0, **named)
+        )
+        return tf.ensure_shape(value, tensor.shape)
+
+    def _sent(self, kind: str, tensor: Any, send: Callable[..., Any]) -> Any:
+        """What `send` makes of a tensor's bits, in the tensor's type."""
+        tensor = tf.convert_to_tensor(tensor)
+        bits = not_folded(as_bits(tensor))
+
+        def launch(name: str) -> list[Any]:
+            return [send(bits, name=name, ignore_name_scope=True)]
+
+        return from_bits(self.in_order(kind, launch)[0], tensor.dtype)
+
+    def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
+        """Launches operations; where names may be used again, after those of before."""
+        name, is_unique = self._names.next(kind)
+        if is_unique:
+            return launch(name)
+        with tf.control_dependencies([self._order.read_value()]):
+            results = launch(name)
+        with tf.control_dependencies(results):
+            self._order.assign(0.0, read_value=False)
+        return results
+
+
+class _Names:
+    """Hands out names of operations."""
+
+    def __init__(self) -> None:
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def next(self, kind: str) -> tuple[str, bool]:
+        """The name for the next collective of the function that is being traced.
+
+        Returns:
+            The name, and whether no other collective has it at the same time.
+        """
+        if tf.executing_eagerly():
+            return f"tfdist.eager.{kind}", True
+        inner = graph = tf.compat.v1.get_default_graph()
+        while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+            graph = graph.outer_graph
+        with self._lock:
+            number = self._counts.get(graph, 0)
+            self._counts[graph] = number + 1
+        if inner is graph:
+            return f"tfdist.{number}.{kind}", True
+        return f"tfdist.inner.{number}.{kind}", False
+
+
+def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
+    """Places of tensors that travel together: of one type, and about as large as other groups."""
+    by_type: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(i)
+    found = []
+    for places in by_type.values():
+        sizes = [tensors[i].shape.num_elements() or 1 for i in places]
+        bound, filled = sum(sizes) / groups, 0
+        parts: list[list[int]] = [[]]
+        for i, size in zip(places, sizes, strict=True):
+            if parts[-1] and filled + size / 2 > bound * len(parts):
+                parts.append([])
+            parts[-1].append(i)
+            filled += size
+        found += parts
+    return found
+
+
+def not_folded(tensor: Any) -> Any:
+    """Keeps TensorFlow from computing a collective of a constant once, while it optimizes."""
+    if tf.executing_eagerly():
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+
+
+def as_bits(tensor: Any) -> Any:
+    """A tensor's bits in a type that Horovod knows."""
+    carrier = _CARRIED_AS.get(tensor.dtype)
+    return tensor if carrier is None else tf.bitcast(tensor, carrier)
+
+
+def from_bits(bits: Any, dtype: Any) -> Any:
+    """The tensor of type `dtype` that `as_bits` was given."""
+    return bits if bits.dtype == dtype else tf.bitcast(bits, dtype)
+
+
+# Adasum: adds orthogonal gradients and averages parallel ones (Maleki et al., arXiv:2006.02924).
+#
+# Of two gradients a and b, layer by layer::
+#
+# adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
+#
+# and of p = 2**k gradients the adasum of the adasums of both halves. Horovod's own kernels need
+# MPI or NCCL; this one needs an all-gather only, at the price of p gradients in memory.
+
+
+def combine(ring: Ring, gradients: Sequence[Any]) -> list[Any]:
+    """The Adasum of all processes' gradients.
+
+    Args:
+        ring: the processes; their number is a power of two.
+        gradients: this process's, one dense floating-point tensor for each weight.
+
+    Raises:
+        ConfigError: if the number of processes is no power of two.
+    """
+    if ring.size & (ring.size - 1):
+        raise ConfigError(
+            f"Adasum combines gradients in pairs, and {ring.size} processes are no power of two. "
+            "Start 2, 4, 8, ... processes, or choose reduction='mean'."
+        )
+    flat = tf.concat([tf.cast(tf.reshape(g, [-1]), tf.float32) for g in gradients], 0)
+    everyone = tf.split(ring.gather(flat), ring.size)
+    sizes = [tf.size(g) for g in gradients]
+    level = [tf.split(each, sizes) for each in everyone]
+    while len(level) > 1:
+        pairs = zip(level[::2], level[1::2], strict=True)
+        level = [[_of_two(a, b) for a, b in zip(*pair, strict=True)] for pair in pairs]
+    return [
+        tf.cast(tf.reshape(combined, tf.shape(g)), g.dtype)
+        for combined, g in zip(level[0], gradients, strict=True)
+    ]
+
+
+def _of_two(a: Any, b: Any) -> Any:
+    product = tf.reduce_sum(a * b)
+
+    def kept(x: Any) -> Any:
+        return 1.0 - tf.math.divide_no_nan(product, 2.0 * tf.reduce_sum(x * x))
+
+    return kept(a) * a + kept(b) * b
+
+
+# The processes of a Horovod job, as a gradient exchange sees them.
+
+
+class RingLink:
+    """See `tfdist.comm.replica_collectives.Link`.
+
+    Args:
+        ring: the processes.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.count: int = ring.size
+        self.index: Any = ring.rank
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """See `Link.sum`."""
+        return self._ring.sum(tensors) if tensors else []
+
+    def gather(self, tensor: Any) -> Any:
+        """See `Link.gather`."""
+        rows = tensor.shape[0] * self.count
+        return tf.ensure_shape(self._ring.gather(tensor), [rows, *tensor.shape[1:]])
+
+    def all_to_all(self, tensor: Any) -> Any:
+        """See `Link.all_to_all`."""
+        received = self._ring.all_to_all(tensor, [1] * self.count)
+        return tf.ensure_shape(received, tensor.shape)

@@ -1,0 +1,108 @@
+"""Several processes, on Horovod's collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.comm import batch_sharding
+from tfdist.comm.external_collectives import RingExtended
+from tfdist.comm.replica_collectives import Link, sum_over_replicas
+from tfdist.strategies.base import StrategyMixin, agree_on_seed
+from tfdist.strategies.horovod import collectives, library
+from tfdist.strategies.horovod.collectives import Ring, RingLink
+
+__all__ = ["GradientSum", "Horovod"]
+
+
+# How gradients are exchanged on Horovod: in groups, or by Adasum.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientSum:
+    """Sums gradients over the processes.
+
+    Attributes:
+        reduction: a key of `horovod_options.REDUCTIONS`.
+        groups: the number of groups of dense gradients; each goes as soon as it is complete.
+    """
+
+    reduction: str = "mean"
+    groups: int = 1
+
+    def __call__(self, ring: Ring, values: Sequence[Any]) -> list[Any]:
+        """The sums, on each process.
+
+        Args:
+            ring: the processes.
+            values: for each weight a dense tensor or `IndexedSlices`, which stay sparse unless they
+                go by Adasum.
+        """
+        if self.reduction == "adasum":
+            dense = [tf.convert_to_tensor(value) * ring.size for value in values]
+            return collectives.combine(ring, dense)
+        sparse = [i for i, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
+        dense_places = [i for i in range(len(values)) if i not in sparse]
+        # The last layers' gradients are there first.
+        dense_places.reverse()
+        sums = dict(zip(sparse, sum_over_replicas([values[i] for i in sparse]), strict=True))
+        dense = [values[i] for i in dense_places]
+        summed = ring.sum(dense, self.groups) if dense else []
+        sums.update(zip(dense_places, summed, strict=True))
+        return [sums[i] for i in range(len(values))]
+
+
+class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """One replica in each of several processes, trained synchronously by Horovod's ring all-reduce.
+
+    Variables get rank 0's initial values, gradients are summed by grouped all-reduces, and what is
+    gathered goes by all-gather. Horovod must have been initialised: `tfdist.strategy` does it, with
+    a bounded start. Horovod's own functions (`tfdist.horovod`) can be called besides.
+
+    Args:
+        device: this process's device, such as `"GPU:0"`.
+        gradients: how gradients are exchanged; by default summed as they are, in one group.
+        cluster_resolver: the cluster and this task, where the addresses are known.
+
+    Raises:
+        ConfigError: if Horovod is missing, or was built for another TensorFlow.
+        ValueError: if Horovod has not been initialised.
+    """
+
+    name = "horovod"
+
+    def __init__(
+        self,
+        device: str = "CPU:0",
+        gradients: GradientSum | None = None,
+        cluster_resolver: Any = None,
+    ) -> None:
+        self._ring = Ring(library.load())
+        self._gradients = gradients or GradientSum()
+        self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({}), task_type="worker", task_id=self._ring.rank
+        )
+        # Keras gathers predictions where it sees this base class; see its `_multi_worker_concat`.
+        tf.distribute.Strategy.__init__(self, RingExtended(self, device, self._ring))
+        agree_on_seed(self)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """This process's place among the ranks, and their cluster where it is known."""
+        return self._place
+
+    @property
+    def shard(self) -> batch_sharding.Shard:
+        """This process's part of the data."""
+        return batch_sharding.Shard(workers=self._ring.size, worker=self._ring.rank, local=1)
+
+    def sum_gradients(self, values: Sequence[Any]) -> list[Any]:
+        """Sums gradients over the replicas; see `StrategyMixin.sum_gradients`."""
+        return self._gradients(self._ring, values)
+
+    def link(self) -> Link:
+        """The replicas as the calling one sees them; see `StrategyMixin.link`."""
+        return RingLink(self._ring)

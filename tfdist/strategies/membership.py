@@ -1,0 +1,170 @@
+"""A task's way into its cluster, before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.rendezvous.join import JoinReport, identity, join
+from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
+from tfdist.config.strategy_config import SERVED, StrategyConfig
+from tfdist.errors import ConfigError
+
+__all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
+
+#: The types of the tasks that must be there before the training begins.
+_MEETING = {
+    "multi_worker": ("chief", "worker"),
+    "horovod": ("chief", "worker"),
+    "parameter_server": ("chief", "worker", "ps"),
+    "pipeline": ("chief", "worker"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A task that has joined.
+
+    Attributes:
+        cluster: the tasks that compute, and those that hold weights.
+        task: this one.
+        seed: what the chief drew for all, for programs that were given no seed.
+        offer: what the chief told all tasks.
+    """
+
+    cluster: ClusterSpec
+    task: Task
+    seed: int
+    offer: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerMember:
+    """A task that has joined in order to serve its chief.
+
+    Attributes:
+        cluster: the chief, the workers and the parameter servers.
+        task: this one.
+        line: the connection to the chief, which lasts as long as the chief; None for a task that
+            takes the place of one that has died.
+    """
+
+    cluster: ClusterSpec
+    task: Task
+    line: socket.socket | None
+
+
+def join_cluster(
+    text: str,
+    config: StrategyConfig,
+    offer: Callable[[ClusterSpec], Mapping[str, str]] | None = None,
+) -> Member:
+    """Waits until all tasks of a cluster are there, in a task that runs the script.
+
+    With `parameter_server` and `pipeline` that is the chief. The servers' connections to it are
+    then held open until this process ends (see `tfdist.cluster.rendezvous.liveness`).
+
+    Args:
+        text: this task's TF_CONFIG.
+        config: the configuration; with `multi_worker` and `horovod` the same for all tasks.
+        offer: called on the chief of several tasks before they meet, with the tasks; gives what the
+            others must be told.
+
+    Raises:
+        ConfigError: if TF_CONFIG has a mistake, or the task does not run the script.
+        StartError: if a task does not join before `config.start_timeout`.
+    """
+    cluster, task = _read(text, config)
+    serving = config.strategy in SERVED
+    runs = ("chief",) if serving else ("chief", "worker")
+    if task is None or task.type not in runs or task not in cluster.computing:
+        raise ConfigError(_no_place_for(text, task, config))
+    told: Mapping[str, str] = {"seed": str(secrets.randbelow(2**32))}
+    if len(list(cluster.tasks())) > 1:
+        if offer is not None and task == cluster.chief:
+            told = {**told, **offer(cluster)}
+        report = _join(cluster, task, config, keep_lines=serving, offer=dict(told))
+        liveness.hold(report.lines)
+        told = report.offer
+    return Member(cluster, task, int(told["seed"]), told)
+
+
+def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
+    """Waits until all tasks of a cluster are there, in a task that serves the chief.
+
+    A worker of `parameter_server` may find that the training is under way: it then takes the place
+    of one that has died. A ps or a stage cannot, since the weights of its predecessor are lost: it
+    waits for a new start.
+
+    Args:
+        text: this task's TF_CONFIG.
+        config: the configuration; the strategy and `start_timeout` count.
+
+    Raises:
+        ConfigError: if TF_CONFIG has a mistake, or the task is no server.
+        StartError: if a task does not join before `config.start_timeout`.
+    """
+    cluster, task = _read(text, config)
+    if task is None or task.type not in ("worker", "ps"):
+        raise ConfigError(
+            f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but only tasks of type "
+            "worker and ps are servers. Correct `task`."
+        )
+    late = task.type == "worker" and config.strategy == "parameter_server"
+    report = _join(cluster, task, config, keep_lines=True, may_be_late=late)
+    return ServerMember(cluster, task, None if report.late else report.lines[0])
+
+
+def _read(text: str, config: StrategyConfig) -> tuple[ClusterSpec, Task | None]:
+    """The tasks that meet, and this one."""
+    cluster, task = parse_tf_config(text)
+    refuse_gaps(cluster, f"strategy={config.strategy!r}")
+    kinds = _MEETING.get(config.strategy, ("chief", "worker"))
+    meeting = {kind: a for kind, a in cluster.addresses.items() if kind in kinds}
+    indices = {kind: i for kind, i in cluster.indices.items() if kind in kinds}
+    return ClusterSpec(meeting, indices), task
+
+
+def _join(
+    cluster: ClusterSpec,
+    task: Task,
+    config: StrategyConfig,
+    *,
+    keep_lines: bool,
+    may_be_late: bool = False,
+    offer: dict[str, str] | None = None,
+) -> JoinReport:
+    return join(
+        cluster,
+        task,
+        timeout=config.start_timeout,
+        identity=identity(_shared(config)),
+        offer=offer,
+        report=lambda message: print(f"tfdist: {message}", file=sys.stderr, flush=True),
+        keep_lines=keep_lines,
+        may_be_late=may_be_late,
+    )
+
+
+def _shared(config: StrategyConfig) -> str:
+    """What all tasks must say alike. Servers take no options: the chief's are those that count."""
+    return config.strategy if config.strategy == "parameter_server" else config.to_json()
+
+
+def _no_place_for(text: str, task: Task | None, config: StrategyConfig) -> str:
+    said = f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
+    if config.strategy not in SERVED:
+        return (
+            f"{said}strategy={config.strategy!r} runs on tasks of type chief and worker. "
+            "Correct `task`."
+        )
+    return (
+        f"{said}with strategy={config.strategy!r} only the chief runs the script. Start the other "
+        f"tasks with `tfdist run --strategy {config.strategy} SCRIPT`, which makes them serve, or "
+        "correct `task`."
+    )

@@ -1,0 +1,352 @@
+"""The seams of Keras where a model's weights are on parameter servers."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend.common import KerasVariable
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.tensorflow.core import Variable
+from keras.src.backend.tensorflow.export import TFExportArchive
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.callbacks import BackupAndRestore
+from keras.src.layers.core.embedding import Embedding
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.optimizers.adam import Adam
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.optimizers.multi_optimizer import MultiOptimizer
+from keras.src.random.seed_generator import SeedGenerator
+from keras.src.saving import saving_lib
+from keras.src.trainers.trainer import Trainer
+from keras.src.utils.python_utils import pythonify_logs
+
+from tfdist._tf.graphs import Function, called_in_line
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import Hook, of_weights
+from tfdist.keras.optimizers import adam_while
+from tfdist.keras.replica_context import current_step
+from tfdist.strategies.parameter_server import loss_scaling, optimizers, reporting
+from tfdist.strategies.parameter_server.payload import applying, guarded
+from tfdist.strategies.parameter_server.remote_step import (
+    ServedStep,
+    current_served_step,
+    is_metric,
+)
+from tfdist.strategies.parameter_server.servers import CHIEF, device_of
+from tfdist.strategies.parameter_server.sharded_variable import Partitioned, shown_part
+from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving
+from tfdist.strategies.parameter_server.training_step import StepFunction
+from tfdist.strategies.parameter_server.transfer import PACKED_BYTES
+
+
+def hooks(serving: Serving) -> list[Hook]:
+    """The seams, for one strategy.
+
+    Args:
+        serving: runs the models' steps.
+    """
+    return [
+        Hook(KerasVariable, "value", _local_value),
+        Hook(KerasVariable, "assign_add", _atomic("assign_add")),
+        Hook(KerasVariable, "assign_sub", _atomic("assign_sub")),
+        Hook(Variable, "_direct_assign", _local_assign),
+        Hook(Function, "__call__", _in_line),
+        Hook(SeedGenerator, "next", _seed_of_step),
+        Hook(Embedding, "call", _look_up),
+        Hook(tf.GradientTape, "gradient", _of_local_values),
+        Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
+        Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
+        Hook(MultiOptimizer, "apply", optimizers.sent_to(serving.servers)),
+        Hook(Adam, "update_step", adam_while(applying)),
+        Hook(Trainer, "compile", _without_xla),
+        Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),
+        Hook(TensorFlowTrainer, "make_test_function", _served(serving, "test")),
+        Hook(TensorFlowTrainer, "make_predict_function", _served(serving, "predict")),
+        Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _when_done),
+        Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
+        Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
+        *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
+        Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
+        Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
+        *loss_scaling.hooks(),
+        *reporting.hooks(serving),
+    ]
+
+
+#: What writes a model's weights to a file.
+_WRITERS = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_h5_format, "save_model_to_hdf5"),
+    (BackupAndRestore, "_save_model"),
+)
+
+
+def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Writes weights when no step is under way, so that a file in mid-epoch is of one moment."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            serving.settle()
+            return original(*args, **kwargs)
+
+        return write
+
+    return make
+
+
+def _on_the_chiefs_disk(original: Callable[..., None]) -> Callable[..., None]:
+    """Exports to the chief's disk; TensorFlow writes each weight on the disk of its server."""
+
+    @functools.wraps(original)
+    def write_out(self: Any, filepath: Any, options: Any = None, *rest: Any, **more: Any) -> None:
+        if options is None:
+            options = tf.saved_model.SaveOptions(experimental_io_device=CHIEF)
+        original(self, filepath, options, *rest, **more)
+
+    return write_out
+
+
+def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Leaves no step of a training that ends with an error to those that follow."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, *args, **kwargs)
+            except BaseException:
+                serving.abandon()
+                raise
+
+        return fit
+
+    return make
+
+
+def _is_served(variable: Any) -> bool:
+    value = variable._value
+    return value is not None and (is_metric(variable) or "/job:ps" in device_of(value))
+
+
+def _step_for(variable: Any) -> ServedStep | None:
+    """The step in which a Keras variable has a local value, or None."""
+    step = current_served_step()
+    if step is None or applying.is_up or in_stateless_scope() or not _is_served(variable):
+        return None
+    return step
+
+
+def _local_value(original: Any) -> property:
+    """A variable's value in the step that runs, or the part that an optimizer updates."""
+
+    def value(self: Any) -> Any:
+        if shown_part() is not None and isinstance(self._value, Partitioned):
+            return self._value.variables[shown_part()]
+        step = _step_for(self)
+        if step is None:
+            return original.fget(self)
+        return self._maybe_autocast(step.read(self))
+
+    return property(value)
+
+
+def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def direct_assign(self: Any, value: Any) -> None:
+        step = _step_for(self)
+        if step is not None:
+            step.write(self, tf.cast(value, self._value.dtype))
+        elif applying.is_up:
+            guarded(device_of(self._value), lambda: original(self, value))
+        else:
+            original(self, value)
+
+    return direct_assign
+
+
+def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Builds a step's inner functions into its own graph, where its weights and updates are."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_served_step() is None:
+            return original(self, *args, **kwargs)
+        return called_in_line(self, *args, **kwargs)
+
+    return call
+
+
+def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds on the server: Keras reads and assigns, and loses what came between (keras#18668)."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def add(self: Any, value: Any) -> Any:
+            if applying.is_up or _step_for(self) is not None or not _is_served(self):
+                return original(self, value)
+            getattr(self._value, name)(tf.cast(value, self._value.dtype))
+            return value
+
+        return add
+
+    return make
+
+
+def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Seeds that differ from step to step without a state that all workers would have to share."""
+
+    @functools.wraps(original)
+    def next_seed(self: Any, ordered: bool = True) -> Any:
+        step = current_served_step()
+        if step is None:
+            return original(self, ordered)
+        with tf.init_scope():
+            start = self.state._value.numpy()
+        step.draws += 1
+        offset = tf.stack([0, step.job * 1009 + step.draws])
+        return tf.constant(start) + tf.cast(offset, self.state._value.dtype)
+
+    return next_seed
+
+
+def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Fetches the rows of a big table, not the table."""
+
+    @functools.wraps(original)
+    def call(self: Any, inputs: Any) -> Any:
+        table = self._embeddings
+        step = _step_for(table) if isinstance(table, KerasVariable) else None
+        if step is None or self.lora_enabled or self.quantization_mode is not None:
+            return original(self, inputs)
+        value = table._value
+        big = isinstance(value, Partitioned) or (
+            value.shape.num_elements() * value.dtype.size > PACKED_BYTES
+        )
+        if not big or not isinstance(inputs, tf.Tensor):
+            return original(self, inputs)
+        ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+        return tf.cast(step.look_up(table, ids), self.compute_dtype)
+
+    return call
+
+
+def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients with respect to variables are those of their values in the step."""
+
+    @functools.wraps(original)
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        flat = tf.nest.flatten(sources)
+        local = [isinstance(v, KerasVariable) and _step_for(v) is not None for v in flat]
+        if not any(local):
+            return _of_parts(original, self, target, sources, *args, **kwargs)
+        step = current_served_step()
+        assert step is not None
+        used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
+        with of_weights.up():
+            grads = original(self, target, used, *args, **kwargs)
+        found = [
+            step.gradient(v, each) if own else each[0]
+            for v, own, each in zip(flat, local, grads, strict=True)
+        ]
+        part = current_step()
+        if part is not None:
+            part.gradients.update((id(each), each) for each in found if each is not None)
+        return tf.nest.pack_sequence_as(sources, found)
+
+    return gradient
+
+
+def _of_parts(
+    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Gradients with respect to variables in parts, outside of any step."""
+    wholes = [getattr(v, "_value", v) for v in tf.nest.flatten(sources)]
+    if not any(isinstance(whole, Partitioned) for whole in wholes):
+        return original(tape, target, sources, *args, **kwargs)
+    flat = tf.nest.flatten(sources)
+    parts = [
+        list(whole.variables) if isinstance(whole, Partitioned) else [v]
+        for v, whole in zip(flat, wholes, strict=True)
+    ]
+    grads = original(tape, target, parts, *args, **kwargs)
+    found = [
+        whole.join(each) if isinstance(whole, Partitioned) else each[0]
+        for whole, each in zip(wholes, grads, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(sources, found)
+
+
+def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("jit_compile") is True:
+            warnings.warn(
+                "jit_compile=True does not go with parameter servers: XLA cannot compile a step "
+                "that spans several tasks. The model is compiled with jit_compile=False.",
+                stacklevel=3,
+            )
+            kwargs["jit_compile"] = False
+        original(self, *args, **kwargs)
+
+    return compile_model
+
+
+def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Runs a model's steps on the workers."""
+    name = f"{kind}_function"
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make_function(self: Any, force: bool = False) -> Any:
+            if getattr(self, name) is not None and not force:
+                return getattr(self, name)
+            if self.run_eagerly:
+                raise ConfigError(
+                    "run_eagerly=True conflicts with strategy='parameter_server', whose workers "
+                    "run graphs. Compile with run_eagerly=False, or debug with "
+                    "--strategy single."
+                )
+            if kind == "predict":
+                self.predict_function = PredictFunction(serving, self)
+            else:
+                setattr(self, name, StepFunction(serving, self, f"{kind}_step"))
+            return getattr(self, name)
+
+        return make_function
+
+    return make
+
+
+def _when_done(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Waits for the steps under way before an epoch's or an evaluation's results are read."""
+
+    @functools.wraps(original)
+    def results(self: Any, logs: Any) -> Any:
+        for function in (self.train_function, self.test_function):
+            if isinstance(function, StepFunction) and function.owns(logs):
+                logs = function.finish()
+        return original(self, logs)
+
+    return results
+
+
+def _on_one_batch(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Reads the metrics of a single step when it has ended."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def on_batch(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
+            original(self, *args, return_dict=True, **kwargs)
+            logs = pythonify_logs(getattr(self, name).finish())
+            return logs if return_dict else self._flatten_metrics_in_order(logs)
+
+        return on_batch
+
+    return make

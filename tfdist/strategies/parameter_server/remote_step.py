@@ -1,0 +1,392 @@
+"""What a worker holds while it runs a step on weights that are on servers.
+
+A step first reads all weights that it uses, at one moment and in few transfers. What it assigns
+stays with it until its update, which carries the gradients and the differences of what it
+assigned. Metrics start from zero in each step, and the chief adds up what the steps return.
+
+All this is built while the step's graph is traced: a weight is a placeholder from the moment it
+is first used, and the read that feeds it is put in front when it is known what is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._tf.distribute import feed_from, watch_on_all_tapes
+from tfdist.comm.batch_dependence import WEIGHT, Dependence
+from tfdist.keras.assignments import on_whole_batch, warn_unless_added
+from tfdist.keras.replica_context import Step, current_step
+from tfdist.strategies.parameter_server.servers import Servers, device_of
+from tfdist.strategies.parameter_server.sharded_variable import Partitioned
+from tfdist.strategies.parameter_server.transaction_log import Tally
+from tfdist.strategies.parameter_server.transfer import move
+
+__all__ = [
+    "NotSplittable",
+    "ServedStep",
+    "TraceAgain",
+    "current_served_step",
+    "is_metric",
+    "parts_of",
+]
+
+
+class NotSplittable(BaseException):
+    """A training step that several workers cannot compute in parts.
+
+    No `Exception`, since Keras adds to the messages of those that pass through a layer.
+
+    Args:
+        why: what it does, in words.
+    """
+
+
+class TraceAgain(BaseException):
+    """A step whose graph is wrong for those that follow, and right if it is traced once more."""
+
+
+class Update(NamedTuple):
+    """Gradients that are to be applied.
+
+    Attributes:
+        apply: the optimizer's own `apply`, of gradients and TensorFlow variables; or None.
+        grads: a dense tensor, `IndexedSlices` or None for each variable.
+        variables: Keras variables.
+        beside: other tensors that `apply` uses, on the first server.
+    """
+
+    apply: Callable[[list[Any], list[Any]], Any] | None
+    grads: list[Any]
+    variables: list[Any]
+    beside: tuple[Any, ...] = ()
+
+
+class Results(NamedTuple):
+    """Numbers that a step adds to the servers' sums.
+
+    Attributes:
+        tally: where they are added up.
+        packed: the numbers, as the tally packs them.
+    """
+
+    tally: Tally
+    packed: Any
+
+
+class Part(Step):
+    """A part of a global batch whose other parts other workers compute at their own pace."""
+
+    def sum(self, values: Any) -> Any:
+        """Needs the other parts in the middle of the step."""
+        raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
+
+    def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
+        """The loss itself: gradients are weighed when they are sent."""
+        del optimizer
+        return loss
+
+
+class ServedStep:
+    """Local values of one step.
+
+    Args:
+        servers: where the weights are.
+        job: the step's own number, a scalar int64 tensor; the same when it is done again.
+        update: how many updates workers had made together when it was scheduled, a scalar int64
+            tensor.
+        part: which part of the global batch this is, a scalar int64 tensor.
+        parts: into how many parts the global batch is split.
+        send: sends an update to the servers.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        job: Any,
+        update: Any,
+        part: Any,
+        parts: int,
+        send: Callable[[ServedStep, Update, Results | None], Any],
+    ) -> None:
+        self.servers = servers
+        self._send = send
+        self._pending: Update | None = None
+        self.job, self.update, self.part, self.parts = job, update, part, parts
+        self.graph = tf.compat.v1.get_default_graph()
+        self.metrics: dict[int, Any] = {}
+        self.updates = 0
+        self.draws = 0
+        self.scales: dict[int, Any] = {}
+        self._after: list[Any] = []
+        self._local: dict[int, Any] = {}
+        self._first: dict[int, Any] = {}
+        self._changed: dict[int, Any] = {}
+        self._slots: list[tuple[Any, Any]] = []
+        self._rows: dict[int, list[tuple[Any, Any]]] = {}
+        self._used: dict[int, list[Any]] = {}
+        self._version: Any = None
+        self._early: list[Any] = []
+
+    def read(self, variable: Any) -> Any:
+        """A variable's value in this step.
+
+        Args:
+            variable: a Keras variable.
+
+        Raises:
+            NotSplittable: if it depends on an update that other workers take part in.
+        """
+        value = self._value(variable)
+        watch_on_all_tapes(value)
+        used = self._used.setdefault(id(variable), [])
+        if not any(value is each for each in used):
+            used.append(value)
+        return value
+
+    def write(self, variable: Any, value: Any) -> None:
+        """Assigns a variable in this step."""
+        if tf.compat.v1.get_default_graph() is not self.graph:
+            if self.parts > 1:
+                raise NotSplittable("assigns variables within a condition or a loop")
+            # Within a conditional or a loop: added at once, since its branch may not be taken.
+            if variable._value.dtype == tf.bool:
+                variable._value.assign(value)
+            else:
+                variable._value.assign_add(value - self._value(variable))
+            return
+        before = self._value(variable)
+        value.set_shape(variable.shape)
+        part = current_step()
+        if is_metric(variable):
+            depends = Dependence() if part is None else part.depends
+            warn_unless_added(depends, variable, value, before)
+            value = value if part is None else part.keep_if_empty(value, before)
+        elif part is not None and self.parts > 1:
+            on_whole_batch(part, value, variable.path)  # ends a step that needs the other parts
+        self._local[id(variable)] = value
+        if not is_metric(variable):
+            self._changed[id(variable)] = variable
+
+    def look_up(self, variable: Any, ids: Any) -> Any:
+        """Rows of a table, of which only these cross the network.
+
+        Args:
+            variable: a Keras variable of rank 2 or more.
+            ids: integer tensor of row numbers, of any shape.
+
+        Returns:
+            A tensor of shape `ids.shape + variable.shape[1:]`.
+        """
+        self._note_version()
+        flat = tf.reshape(ids, [-1])
+        unique, positions = tf.unique(flat)
+        found = tf.gather(self._fetch_rows(variable._value, unique), positions)
+        watch_on_all_tapes(found)
+        self._rows.setdefault(id(variable), []).append((flat, found))
+        shape = tf.concat([tf.shape(ids), tf.constant(list(variable.shape[1:]), tf.int32)], 0)
+        found = tf.reshape(found, shape)
+        return tf.ensure_shape(found, [*ids.shape, *variable.shape[1:]])
+
+    def sources(self, variable: Any) -> list[Any]:
+        """The tensors through which this step has used a variable, for a gradient tape."""
+        rows = [rows for _, rows in self._rows.get(id(variable), [])]
+        return [*rows, *self._used.get(id(variable), [])] or [tf.zeros([])]
+
+    def gradient(self, variable: Any, parts: list[Any]) -> Any:
+        """The gradient of a variable from those of its `sources`."""
+        rows, shape = self._rows.get(id(variable), []), tf.constant(list(variable.shape))
+        sparse = [
+            tf.IndexedSlices(grad, ids, shape)
+            for (ids, _), grad in zip(rows, parts, strict=False)
+            if grad is not None
+        ]
+        sparse += [grad for grad in parts[len(rows) :] if isinstance(grad, tf.IndexedSlices)]
+        dense = [grad for grad in parts[len(rows) :] if isinstance(grad, tf.Tensor)]
+        if len(dense) == 1 and not sparse:
+            return dense[0]
+        if dense:
+            return tf.add_n([tf.convert_to_tensor(each) for each in [*sparse, *dense]])
+        if len(sparse) <= 1:
+            return sparse[0] if sparse else None
+        values = tf.concat([each.values for each in sparse], 0)
+        indices = tf.concat([tf.cast(each.indices, tf.int64) for each in sparse], 0)
+        return tf.IndexedSlices(values, indices, shape)
+
+    def apply(self, update: Update) -> None:
+        """Makes an update, at the latest when something is read that it changes."""
+        if self._pending:
+            self.flush()
+        self._pending = update
+
+    def flush(self, results: Results | None = None) -> None:
+        """Sends what is waiting to be sent.
+
+        Args:
+            results: numbers that are to be added up with it.
+        """
+        update, self._pending = self._pending, None
+        if update is None and not self._changed and results is None:
+            return
+        if self.updates and self.parts > 1:
+            raise NotSplittable("makes several updates")
+        sent = self._send(self, update or Update(None, [], []), results)
+        self.updates += 1
+        self._after = [sent]
+        metrics = {key: value for key, value in self._local.items() if key in self.metrics}
+        self._local, self._first = metrics, {key: self._first[key] for key in metrics}
+        self._version = None
+        self._early = []
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether the step has sent, or is going to send, something to the servers."""
+        return bool(self.updates or self._pending or self._changed)
+
+    def take_changes(self) -> list[tuple[Any, Any]]:
+        """What is to be added to variables assigned since the last update, each with its own.
+
+        A bool is not added: 1 sets it, -1 takes it back, and 0 leaves it.
+        """
+        changes = [(_change(self._local[k], self._first[k]), v) for k, v in self._changed.items()]
+        self._changed.clear()
+        return changes
+
+    def close_reads(self) -> Any:
+        """Puts the read of all weights in front of their use, if some were used since the last.
+
+        Returns:
+            How many updates the weights had seen, a scalar int64 tensor.
+        """
+        if self._version is not None and not self._slots:
+            return self._version
+        lock, version = self.servers.lock, self.servers.updates.version
+        with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
+            with tf.control_dependencies(self._after):
+                held = lock.acquire()
+            with tf.control_dependencies([held]):
+                raw = [_read(part) for variable, _ in self._slots for part in parts_of(variable)]
+                seen = _read(version)
+            lock.release(held, [*raw, seen])
+            everything = [*raw, seen]
+            places = [device_of(p) for v, _ in self._slots for p in parts_of(v)]
+            places.append(device_of(version))
+            moved = iter(move(everything, places, [None] * len(places), self.servers.wire))
+            for variable, placeholder in self._slots:
+                pieces = [next(moved) for _ in parts_of(variable)]
+                feed_from(placeholder, pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0))
+        self._slots = []
+        self._version = next(moved)
+        if self._early:
+            self._version = tf.minimum(self._version, self._early[0])
+        return self._version
+
+    def metric_changes(self) -> list[tuple[Any, Any]]:
+        """Metric variables and what this step adds to them."""
+        return [(variable, self._local[key]) for key, variable in self.metrics.items()]
+
+    @property
+    def reads_pending(self) -> bool:
+        """Whether weights were used whose read has not been put in front."""
+        return bool(self._slots)
+
+    def _value(self, variable: Any) -> Any:
+        key = id(variable)
+        if self._pending and not is_metric(variable) and not _is_setting(variable):
+            if self.parts > 1:
+                raise NotSplittable("uses weights again after it has updated them")
+            self.flush()
+        if key not in self._local:
+            with self.graph.as_default(), tf.control_dependencies(None):
+                self._local[key] = self._first[key] = self._begin(variable)
+        return self._local[key]
+
+    def _begin(self, variable: Any) -> Any:
+        if is_metric(variable):
+            self.metrics[id(variable)] = variable
+            return tf.zeros(variable.shape, variable.dtype)
+        if self.parts > 1 and self.updates and not _is_setting(variable):
+            raise NotSplittable("uses weights again after it has updated them")
+        shape, dtype = variable._value.shape, variable._value.dtype
+        placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=shape, name=WEIGHT)
+        self._slots.append((variable, placeholder))
+        return tf.identity(placeholder)
+
+    def _note_version(self) -> None:
+        """Notes how many updates there were before rows are fetched, which are no older."""
+        if not self._early:
+            with self.graph.as_default(), tf.control_dependencies(None):
+                self._early = [_read(self.servers.updates.version)]
+
+    def _fetch_rows(self, table: Any, ids: Any) -> Any:
+        ranges = table.ranges if isinstance(table, Partitioned) else [(0, int(table.shape[0]))]
+        wire, pieces, places = self.servers.wire, [], []
+        for part, (start, end) in zip(parts_of_value(table), ranges, strict=True):
+            inside = tf.where(tf.logical_and(ids >= start, ids < end))[:, 0]
+            wanted = tf.gather(ids, inside) - tf.cast(start, ids.dtype)
+            device = device_of(part)
+            [there] = move([wanted], [None], [device])
+            with tf.control_dependencies(self._early), tf.device(device):
+                found = tf.raw_ops.ResourceGather(
+                    resource=part.handle, indices=there, dtype=part.dtype
+                )
+            pieces += move([found], [device], [None], wire)
+            places.append(tf.cast(inside, tf.int32))
+        if len(pieces) == 1:
+            return pieces[0]
+        return tf.dynamic_stitch(places, pieces)
+
+
+def _change(new: Any, old: Any) -> Any:
+    if new.dtype == tf.bool:
+        return 2 * tf.cast(new, tf.int8) - 1
+    return new - old
+
+
+def _read(variable: Any) -> Any:
+    with tf.device(device_of(variable)):
+        return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def parts_of_value(value: Any) -> list[Any]:
+    """A variable's parts; itself where it is whole."""
+    return list(value.variables) if isinstance(value, Partitioned) else [value]
+
+
+def parts_of(variable: Any) -> list[Any]:
+    """The TensorFlow variables that a Keras or TensorFlow variable consists of."""
+    return parts_of_value(getattr(variable, "_value", variable))
+
+
+def _is_setting(variable: Any) -> bool:
+    """Whether a variable is a number that no gradient changes, such as a learning rate."""
+    return not variable.trainable and not len(variable.shape)
+
+
+def is_metric(variable: Any) -> bool:
+    """Whether a Keras variable is a sum over the steps, as those of metrics are."""
+    return getattr(variable, "aggregation", None) == "sum"
+
+
+_local = threading.local()
+
+
+def current_served_step() -> ServedStep | None:
+    """The step that is being traced on this thread, or None."""
+    step: ServedStep | None = getattr(_local, "step", None)
+    return step
+
+
+@contextlib.contextmanager
+def entered(step: ServedStep) -> Iterator[ServedStep]:
+    """Makes `step` the current one on this thread."""
+    before = current_served_step()
+    _local.step = step
+    try:
+        yield step
+    finally:
+        _local.step = before

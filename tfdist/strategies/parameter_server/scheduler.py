@@ -1,0 +1,380 @@
+"""Running jobs on workers: one thread for each worker takes the next job when it is free.
+
+A job whose worker is lost goes back to the front and is taken by another. What is lost with a
+worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler). A
+worker that does not end its job in time counts as lost until it does. Only the worker that has a
+job in `_running` ends it: what comes of a job that was taken from its worker is for nobody.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._tf.distribute import on_worker
+from tfdist.errors import TfdistError
+
+__all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
+
+
+# When a step may start, so that no gradient becomes staler than a bound. Pure.
+#
+# The updates that may come between a step's read and its own update are those of the steps that
+# were under way when it started, and of those that start before it ends. A step starts only if
+# that number stays within the bound for it and for every step that is under way. Fast workers
+# wait for slow ones just as long as this takes, and no work is thrown away (stale synchronous
+# parallel, Ho et al. 2013, with the bound counted in updates).
+
+
+class Gate:
+    """Admits steps.
+
+    Args:
+        bound: most updates between a step's read and its update; None admits every step.
+    """
+
+    def __init__(self, bound: int | None) -> None:
+        self._bound = bound
+        self._overlapping: dict[int, int] = {}
+        self._updates: dict[int, int] = {}
+
+    @property
+    def under_way(self) -> int:
+        """Steps that have started and not ended."""
+        return len(self._overlapping)
+
+    def may_start(self, updates: int = 1) -> bool:
+        """Whether a step that makes that many updates may start now."""
+        if self._bound is None or not self._overlapping:
+            return True
+        most = max(self._overlapping.values()) + updates
+        return max(most, sum(self._updates.values())) <= self._bound
+
+    def start(self, step: int, updates: int = 1) -> None:
+        """Notes the start of a step. One that starts again, on another worker, counts once."""
+        if step in self._overlapping:
+            return
+        for other in self._overlapping:
+            self._overlapping[other] += updates
+        self._overlapping[step] = sum(self._updates.values())
+        self._updates[step] = updates
+
+    def has_started(self, step: int) -> bool:
+        """Whether a step has started and not ended."""
+        return step in self._overlapping
+
+    def end(self, step: int) -> None:
+        """Notes the end of a step."""
+        self._overlapping.pop(step, None)
+        self._updates.pop(step, None)
+
+
+def gate_of(rule: Any) -> Gate:
+    """The gate that keeps an update rule's bound."""
+    waits = rule.mode == "stale" and rule.on_stale == "wait"
+    return Gate(rule.staleness if waits else None)
+
+
+#: Jobs whose numbers lie within this may be under way at the same time.
+SPAN = 192
+
+#: After an error, seconds for the steps that run to end.
+_DRAIN_SECONDS = 20.0
+
+
+class Job:
+    """Something to be run once, on any worker.
+
+    Args:
+        numbers: its own numbers, rising, which no other job has.
+        run: runs it on a worker, and returns its result; may be called again on another worker.
+        finish: is given the result, once.
+        gated: updates for which the bound on staleness holds; 0 where it does not.
+        prefers: the only worker that takes it while it is there; None for any.
+    """
+
+    def __init__(
+        self,
+        numbers: list[int],
+        run: Callable[[int], Any],
+        finish: Callable[[int, Any], None],
+        gated: int = 0,
+        prefers: int | None = None,
+    ) -> None:
+        self.prefers = prefers
+        self.number, self.last = numbers[0], numbers[-1]
+        self.run, self.finish, self.gated = run, finish, gated
+
+
+class Dispatcher:
+    """Hands jobs to workers.
+
+    Args:
+        coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
+        gate: says when a gated job may start.
+        step_timeout: seconds after which a job is taken from a worker that has not ended it.
+        patience: seconds without any worker after which waiting ends with an error.
+
+    Attributes:
+        step_timeout: as above, for the jobs that run and those that follow.
+        recoveries: for each worker how often it was lost and came back.
+    """
+
+    def __init__(
+        self, coordinator: Any, gate: Gate, step_timeout: float, patience: float = 60.0
+    ) -> None:
+        self._workers = coordinator._cluster.workers
+        self.gate = gate
+        self.step_timeout = step_timeout
+        self._patience = patience
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._running: dict[int, Job] = {}
+        self._started: dict[int, float] = {}
+        self._lost: set[int] = set()
+        self._silent: set[int] = set()
+        self._error: BaseException | None = None
+        self._number = 0
+        self.recoveries = [0] * len(self._workers)
+        for index in range(len(self._workers)):
+            name = f"tfdist-worker-{index}"
+            threading.Thread(target=self._serve, args=(index,), name=name, daemon=True).start()
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    def next_number(self) -> int:
+        """A number for a new job."""
+        self._number += 1
+        return self._number
+
+    def submit(self, job: Job) -> None:
+        """Queues a job; waits while there is one in waiting for each worker.
+
+        Raises:
+            Exception: what an earlier job has raised.
+        """
+
+        def has_room() -> bool:
+            oldest = min((j.number for j in self._under_way()), default=job.number)
+            return len(self._waiting) < self.workers and job.last - oldest < SPAN
+
+        self.wait_until(has_room)
+        with self._changed:
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Waits until all jobs have been finished.
+
+        Raises:
+            Exception: what a job has raised.
+        """
+        self.wait_until(lambda: not self._waiting and not self._running)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until something holds that changes with the end of a job.
+
+        Raises:
+            TfdistError: if no worker has been there for the time of patience.
+            Exception: what a job has raised.
+        """
+        with self._changed:
+            without_worker: float | None = None
+            while not condition():
+                self._raise_error()
+                self._take_from_silent()
+                if len(self._lost | self._silent) < self.workers:
+                    without_worker = None
+                elif without_worker is None:
+                    without_worker = time.monotonic()
+                elif time.monotonic() - without_worker > self._patience:
+                    raise TfdistError(self._without_workers())
+                self._changed.wait(1.0)
+            self._raise_error()
+
+    def wait_for_silent(self) -> None:
+        """Waits until each worker answers that has left a step undone.
+
+        Raises:
+            TfdistError: if one does not in the time of patience.
+        """
+        end = time.monotonic() + self._patience
+        with self._changed:
+            while self._silent and time.monotonic() < end:
+                self._changed.wait(1.0)
+            if self._silent:
+                names = ", ".join(f"worker {index}" for index in sorted(self._silent))
+                raise TfdistError(
+                    f"A new graph goes to all workers, and {names} did not end a step within "
+                    f"step_timeout={self.step_timeout:g} s and has not answered for "
+                    f"{self._patience:g} s. Start it again and resume from the last checkpoint."
+                )
+
+    def quiet(self) -> Any:
+        """A context in which no job finishes."""
+        return self._changed
+
+    def drain(self) -> None:
+        """Takes waiting jobs back, and waits a while for those that run, whatever they raise.
+
+        What still runs then is for nobody; its updates are to be refused (`Servers.refuse_before`).
+        """
+        end = time.monotonic() + min(_DRAIN_SECONDS, self.step_timeout)
+        with self._changed:
+            self._discard_waiting()
+            while self._running and time.monotonic() < end:
+                self._changed.wait(1.0)
+                self._discard_waiting()  # those of lost workers come back
+            for index in list(self._running):
+                self._silent.add(index)
+                self.gate.end(self._running.pop(index).number)
+            self._error = None
+
+    def cancel_waiting(self, which: Callable[[Job], bool]) -> int:
+        """Takes jobs back that have not started; returns how many."""
+        with self._changed:
+            gone = [job for job in self._waiting if which(job)]
+            for job in gone:
+                self._waiting.remove(job)
+                self.gate.end(job.number)
+            self._changed.notify_all()
+            return len(gone)
+
+    def _under_way(self) -> list[Job]:
+        return [*self._waiting, *self._running.values()]
+
+    def _discard_waiting(self) -> None:
+        """Takes all waiting jobs back, of which those that a worker lost have passed the gate."""
+        while self._waiting:
+            self.gate.end(self._waiting.popleft().number)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._discard_waiting()
+            raise error
+
+    def _take_from_silent(self) -> None:
+        """Hands jobs to others that their workers have not ended in time."""
+        now = time.monotonic()
+        for index, job in list(self._running.items()):
+            if now - self._started[index] > self.step_timeout:
+                del self._running[index]
+                self._silent.add(index)
+                self._waiting.appendleft(job)
+                print(
+                    f"tfdist: worker {index} has not ended its step within step_timeout="
+                    f"{self.step_timeout:g} s. Another worker does the step; worker {index} gets "
+                    "no other until it answers.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        self._changed.notify_all()
+
+    def _without_workers(self) -> str:
+        silent = sorted(self._silent)
+        if not silent:
+            return (
+                f"None of the {self.workers} workers has been there for {self._patience:g} s, so "
+                "the training cannot go on. Their logs tell why they ended. Start them again and "
+                "resume from the last checkpoint."
+            )
+        names = ", ".join(f"worker {index}" for index in silent)
+        return (
+            f"None of the {self.workers} workers is left: {names} did not end a step within "
+            f"step_timeout={self.step_timeout:g} s and has not answered since. A worker is stopped "
+            "or cut off, or a ps that it waits for is. Start them again and resume from the last "
+            "checkpoint, or give a larger step_timeout if a step takes that long."
+        )
+
+    def _serve(self, index: int) -> None:
+        while True:
+            self._one(index, self._take(index))
+
+    def _take(self, index: int) -> Job:
+        with self._changed:
+            while True:
+                job = self._startable(index)
+                if job is not None:
+                    self._waiting.remove(job)
+                    if job.gated:
+                        self.gate.start(job.number, job.gated)
+                    self._running[index] = job
+                    self._started[index] = time.monotonic()
+                    self._changed.notify_all()
+                    return job
+                self._changed.wait()
+
+    def _startable(self, index: int) -> Job | None:
+        """The next job for a worker, unless it has to wait for others."""
+        for job in self._waiting:
+            if job.prefers in (None, index) or job.prefers in self._lost | self._silent:
+                again = job.gated and self.gate.has_started(job.number)
+                admitted = not job.gated or again or self.gate.may_start(job.gated)
+                return job if admitted else None
+        return None
+
+    def _one(self, index: int, job: Job) -> None:
+        worker = self._workers[index]
+        ended = False
+        try:
+            with worker.failure_handler.wait_on_failure(
+                on_failure_fn=lambda error: self._lose(index, job),
+                on_transient_failure_fn=lambda: self._put_back(index, job),
+                on_recovery_fn=lambda: self._recover(index),
+                worker_device_name=worker.device_name,
+            ):
+                with on_worker(worker):
+                    result = job.run(index)
+                ended = True
+            if ended:
+                self._end(index, job, result)
+        except BaseException as error:
+            self._fail(index, job, error)
+
+    def _gives_up(self, index: int, job: Job) -> bool:
+        """Takes a job off its worker; False if it was taken before. The worker has answered."""
+        self._silent.discard(index)
+        self._changed.notify_all()
+        if self._running.get(index) is not job:
+            return False
+        del self._running[index]
+        return True
+
+    def _end(self, index: int, job: Job, result: Any) -> None:
+        with self._changed:
+            if self._gives_up(index, job):
+                self.gate.end(job.number)
+                try:
+                    job.finish(index, result)
+                except BaseException as error:
+                    self._error = self._error or error
+
+    def _put_back(self, index: int, job: Job) -> None:
+        with self._changed:
+            if self._gives_up(index, job):
+                self._waiting.appendleft(job)
+
+    def _lose(self, index: int, job: Job) -> None:
+        with self._changed:
+            self._lost.add(index)
+        self._put_back(index, job)
+
+    def _recover(self, index: int) -> None:
+        with self._changed:
+            self._lost.discard(index)
+            self.recoveries[index] += 1
+            self._changed.notify_all()
+
+    def _fail(self, index: int, job: Job, error: BaseException) -> None:
+        with self._changed:
+            if self._gives_up(index, job):
+                self.gate.end(job.number)
+                self._error = self._error or error

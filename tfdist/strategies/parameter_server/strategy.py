@@ -1,0 +1,132 @@
+"""Workers that compute, and servers that hold the weights."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._tf.distribute import ServerExtended, ServerStrategy, global_seed
+from tfdist.config.server_options import STEP_TIMEOUT
+from tfdist.errors import ConfigError
+from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
+from tfdist.keras.hooks import HookSet
+from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.parameter_server import hooks
+from tfdist.strategies.parameter_server.input_feed import ChiefFeed, ServedDataset
+from tfdist.strategies.parameter_server.payload import applying, guarded
+from tfdist.strategies.parameter_server.reporting import Counted
+from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
+from tfdist.strategies.parameter_server.servers import Servers, UpdateRule, device_of
+from tfdist.strategies.parameter_server.step_function import Serving
+from tfdist.strategies.parameter_server.worker_datasets import ShardedDatasets, Shards, reading_of
+
+
+class ParameterServer(StrategyMixin, ServerStrategy):
+    """Weights on servers, gradients from workers, the program on the chief.
+
+    All tasks of type worker and ps must be running as `tf.distribute.Server`s. This process becomes
+    the chief.
+
+    Args:
+        cluster_resolver: the cluster, with tasks of type chief, worker and ps; by default read
+            from TF_CONFIG.
+        rule: when a gradient becomes an update.
+        wire_dtype: type in which weights and gradients travel.
+        min_shard_bytes: variables are split over the servers into parts of this size at least.
+        max_shards: most parts of a variable; None means one for each server.
+        step_timeout: seconds after which a step is taken from a worker that has not ended it.
+
+    Raises:
+        ConfigError: if a worker sees several GPUs.
+    """
+
+    name = "parameter_server"
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        rule: UpdateRule | None = None,
+        wire_dtype: str = "float32",
+        min_shard_bytes: int = 1 << 20,
+        max_shards: int | None = None,
+        step_timeout: float = STEP_TIMEOUT,
+    ) -> None:
+        resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        spec = resolver.cluster_spec()
+        workers = spec.num_tasks("worker")
+        self.servers: Servers
+
+        def make_extended() -> Any:
+            self.servers = Servers(
+                spec.num_tasks("ps"),
+                rule or UpdateRule(workers=workers),
+                None if wire_dtype == "float32" else tf.as_dtype(wire_dtype),
+                min_shard_bytes,
+                max_shards,
+            )
+            return ServerExtended(self, resolver, self.servers.create, self._update)
+
+        ServerStrategy.__init__(self, resolver, make_extended)
+        if self.num_replicas_in_sync > 1:
+            raise ConfigError(
+                f"The workers see {self.num_replicas_in_sync} GPUs each, and each trains on one. "
+                "Start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to it."
+            )
+        self._step_timeout = step_timeout
+        self.serving = Serving(self.servers, self._dispatcher)
+        self._hooks = HookSet(lambda: hooks.hooks(self.serving))
+        if global_seed() is None:
+            keras.utils.set_random_seed(secrets.randbelow(2**32))
+
+    def scope(self) -> Any:
+        """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
+        return Scope(self, ServerStrategy.scope(self), self._hooks)
+
+    @property
+    def epochs(self) -> list[Counted]:
+        """What happened in each epoch of the last `fit`: updates, staleness, steps by worker."""
+        return list(self.serving.epochs)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
+        if not is_feeding_keras():
+            return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
+        dataset = no_more_than_read(dataset)
+        batches = batches_by_keras()
+        reading = reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
+        if reading is not None:
+            return ServedDataset(dataset, reading.feed)
+        return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """One data set for each worker, which reads it by itself; see `tf.distribute.Strategy`.
+
+        Args:
+            dataset_fn: makes a worker's data set of a `tf.distribute.InputContext`, whose
+                `num_input_pipelines` and `input_pipeline_id` say which part is the worker's.
+            options: a `tf.distribute.InputOptions`.
+
+        Returns:
+            What `fit` and `evaluate` take, and `ClusterCoordinator.create_per_worker_dataset`.
+            `fit` raises a ConfigError if the workers cannot read the data sets by themselves.
+        """
+        stock = ServerStrategy.distribute_datasets_from_function(self, dataset_fn, options)
+
+        def shards() -> Shards:
+            dispatcher, rule = self.serving.dispatcher, self.servers.rule
+            recovered = dispatcher.recoveries.__getitem__
+            return Shards(dataset_fn, dispatcher.workers, rule.mode == "sync", recovered)
+
+        return stock if tf.inside_function() else ShardedDatasets(stock, shards)
+
+    def _update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        if not applying.is_up:
+            return self.servers.update(variable, fn, args, kwargs)
+        return guarded(device_of(variable), lambda: self.servers.update(variable, fn, args, kwargs))
+
+    def _dispatcher(self) -> Dispatcher:
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
+        return Dispatcher(coordinator, gate_of(self.servers.rule), self._step_timeout)

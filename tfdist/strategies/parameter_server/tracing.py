@@ -1,0 +1,243 @@
+"""The graph of a step: what a worker runs, traced once for each kind of batch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tf.distribute import OnlyReplica
+from tfdist.keras import replica_context as keras_step
+from tfdist.keras.building import has_own_step
+from tfdist.keras.logs import NoticedResults, summed_metrics
+from tfdist.keras.whole_batch import as_average
+from tfdist.strategies.parameter_server import apply_update
+from tfdist.strategies.parameter_server.input_feed import Load
+from tfdist.strategies.parameter_server.remote_step import (
+    Part,
+    Results,
+    ServedStep,
+    TraceAgain,
+    entered,
+)
+from tfdist.strategies.parameter_server.serialization import BOX, Packed, parted, unbox
+from tfdist.strategies.parameter_server.servers import Servers
+from tfdist.strategies.parameter_server.transaction_log import Tally
+
+__all__ = ["Numbers", "TracedStep", "trace"]
+
+
+@dataclasses.dataclass
+class TracedStep:
+    """A step that can be run on workers.
+
+    Its numbers are, in this order: scalars of its logs, how many steps these are of (1, or a
+    part's share), and for each metric variable what is added to it. A step that changes weights
+    adds them to a tally on the servers; any other returns them.
+
+    Attributes:
+        function: takes a load's resources and box; returns the packed numbers, or nothing where
+            there is a tally, or for a prediction the outputs.
+        tally: where the numbers are added up; None where they are returned.
+        packed: reads the numbers that are returned.
+        metrics: Keras variables that the numbers add to, in order.
+        logs: the structure that the step returned: for each leaf a metric, the place of a scalar
+            among the numbers, or None for what is neither.
+        scalars: how many scalars there are.
+        updates: how many updates a step makes.
+        small: whether the model is so small that a call to a worker costs more than a step.
+    """
+
+    function: Any
+    tally: Tally | None = None
+    packed: Any = None
+    metrics: list[Any] = dataclasses.field(default_factory=list)
+    logs: Any = None
+    scalars: int = 0
+    updates: int = 0
+    small: bool = False
+    _several: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def has(self, count: int) -> bool:
+        """Whether `several` has a function of this many steps."""
+        return count == 1 or count in self._several
+
+    def several(self, count: int) -> Any:
+        """The function of several steps, one after the other: takes joined boxes."""
+        if count == 1:
+            return self.function
+        if count not in self._several:
+            signature = self.function.structured_input_signature[0]
+
+            def run(*given: Any) -> None:
+                *resources, box = given
+                for each in parted(box, count):
+                    self.function(*resources, each)
+
+            several = tf.function(run, input_signature=signature, autograph=False)
+            self._several[count] = several.get_concrete_function()
+        return self._several[count]
+
+
+def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> TracedStep:
+    """Traces a step of a model.
+
+    Args:
+        servers: where the model's weights are.
+        model: a Keras model.
+        method: `"train_step"`, `"test_step"` or `"predict_step"`.
+        load: makes the batch.
+        parts: into how many parts a global batch is split.
+
+    Raises:
+        NotSplittable: if the step cannot be computed in parts.
+    """
+    traced = TracedStep(None)
+
+    def run(*given: Any) -> Any:
+        *resources, box = given
+        told = unbox(box)
+        batch, count, total = load.make_batch(resources, box)
+        step = ServedStep(servers, told.job, told.update, told.part, parts, apply_update.send)
+        with entered(step), OnlyReplica(tf.distribute.get_strategy()):
+            if method == "predict_step":
+                outputs = model.predict_step(batch)
+                if step.reads_pending:
+                    step.close_reads()
+                return outputs
+            return _run_step(traced, step, model, method, batch, count, total)
+
+    signature = [*load.resources, BOX]
+    try:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    except TraceAgain:
+        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    if traced.tally is not None:
+        traced.tally.prepare()
+    return traced
+
+
+def _run_step(
+    traced: TracedStep,
+    step: ServedStep,
+    model: Any,
+    method: str,
+    batch: Any,
+    count: Any,
+    total: Any,
+) -> Any:
+    noticed = NoticedResults(summed_metrics(model))
+    share, part = tf.constant(1.0, tf.float64), None
+    builds = has_own_step(model, method) and not _metrics_are_built(model)
+    with noticed, contextlib.ExitStack() as stack:
+        if step.parts > 1:
+            part = Part(model, count, total, even=False, replicas=step.parts)
+            stack.enter_context(keras_step.entered(part))
+            share = part.share(tf.float64)
+        logs = getattr(model, method)(batch)
+        if builds and _metrics_are_built(model):
+            raise TraceAgain  # their results were not noticed: see `summed_metrics`
+        scalars: list[Any] = []
+        results = noticed.on_this_replica()
+        traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars, part), logs)
+        changes = step.metric_changes()
+        traced.metrics, traced.scalars = [variable for variable, _ in changes], len(scalars)
+        numbers = [*(value * share for value in scalars), share, *(c for _, c in changes)]
+        return _hand_over(traced, step, numbers)
+
+
+def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
+    """Adds a step's numbers up on the servers, with its last update, or returns them."""
+    if step.changes_weights:
+        shapes = [number.shape.as_list() for number in numbers]
+        traced.tally = Tally(step.servers.lock, shapes)
+        step.flush(Results(traced.tally, traced.tally.pack(numbers)))
+        traced.updates = step.updates
+        return []
+    if step.reads_pending:
+        step.close_reads()
+    traced.packed = Packed(numbers)
+    return traced.packed.box
+
+
+def _metrics_are_built(model: Any) -> bool:
+    compiled = getattr(model, "_compile_metrics", None)
+    return compiled is None or bool(compiled.built)
+
+
+def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> Any:
+    """What a leaf of the logs is: a metric, the place of a scalar, or None."""
+    if id(leaf) in results:
+        return results[id(leaf)][0]
+    if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
+        whole = leaf if part is None else as_average(part, leaf)
+        values.append(tf.cast(whole, tf.float64))
+        return len(values) - 1
+    return None
+
+
+# The numbers of finished steps on their way into Keras's metrics and logs.
+
+
+class Numbers:
+    """Adds up what steps return or have added up on the servers.
+
+    They are kept in NumPy, where adding costs little, and go to the metrics' variables when these
+    are looked at.
+
+    Attributes:
+        latest: the kind of step whose numbers came last.
+    """
+
+    def __init__(self) -> None:
+        self.latest: TracedStep
+        self._step = -1
+        self._scalars: list[Any] = []
+        self._sums: dict[int, tuple[Any, np.ndarray[Any, Any]]] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are numbers that the metrics do not have yet."""
+        return bool(self._sums)
+
+    def add(self, traced: TracedStep, step: int, numbers: list[Any]) -> None:
+        """Adds what one step has returned.
+
+        Args:
+            traced: the kind of step.
+            step: its number; scalars are those of the last step.
+            numbers: as `TracedStep` orders them.
+        """
+        if step > self._step:
+            self._step, self.latest = step, traced
+            self._scalars = numbers[: traced.scalars]
+        self._add_metrics(traced, numbers)
+
+    def take(self, traced: TracedStep, numbers: list[Any]) -> None:
+        """Adds the sums of several steps; scalars are means over these.
+
+        Args:
+            traced: the kind of step.
+            numbers: as `TracedStep` orders them.
+        """
+        steps = float(numbers[traced.scalars])
+        if steps <= 0:
+            return
+        self.latest = traced
+        self._scalars = [number / steps for number in numbers[: traced.scalars]]
+        self._add_metrics(traced, numbers)
+
+    def flush(self) -> list[Any]:
+        """Brings the metrics' variables up to date, and returns the latest scalars."""
+        for variable, value in self._sums.values():
+            variable._value.assign_add(value.astype(variable._value.dtype.as_numpy_dtype))
+        self._sums.clear()
+        return self._scalars
+
+    def _add_metrics(self, traced: TracedStep, numbers: list[Any]) -> None:
+        for variable, value in zip(traced.metrics, numbers[traced.scalars + 1 :], strict=True):
+            known = self._sums.get(id(variable))
+            self._sums[id(variable)] = (variable, value if known is None else known[1] + value)

@@ -1,0 +1,210 @@
+"""What the servers know about updates: how many there were, and which steps they came from.
+
+Every update carries a number of its own. A step whose worker died is done again by another; the
+servers then know which of its updates they have applied already, and apply none twice.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._tf.distribute import eagerly_outside_of_scope
+
+__all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Lock", "Tally"]
+
+#: Numbers of updates that are remembered; those under way must lie within.
+WINDOW = 4096
+
+#: What became of an update. One whose number is too old to be remembered is refused: it may have
+#: been applied, by whoever took over from a worker that was cut off.
+APPLIED, DROPPED, FORGOTTEN = 1, 2, 3
+
+
+class Ledger:
+    """State beside the weights.
+
+    Args:
+        devices: the servers' devices; the first one counts.
+
+    Attributes:
+        version: updates applied so far, int64, on the first server.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = list(devices)
+        with tf.device(devices[0]):
+            self.version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
+            self._floor = tf.Variable(0, dtype=tf.int64, trainable=False, name="floor")
+        self._numbers, self._fates = {}, {}
+        for device in devices:
+            with tf.device(device):
+                self._numbers[device] = _window("numbers", -1)
+                self._fates[device] = _window("fates", 0)
+
+    def fate(self, device: str, number: Any) -> Any:
+        """What a server did with the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
+
+        Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
+        been noted if its place has an earlier one, and cannot be remembered if it has a later one.
+        """
+        slot = number % WINDOW
+        with tf.device(device):
+            there = tf.gather(self._numbers[device], slot)
+            known = tf.where(tf.equal(there, number), tf.gather(self._fates[device], slot), 0)
+            late = there > number
+            if device == self.devices[0]:
+                late = tf.logical_or(late, number < self._floor)
+            return tf.where(late, tf.constant(FORGOTTEN, tf.int64), known)
+
+    def refuse_before(self, number: int) -> None:
+        """Refuses all updates of smaller numbers from now on, eagerly: nobody waits for them."""
+        self._floor.assign(number)
+
+    def note(self, device: str, number: Any, fate: Any) -> list[Any]:
+        """Ops that note what a server did with an update."""
+        slot = number % WINDOW
+        with tf.device(device):
+            return [
+                _set(self._numbers[device], slot, number),
+                _set(self._fates[device], slot, tf.cast(fate, tf.int64)),
+            ]
+
+
+def _window(name: str, value: int) -> Any:
+    return tf.Variable(tf.fill([WINDOW], tf.constant(value, tf.int64)), trainable=False, name=name)
+
+
+def _set(variable: Any, slot: Any, value: Any) -> Any:
+    return variable.scatter_nd_update(tf.reshape(slot, [1, 1]), tf.reshape(value, [1]))
+
+
+# One lock for all servers: who holds it sees and changes all weights at one moment.
+#
+# It lives on the first server. Reads of all weights and whole updates are done under it, so that
+# a gradient's staleness is a number, and an update is applied as a whole or not at all, on any
+# number of servers.
+
+
+class Lock:
+    """A mutex on a server, for use within graphs.
+
+    Args:
+        device: the server's device.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        with tf.device(device):
+            self._handle = tf.raw_ops.MutexV2(shared_name=f"tfdist-{uuid.uuid4().hex}")
+
+    def acquire(self) -> Any:
+        """An op that ends when the lock is held: what must come after depends on it."""
+        with tf.device(self.device):
+            return tf.raw_ops.MutexLock(mutex=self._handle)
+
+    def release(self, held: Any, after: Sequence[Any]) -> Any:
+        """Gives the lock back when `after` is done.
+
+        A task that dies while it holds the lock gives it back with the end of its step.
+        """
+        with tf.control_dependencies(list(after)), tf.device(self.device):
+            return tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+
+
+# Numbers that steps add up on the first server, in the same transaction as their update.
+#
+# A step that returned its numbers would cost the chief another round trip. Here they are counted
+# exactly once, as the update is, and the chief looks at them when somebody wants to know.
+
+#: Staleness from here on is counted in one.
+LONGEST = 256
+
+
+class Tally:
+    """Sums of the numbers of one kind of step.
+
+    Args:
+        lock: the lock under which steps add their numbers.
+        shapes: shapes of the numbers.
+    """
+
+    def __init__(self, lock: Lock, shapes: Sequence[Sequence[int]]) -> None:
+        self._lock, self._device = lock, lock.device
+        self._take: Any = None
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
+        with tf.init_scope(), eagerly_outside_of_scope(), tf.device(self._device):
+            self._sums = tf.Variable(tf.zeros([sum(self._sizes)], tf.float64), trainable=False)
+
+    def pack(self, numbers: Sequence[Any]) -> Any:
+        """The numbers as one vector of float32."""
+        flat = [tf.reshape(tf.cast(number, tf.float32), [-1]) for number in numbers]
+        return tf.concat(flat, 0) if flat else tf.zeros([0])
+
+    def add(self, packed: Any) -> None:
+        """Adds packed numbers, on the server."""
+        with tf.device(self._device):
+            self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
+
+    def prepare(self) -> None:
+        """Traces what `news` runs."""
+        if self._take is None:
+            take = tf.function(self._read_and_clear, autograph=False)
+            self._take = take.get_concrete_function()
+
+    def news(self) -> list[np.ndarray[Any, Any]]:
+        """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
+        self.prepare()
+        with tf.device(self._device):
+            news = self._take().numpy()
+        parts = np.split(news, np.cumsum(self._sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def _read_and_clear(self) -> Any:
+        held = self._lock.acquire()
+        with tf.control_dependencies([held]), tf.device(self._device):
+            news = tf.identity(self._sums.read_value())
+            with tf.control_dependencies([news]):
+                cleared = self._sums.assign(tf.zeros_like(news), read_value=False)
+        self._lock.release(held, [cleared])
+        return news
+
+
+class Counts:
+    """What became of gradients, as the server that decides counts it.
+
+    Args:
+        device: the first server's device.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        with tf.device(device):
+            self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
+        self._seen = np.zeros([LONGEST + 2], np.int64)
+
+    def note_applied(self, staleness: Any) -> list[Any]:
+        """Ops that count a gradient that is applied, of this staleness."""
+        with tf.device(self._device):
+            return [self._add(1 + tf.minimum(staleness, LONGEST))]
+
+    def note_dropped(self) -> Any:
+        """An op that counts a gradient that is discarded."""
+        with tf.device(self._device):
+            return self._add(0)
+
+    def news(self) -> tuple[int, list[int]]:
+        """Since the last look: gradients dropped, and those applied by staleness."""
+        now = self._counts.numpy()
+        news, self._seen = now - self._seen, now
+        return int(news[0]), [int(count) for count in news[1:]]
+
+    def _add(self, place: Any) -> Any:
+        one = tf.constant([1], tf.int64)
+        return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)

@@ -1,0 +1,266 @@
+"""Cutting a Functional model into chunks that run one after the other."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.errors import ConfigError
+from tfdist.placement.costs import costs_of
+from tfdist.placement.device_map import devices_of
+from tfdist.placement.partition import split
+from tfdist.placement.plan import Plan
+from tfdist.placement.units import Unit, graph_of, nodes_in_order, units_of
+
+__all__ = ["Call", "Chunk", "Cut", "check_cuttable", "chunks_of", "cut"]
+
+#: A tensor of the graph: the calls of nested models that it is in, and the symbolic tensor's id.
+Key = tuple[tuple[int, ...], int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer or an operation.
+
+    Attributes:
+        path: the unit's path.
+        node: Keras's node.
+        reads: the tensors that it reads, in the order of the node's.
+        writes: the tensors that it makes.
+    """
+
+    path: str
+    node: Any
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+
+    @property
+    def layer(self) -> Any:
+        """The layer; None for an operation without weights."""
+        operation = self.node.operation
+        return operation if isinstance(operation, keras.Layer) else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chunk:
+    """A contiguous part of a model.
+
+    Attributes:
+        calls: in the order in which they run.
+        reads: tensors that come from earlier chunks or are inputs of the model.
+        writes: tensors that later chunks read, or outputs of the model for the last one.
+    """
+
+    calls: tuple[Call, ...]
+    reads: tuple[Key, ...]
+    writes: tuple[Key, ...]
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers, each once."""
+        return list({id(c.layer): c.layer for c in self.calls if c.layer is not None}.values())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
+    """A model in chunks.
+
+    Attributes:
+        graph: the Functional graph.
+        chunks: the parts.
+        inputs: the model's inputs, flat.
+        outputs: the model's outputs, flat.
+    """
+
+    graph: Any
+    chunks: tuple[Chunk, ...]
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+
+
+def cut(graph: Any, units: Sequence[Unit], chunk_of: Mapping[str, int], count: int) -> Cut:
+    """Cuts a model.
+
+    Args:
+        graph: the Functional graph, as `check_cuttable` returns it; nested ones are taken apart.
+        units: the model's units.
+        chunk_of: the chunk of each unit, by path.
+        count: the number of chunks.
+
+    Raises:
+        ConfigError: if a chunk has no layer, would read what a later one makes, or if a layer with
+            weights is in two.
+    """
+    aliases: dict[Key, Key] = {}
+    paths = {id(unit.operation): unit.path for unit in units}
+    calls = list(_calls(graph, (), paths, aliases))
+    numbers = [chunk_of[call.path] for call in calls]
+    _check(calls, numbers, count)
+    inputs = tuple(((), id(tensor)) for tensor in graph._inputs)
+    outputs = tuple(_resolved(((), id(tensor)), aliases) for tensor in graph._outputs)
+    made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
+    readers: dict[Key, set[int]] = {key: {count - 1} for key in outputs}
+    for call, number in zip(calls, numbers, strict=True):
+        for key in call.reads:
+            readers.setdefault(key, set()).add(number)
+    chunks = []
+    for number in range(count):
+        own = tuple(c for c, n in zip(calls, numbers, strict=True) if n == number)
+        needed = list(dict.fromkeys(key for call in own for key in call.reads))
+        needed += [key for key in outputs if number == count - 1 and key not in needed]
+        reads = tuple(key for key in needed if made.get(key, -1) < number)
+        writes = tuple(k for c in own for k in c.writes if max(readers.get(k, {0})) > number)
+        chunks.append(Chunk(own, reads, outputs if number == count - 1 else writes))
+    return Cut(graph, tuple(chunks), inputs, outputs)
+
+
+def check_cuttable(model: Any) -> tuple[Any, list[Unit]]:
+    """The Functional graph of a model, and its units.
+
+    Raises:
+        ConfigError: if it has no graph, is not built, or has a layer that is stateful.
+    """
+    units = units_of(model)
+    graph = graph_of(model)
+    if graph is None:
+        raise ConfigError(
+            f"strategy='pipeline' cannot cut the model {model.name!r}, a {type(model).__name__} "
+            "whose `call` is Python code. Build it with keras.Sequential or the functional API; "
+            "its layers may be of any kind."
+        )
+    for unit in units:
+        for layer in unit.operation._flatten_layers() if unit.is_layer else ():
+            if getattr(layer, "stateful", False):
+                raise ConfigError(
+                    f"The layer {unit.path!r} is stateful: it goes on from the batch before, and a "
+                    "pipeline's microbatches have no order. Make it with stateful=False, or use "
+                    "strategy='single'."
+                )
+    return graph, units
+
+
+def _calls(
+    graph: Any, within: tuple[int, ...], paths: Mapping[int, str], aliases: dict[Key, Key]
+) -> Iterator[Call]:
+    for number, node in enumerate(nodes_in_order(graph)):
+        reads = tuple(_resolved((within, id(t)), aliases) for t in node.input_tensors)
+        inner = graph_of(node.operation)
+        if inner is None:
+            yield Call(
+                paths[id(node.operation)], node, reads, tuple((within, id(t)) for t in node.outputs)
+            )
+            continue
+        deeper = (*within, number)
+        for tensor, key in zip(inner._inputs, reads, strict=True):
+            aliases[(deeper, id(tensor))] = key
+        yield from _calls(inner, deeper, paths, aliases)
+        for tensor, own in zip(node.outputs, inner._outputs, strict=True):
+            aliases[(within, id(tensor))] = _resolved((deeper, id(own)), aliases)
+
+
+def _resolved(key: Key, aliases: Mapping[Key, Key]) -> Key:
+    while key in aliases:
+        key = aliases[key]
+    return key
+
+
+def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
+    empty = sorted(set(range(count)) - set(numbers))
+    if empty:
+        paths = len({call.path for call in calls})
+        raise ConfigError(
+            f"{count} stages are more than the model can be cut into: it has {paths} layers, and "
+            f"none would be left for stage {empty[0]}. Give fewer stages."
+        )
+    made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
+    times = collections.Counter(call.path for call in calls)
+    for call, number in zip(calls, numbers, strict=True):
+        late = max((made[key] for key in call.reads if key in made), default=0)
+        if late > number and times[call.path] > 1:
+            raise ConfigError(
+                f"The layer {call.path!r} is called {times[call.path]} times, and its weights are "
+                f"in stage {number}, but one call reads what stage {late} makes. Put all that is "
+                "between its calls into one stage, or use a layer for each call."
+            )
+        if late > number:
+            raise ConfigError(
+                f"The layer {call.path!r} of stage {number} reads what stage {late} makes. Stages "
+                "follow the order of the model: move it to a later one."
+            )
+
+
+# Which layer is in which chunk of a pipeline.
+
+
+def chunks_of(
+    model: Any,
+    units: Sequence[Unit],
+    inputs: Any,
+    count: int,
+    wanted: Sequence[str] | Mapping[str, int] | None,
+) -> tuple[dict[str, int], str]:
+    """The chunk of each layer.
+
+    Args:
+        model: a Functional or Sequential model that is built.
+        units: its units.
+        inputs: a microbatch, to measure with.
+        count: the number of chunks.
+        wanted: the paths of the layers that the second chunk and those after it begin with; or
+            rules, as of a device map, with numbers of chunks; or None for chunks that take about as
+            long as each other.
+
+    Returns:
+        Chunks by path, and a table of the plan where there was one.
+
+    Raises:
+        ConfigError: if the model cannot be cut so.
+    """
+    paths = [unit.path for unit in units]
+    layers = [unit.path for unit in units if unit.is_layer]
+    if count > len(layers):
+        raise ConfigError(
+            f"{count} stages are more than the model has layers to share out: {len(layers)} "
+            f"({', '.join(layers)}). Give at most {len(layers)} stages."
+        )
+    if isinstance(wanted, Mapping):
+        named = devices_of(list(units), {rule: str(chunk) for rule, chunk in wanted.items()})
+        return {path: int(chunk) for path, chunk in named.items()}, ""
+    if wanted is not None:
+        return _beginning(paths, wanted, count), ""
+    costs = costs_of(model, inputs)
+    # What a chunk without a layer would have is left out: each begins with another one.
+    cuts = split(costs, [float("inf")] * count, filled=True)
+    assert cuts is not None
+    found = {
+        costs[i].path: number for number, (begin, end) in enumerate(cuts) for i in range(begin, end)
+    }
+    plan = Plan(devices={path: f"stage {number}" for path, number in found.items()}, costs=costs)
+    return found, plan.table()
+
+
+def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, int]:
+    if len(wanted) != count - 1:
+        raise ConfigError(
+            f"cuts={list(wanted)!r} names {len(wanted)} layers that stages begin with, and "
+            f"{count} stages have {count - 1} borders. Name the first layer of each stage but the "
+            "first."
+        )
+    places = []
+    for name in wanted:
+        if name not in paths:
+            raise ConfigError(
+                f"cuts={list(wanted)!r}: there is no layer {name!r} for a stage to begin with. "
+                f"There are: {', '.join(paths)}."
+            )
+        places.append(paths.index(name))
+    if places != sorted(places) or 0 in places:
+        raise ConfigError(
+            f"cuts={list(wanted)!r}: the stages' first layers are not in the order of the model: "
+            f"{', '.join(paths)}."
+        )
+    return {path: sum(place <= i for place in places) for i, path in enumerate(paths)}

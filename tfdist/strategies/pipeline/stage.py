@@ -1,0 +1,205 @@
+"""A chunk of a model on a device, as a function without side effects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.models.functional import operation_fn
+
+from tfdist._tf.graphs import FlatFunction, flat_call
+from tfdist.placement.devices import moved, on
+from tfdist.strategies.pipeline.partitioning import Chunk
+
+__all__ = ["Part", "Values"]
+
+#: What Keras calls the state of random numbers.
+_SEED = "seed_generator_state"
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Tensors between chunks, and Keras's masks of them.
+
+    Attributes:
+        tensors: of shape `(microbatch, ...)`, in the order of the chunk's reads or writes.
+        masks: for each its mask, or None.
+    """
+
+    tensors: list[Any]
+    masks: list[Any]
+
+
+class Part:
+    """A chunk on a device.
+
+    Args:
+        number: which chunk it is.
+        chunk: the layers.
+        device: the full name of the device that it runs on.
+        copies: the part that has the weights, where this one is of another replica of the pipeline.
+
+    Attributes:
+        weights: Keras's trainable variables.
+        state: its other variables: moving statistics, states of random numbers.
+    """
+
+    def __init__(self, number: int, chunk: Chunk, device: str, copies: Part | None = None) -> None:
+        self.number, self.chunk, self.device = number, chunk, device
+        variables = [v for layer in chunk.layers for v in layer.variables]
+        unique = list({id(v): v for v in variables}.values())
+        trainable = {id(v) for layer in chunk.layers for v in layer.trainable_weights}
+        self.weights = [v for v in unique if id(v) in trainable]
+        self.state = [v for v in unique if id(v) not in trainable]
+        self._is_copy = copies is not None
+        self._calls: dict[Any, FlatFunction] = {}
+        for variable in unique if copies is None else ():
+            moved(variable, device)
+        self._readers = {
+            "weights": tf.function(lambda: _values(self.weights), autograph=False),
+            "state": tf.function(lambda: _values(self.state), autograph=False),
+        }
+
+    def read(self, which: str) -> list[Any]:
+        """The present values of variables, which stay as they are when the variables change.
+
+        Args:
+            which: `"weights"` or `"state"`.
+        """
+        with on(self.device):
+            values = list(self._readers[which]())
+            return [tf.identity(value) for value in values] if self._is_copy else values
+
+    def write_state(self, values: Sequence[Any]) -> None:
+        """Sets Keras's variables to the values of `self.state`, in one call."""
+        self._call("write", _assigned(self.state), values)
+
+    def averaged(self, values: Sequence[Any], shares: Sequence[float]) -> list[Any]:
+        """New values of some of the state, from those that microbatches have made.
+
+        Statistics are averaged by examples; random numbers go on where the first microbatch ends.
+
+        Args:
+            values: for each variable those of all microbatches.
+            shares: for each microbatch its part of the examples.
+        """
+        key = ("average", tuple(shares), len(values))
+        return self._call(key, _averages(list(shares)), values)
+
+    def _call(self, key: Any, run: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+        if key not in self._calls:
+            specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
+            function = tf.function(run, autograph=False)
+            self._calls[key] = flat_call(function.get_concrete_function(*specs))
+        with on(self.device):
+            return self._calls[key](values)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all its variables."""
+        values = [variable._value for variable in (*self.weights, *self.state)]
+        return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in values)
+
+    def run(
+        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Any
+    ) -> tuple[Values, list[Any], Any]:
+        """The chunk as a function without side effects, in a graph.
+
+        Args:
+            weights: values for `self.weights`.
+            state: values for `self.state`.
+            values: what the chunk reads.
+            microbatch: its number, an int64 scalar: random layers draw other numbers for each.
+
+        Returns:
+            What it writes; for each variable of the state its new value, None where it stays; and
+            the sum of the losses that its layers add, with those of regularizers, None for none.
+        """
+        drawn = [
+            _for_microbatch(v, value, microbatch)
+            for v, value in zip(self.state, state, strict=True)
+        ]
+        pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
+        known = dict(zip(self.chunk.reads, _masked(values.tensors, values.masks), strict=True))
+        # Names of layers may begin as names at the root must not.
+        scopes = tf.name_scope(f"chunk{self.number}")
+        with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope, scopes:
+            written = self._through(known)
+            loss = self._losses(scope)
+            following = [scope.get_current_value(v) for v in self.state]
+        outputs = [written[key] for key in self.chunk.writes]
+        changed = [
+            None if new is None or new is before else new
+            for new, before in zip(following, drawn, strict=True)
+        ]
+        return Values(outputs, [getattr(o, "_keras_mask", None) for o in outputs]), changed, loss
+
+    def _through(self, known: dict[Any, Any]) -> dict[Any, Any]:
+        for call in self.chunk.calls:
+            given = {
+                id(symbol): known[key]
+                for symbol, key in zip(call.node.input_tensors, call.reads, strict=True)
+            }
+            args, kwargs = call.node.arguments.fill_in(given)
+            outputs = operation_fn(call.node.operation, training=True)(*args, **kwargs)
+            known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
+        return known
+
+    def _losses(self, scope: Any) -> Any:
+        terms = list(scope.losses)
+        for layer in self.chunk.layers:
+            terms += layer._get_regularization_losses()
+        terms = [tf.reduce_sum(tf.cast(term, tf.float32)) for term in terms]
+        return tf.add_n(terms) if terms else None
+
+
+def _values(variables: Sequence[Any]) -> list[Any]:
+    found = []
+    for variable in variables:
+        with on(variable._value.device):
+            found.append(variable._value.read_value())
+    return found
+
+
+def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
+    def run(*values: Any) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            variable._value.assign(value, read_value=False)
+
+    return run
+
+
+def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
+    def run(*values: Any) -> list[Any]:
+        count, found = len(shares), []
+        for first in range(0, len(values), count):
+            each = values[first : first + count]
+            if not each[0].dtype.is_floating:
+                found.append(tf.identity(each[0]))
+                continue
+            weighed = [value * share for value, share in zip(each, shares, strict=True)]
+            found.append(tf.add_n(weighed))
+        return found
+
+    return run
+
+
+def _for_microbatch(variable: Any, value: Any, microbatch: Any) -> Any:
+    """The state of random numbers for a microbatch: a stream of its own, the first one Keras's."""
+    if _SEED not in variable.name:
+        return value
+    offset = tf.stack([tf.cast(microbatch, value.dtype), tf.zeros([], value.dtype)])
+    return value + offset
+
+
+def _masked(tensors: Sequence[Any], masks: Sequence[Any]) -> list[Any]:
+    found = []
+    for tensor, mask in zip(tensors, masks, strict=True):
+        if mask is not None:
+            tensor = tf.identity(tensor)
+            tensor._keras_mask = mask
+        found.append(tensor)
+    return found

@@ -1,0 +1,193 @@
+"""A model in stages, each on a device of its own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.config.pipeline_options import replicas_of
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import HookSet
+from tfdist.placement.devices import existing
+from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.pipeline import hooks
+from tfdist.strategies.pipeline.engine import Shape
+from tfdist.strategies.pipeline.schedules import Box, check, ideal_bubble
+from tfdist.strategies.pipeline.trace import write_trace
+from tfdist.strategies.pipeline.trace_plot import check_installed, draw
+from tfdist.strategies.pipeline.train_function import PipelineFunction
+from tfdist.utils.atomic_io import check_writable
+
+#: The ending of a timeline that is drawn.
+_PICTURE = ".png"
+
+
+class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
+    """Trains a model in stages: each device computes its stage of one microbatch after the other.
+
+    A Functional or Sequential model is cut into contiguous chunks when `fit` sees the first batch.
+    `evaluate` and `predict` run the stages one after the other.
+
+    Args:
+        devices: names of devices: those of the stages, in their order; those of a second replica of
+            the pipeline after them, and so on.
+        stages: devices of a replica; all by default.
+        microbatches: parts of a batch, over all replicas; by default one without a flush
+            (`"pipedream"`), else four for each device.
+        schedule: a key of `tfdist.strategies.pipeline.schedules.SCHEDULES`.
+        virtual: with `"interleaved"`, chunks on each device.
+        cuts: the paths of the layers that the second chunk and those after it begin with, or rules
+            and chunks as a mapping; planned by measurement where it is left out.
+        recompute: run forward passes again in backward passes, instead of keeping activations: of
+            all stages, or those of some numbers.
+        vertical_sync: with `"pipedream"`, let all stages use the first stage's version of weights.
+        timeout: seconds that a stage may wait for another.
+
+    Raises:
+        ConfigError: if the options conflict, or a device does not exist.
+    """
+
+    name = "pipeline"
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        stages: int | None = None,
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        virtual: int = 1,
+        cuts: Sequence[str] | Mapping[str, int] | None = None,
+        recompute: bool | Sequence[int] = False,
+        vertical_sync: bool = False,
+        timeout: float = 600.0,
+    ) -> None:
+        stages = stages or len(devices)
+        replicas = replicas_of(len(devices), stages)
+        if microbatches is None:
+            microbatches = 1 if schedule == "pipedream" else 4 * len(devices)
+        check(schedule, stages, microbatches, virtual)
+        _check_replicas(replicas, microbatches, schedule)
+        chunks = range(stages * virtual)
+        again = chunks if recompute is True else recompute or ()
+        self.shape = Shape(
+            schedule=schedule,
+            stages=stages,
+            microbatches=microbatches,
+            virtual=virtual,
+            replicas=replicas,
+            recompute=frozenset(again),
+            vertical_sync=vertical_sync,
+            timeout=timeout,
+        )
+        names = [existing(device) for device in devices]
+        self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
+        self._cuts = cuts
+        self._timeline: str | None = None
+        super().__init__("/CPU:0")
+        self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
+        self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))
+
+    def scope(self) -> Any:
+        """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
+        return Scope(self, tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """The data set itself: batches are read in this process, and go to the stages from here.
+
+        TensorFlow's iterator over one device takes seconds to end where other tasks are connected.
+        """
+        del options
+        return dataset
+
+    def flush(self, model: Any) -> None:
+        """Ends all batches under way, so that the weights are those of all batches given.
+
+        `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
+        `train_on_batch` does it before it looks at weights.
+
+        Args:
+            model: the Keras model.
+        """
+        hooks.flush(model)
+
+    def boxes(self, model: Any) -> list[Box]:
+        """The last steps of a model's stages, with their times; see `trace`."""
+        engine = model.train_function.engine
+        return [] if engine is None else engine.boxes()
+
+    @property
+    def timeline(self) -> str | None:
+        """Where `fit` writes the timeline of its last batches; None writes none.
+
+        A name that ends in `.png` makes it a picture, any other a trace for chrome://tracing.
+
+        Raises:
+            ConfigError: when it is set to a file that cannot be written, or a picture where
+                Matplotlib is not installed.
+        """
+        return self._timeline
+
+    @timeline.setter
+    def timeline(self, path: str | None) -> None:
+        if path is not None:
+            check_writable(path, f"timeline={path!r}")
+            if path.endswith(_PICTURE):
+                check_installed()
+        self._timeline = path
+
+    def _report(self, function: PipelineFunction) -> None:
+        if self.timeline is None or function.engine is None:
+            return
+        try:
+            self._write_timeline(self.timeline, function.engine.last_batch())
+        except Exception as error:
+            # The training is complete: what follows it, such as `save`, must not be lost.
+            warnings.warn(f"The timeline {self.timeline!r} could not be written: {error}")
+            return
+        print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
+
+    def _write_timeline(self, path: str, boxes: Sequence[Box]) -> None:
+        shape = self.shape
+        names = [name for row in self._names for name in row]
+        ideal = ideal_bubble(
+            shape.schedule, shape.stages, shape.microbatches, virtual=shape.virtual
+        )
+        if path.endswith(_PICTURE):
+            draw(path, boxes, title=shape.in_words, names=_short(names), ideal=ideal)
+        else:
+            write_trace(path, boxes, _short(names))
+
+    def _function(self, model: Any) -> PipelineFunction:
+        function = PipelineFunction(model, self.shape, self._names, self._cuts)
+        self._functions.add(function)
+        return function
+
+    def _flush_all(self) -> None:
+        for function in list(self._functions):
+            function.flush()
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Devices as people say them, where they differ by that."""
+    found = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
+    return [name.removeprefix("job:").replace("/task:", " ") for name in found]
+
+
+def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:
+    if replicas > 1 and schedule in ("pipedream", "2bw"):
+        raise ConfigError(
+            f"{replicas} replicas of the pipeline conflict with schedule={schedule!r}, whose "
+            "stages update their weights by themselves. Choose schedule='1f1b', or as many stages "
+            "as devices."
+        )
+    if microbatches % replicas:
+        raise ConfigError(
+            f"microbatches={microbatches} cannot be shared out to {replicas} replicas of the "
+            "pipeline. Give a multiple."
+        )

@@ -1,0 +1,342 @@
+"""Keras's training function over a pipeline."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer
+
+from tfdist.errors import ConfigError
+from tfdist.keras.hooks import exchanged
+from tfdist.placement.devices import on
+from tfdist.placement.place import place
+from tfdist.strategies.pipeline.engine import Engine, Shape
+from tfdist.strategies.pipeline.gradient_sums import GradientSums
+from tfdist.strategies.pipeline.loss import KerasObjective
+from tfdist.strategies.pipeline.partitioning import check_cuttable, chunks_of, cut
+from tfdist.strategies.pipeline.schedules import is_synchronous
+from tfdist.strategies.pipeline.stage import Part
+from tfdist.strategies.pipeline.state import Batch
+
+__all__ = ["PipelineFunction", "examples_of", "sizes_of", "split_rows"]
+
+
+# A global batch as microbatches.
+
+
+def examples_of(data: Any) -> int:
+    """The number of examples of a batch.
+
+    Args:
+        data: a nest of tensors of shape `(batch, ...)`.
+
+    Raises:
+        ConfigError: if a tensor is ragged or sparse.
+    """
+    for leaf in keras.tree.flatten(data):
+        if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
+            raise ConfigError(
+                f"strategy='pipeline' cannot split a {type(leaf).__name__} into microbatches. Make "
+                "it dense in the data set: `tensor.to_tensor()` or `tf.sparse.to_dense(tensor)`."
+            )
+        if leaf is not None:
+            return int(leaf.shape[0])
+    raise ConfigError("The batch is empty: strategy='pipeline' found no tensor in it.")
+
+
+def sizes_of(examples: int, microbatches: int, *, first: bool) -> list[int]:
+    """The sizes of the microbatches: alike, or in a last batch different by one at most.
+
+    Args:
+        examples: of the batch.
+        microbatches: how many.
+        first: whether this is the first batch, which must be divisible: its size is the program's,
+            and not what is left at the end of the data.
+
+    Raises:
+        ConfigError: if the first batch cannot be divided.
+    """
+    if first and examples % microbatches:
+        below = examples // microbatches * microbatches
+        near = " or ".join(str(each) for each in (below, below + microbatches) if each)
+        raise ConfigError(
+            f"microbatches={microbatches} does not divide the batch of {examples} examples. Choose "
+            f"a batch of {near} examples, or a number of microbatches that divides {examples}."
+        )
+    count = min(examples, microbatches)
+    least, more = divmod(examples, count)
+    return [least + (number < more) for number in range(count)]
+
+
+def split_rows(data: Any, sizes: Sequence[int]) -> list[Any]:
+    """Parts of a nest of tensors, one after the other.
+
+    Args:
+        data: a nest of tensors of shape `(batch, ...)` and Nones.
+        sizes: the parts' numbers of examples.
+    """
+    flat = keras.tree.flatten(data)
+    parts = [
+        [None] * len(sizes) if leaf is None else tf.split(leaf, list(sizes), 0) for leaf in flat
+    ]
+    return [
+        keras.tree.pack_sequence_as(data, [each[number] for each in parts])
+        for number in range(len(sizes))
+    ]
+
+
+class PipelineFunction:
+    """What Keras calls for each step: `model.train_function`.
+
+    Args:
+        model: the model.
+        shape: the pipeline.
+        devices: full names; for each replica of the pipeline one for each stage.
+        stages: the paths of the layers that stages begin with; None to plan by measurement.
+
+    Attributes:
+        seen: called with the data of each step, before it is run.
+    """
+
+    seen: Callable[[Any], None] | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        shape: Shape,
+        devices: Sequence[Sequence[str]],
+        stages: Sequence[str] | Mapping[str, int] | None,
+    ) -> None:
+        _check(model, shape)
+        self._strategy = tf.distribute.get_strategy()
+        self._model, self._shape, self._devices, self._stages = model, shape, devices, stages
+        self.engine: Engine | None = None
+        self._sizes: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._graph: Any = None
+        self._objective: Any = None
+        self._updates: dict[Any, Any] = {}
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs the steps of an execution.
+
+        Args:
+            iterator: an iterator over batches.
+
+        Returns:
+            The logs so far.
+
+        Raises:
+            StopIteration: at the end of the data.
+        """
+        for number in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if number == 0:
+                    raise
+                break
+            self._step(data)
+        return self._model.get_metrics_result()
+
+    def close(self) -> None:
+        """Ends the pipeline's threads."""
+        if self.engine is not None:
+            self.engine.close()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are batches that have not ended."""
+        return self.engine is not None and not self.engine.is_empty
+
+    def flush(self) -> None:
+        """Ends all batches under way, so that the weights are those of all batches given."""
+        if self.engine is not None and self.is_under_way:
+            self._track(self.engine.flush())
+
+    def _step(self, data: Any) -> None:
+        if self.seen is not None:
+            self.seen(data)
+        count = examples_of(data)
+        sizes = sizes_of(count, self._shape.microbatches, first=self.engine is None)
+        if len(sizes) < self._shape.microbatches and not is_synchronous(self._shape.schedule):
+            raise ConfigError(
+                f"A batch of {count} examples conflicts with microbatches="
+                f"{self._shape.microbatches}, as schedule={self._shape.schedule!r} goes on from "
+                "batch to batch. Leave the last batch out (drop_remainder=True)."
+            )
+        engine = self.engine or self._build(data, sizes[0])
+        x, *targets = unpack_x_y_sample_weight(data)
+        flat = self._graph._standardize_inputs(x)
+        inputs = split_rows(flat, sizes)
+        scale = 1.0
+        if self._model.optimizer is not None:
+            scale = float(self._model.optimizer.scale_loss(tf.constant(1.0)))
+        examples = [unpack_x_y_sample_weight(part) for part in split_rows(data, sizes)]
+        nest = keras.tree.map_structure(lambda leaf: leaf is not None, examples[0][1:])
+        batch = Batch(
+            number=0,
+            examples=examples,
+            inputs=flat,
+            targets=keras.tree.flatten(tuple(targets)),
+            labels=[keras.tree.flatten(each[1:]) for each in examples],
+            nest=nest,
+            form=repr(nest),
+            sizes=sizes,
+            scale=scale,
+            version=(),
+        )
+        self._sizes[engine.number] = count
+        self._track(engine.train(inputs, batch))
+        # Keras's metrics have a result when they have seen a microbatch.
+        engine.wait_for(self._objective.measured)
+
+    def _build(self, data: Any, size: int) -> Engine:
+        """Cuts and places the model when the first batch is known."""
+        x, _, _ = unpack_x_y_sample_weight(data)
+        (first, *_) = split_rows(x, [size, examples_of(data) - size])
+        if not self._model.built:
+            self._model(first)
+        self._graph, units = check_cuttable(self._model)
+        count = self._shape.chunks
+        chunk_of, table = chunks_of(self._model, units, first, count, self._stages)
+        made = cut(self._graph, units, chunk_of, count)
+        names = self._devices[0]
+        if table:
+            print(table, file=sys.stderr, flush=True)
+        function = self._model.train_function
+        place(
+            self._model,
+            {path: names[chunk % len(names)] for path, chunk in chunk_of.items()},
+        )
+        self._model.train_function = function
+        self._objective = KerasObjective(self._model, self._graph, self._lock)
+        self.engine = Engine(
+            self._shape, made, self._devices, self._objective, self._apply, self._iterations
+        )
+        return self.engine
+
+    def _iterations(self) -> int:
+        return int(self._model.optimizer.iterations.numpy())
+
+    def _track(self, losses: Mapping[int, float]) -> None:
+        for number, loss in losses.items():
+            self._model._loss_tracker.update_state(loss, sample_weight=self._sizes.pop(number))
+
+    def _apply(
+        self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: int | None
+    ) -> None:
+        """Applies and clears gradients; see `tfdist.strategies.pipeline.engine.Apply`."""
+        every = [each for _, parts in sums for each in parts]
+        for each in every:
+            each.settle()
+        rows = [_rows_of(part, parts) for part, parts in sums]
+        key = tuple(
+            (part.number, *found, *(t for each in parts for t in each.touched))
+            for (part, parts), found in zip(sums, rows, strict=True)
+        )
+        with self._lock:
+            if key not in self._updates:
+                self._updates[key] = tf.function(
+                    lambda count, rows: self._applied(sums, count, rows),
+                    autograph=False,
+                    reduce_retracing=True,
+                )
+            # The threads of a pipeline are in no scope of their own.
+            with self._strategy.scope():
+                count = None if before is None else tf.constant(before, tf.int64)
+                self._updates[key](count, rows)
+        for each in every:
+            each.clear()
+
+    def _applied(
+        self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: Any, rows: Any
+    ) -> None:
+        optimizer = self._model.optimizer
+        if before is not None:
+            iterations = optimizer.iterations._value
+            iterations.assign(tf.cast(before, iterations.dtype))
+        grads, weights = [], []
+        for (part, parts), own in zip(sums, rows, strict=True):
+            for i, weight in enumerate(part.weights):
+                with on(part.device):
+                    grad = _sum_of(weight, i, parts, own.get(str(i)))
+                if grad is not None:
+                    grads.append(grad)
+                    weights.append(weight)
+
+        def on_replica() -> None:
+            with exchanged.up():
+                optimizer.apply(grads, weights)
+
+        self._strategy.run(on_replica)
+
+
+def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
+    """The gradients of rows of all microbatches and replicas, by the number of their weight."""
+    found = {}
+    with on(part.device):
+        for i in range(len(part.weights)):
+            rows = [each for sums in parts for each in sums.rows[i]]
+            if rows:
+                values, numbers = zip(*rows, strict=True)
+                found[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
+    return found
+
+
+def _sum_of(weight: Any, i: int, parts: Sequence[GradientSums], rows: Any) -> Any:
+    """The gradient of a weight, in a graph; None where there is none."""
+    dense = [each.variables[i].read_value() for each in parts if each.touched[i]]
+    if rows is None:
+        return tf.add_n(dense) if dense else None
+    sparse = tf.IndexedSlices(*rows, tf.constant(list(weight.shape), rows[1].dtype))
+    return tf.add_n([*dense, tf.convert_to_tensor(sparse)]) if dense else sparse
+
+
+def _check(model: Any, shape: Shape) -> None:
+    """Refuses what a pipeline cannot run, before the first step.
+
+    Raises:
+        ConfigError: for a `train_step` or `compute_loss` of the model's own, for eager steps, and
+            for a clipping over all weights where each stage updates by itself.
+    """
+    kind = type(model)
+    for name, stock in (("train_step", TensorFlowTrainer), ("compute_loss", Trainer)):
+        if getattr(kind, name) is not getattr(stock, name):
+            raise ConfigError(
+                f"{kind.__name__}.{name} conflicts with strategy='pipeline', which runs the model "
+                "in parts. Use a compiled loss and `add_loss`, or strategy='single' with "
+                "tfdist.place."
+            )
+    if model.run_eagerly:
+        raise ConfigError(
+            "run_eagerly=True conflicts with strategy='pipeline', whose stages run graphs. Compile "
+            "with run_eagerly=False, or debug with strategy='single'."
+        )
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if not is_synchronous(shape.schedule):
+        _check_asynchronous(model.optimizer, optimizer, shape.schedule)
+
+
+def _check_asynchronous(outer: Any, optimizer: Any, schedule: str) -> None:
+    what = ""
+    if outer is not optimizer:
+        what = "LossScaleOptimizer, whose scale changes between updates"
+    elif optimizer.global_clipnorm is not None:
+        what = f"global_clipnorm={optimizer.global_clipnorm}, the norm of all stages' gradients"
+    elif optimizer.gradient_accumulation_steps:
+        what = f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"
+    elif optimizer.use_ema:
+        what = "use_ema=True"
+    if what:
+        raise ConfigError(
+            f"The optimizer's {what} conflicts with schedule={schedule!r}, where each stage "
+            "updates its own weights. Leave it out, or choose schedule='1f1b'."
+        )
