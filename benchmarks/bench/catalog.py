@@ -38,7 +38,8 @@ PEERS: dict[str, Peer] = {
     ),
     "loop_keras": Peer(title="ClusterCoordinator loop, Keras 3 model"),
     "loop_tfdist": Peer(
-        title="ClusterCoordinator loop, Keras 3 model, on tfdist", needs=("tfdist.strategies.parameter_server",)
+        title="ClusterCoordinator loop, Keras 3 model, on tfdist",
+        needs=("tfdist.strategies.parameter_server",),
     ),
     "tfdist_fit": Peer(title="tfdist, model.fit", needs=("tfdist.strategies.parameter_server",)),
 }

@@ -194,7 +194,7 @@ def saved_and_moved(strategy: Any, directory: str) -> dict[str, Any]:
 
 def under_single(strategy: Any) -> float:
     """In the scope of `single`, that has a device of its own."""
-    from tfdist.strategies.single import Single
+    from tfdist.strategies.single.strategy import Single
 
     x, y = data("convolutional")
     plain = convolutional()

@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from tests.cluster import texts
 from tests.cluster.test_spec import addresses
 from tfdist.cluster.ports import HeldPorts
-from tfdist.cluster.spec import Address, ClusterSpec, Task, is_loopback
+from tfdist.cluster.spec import Address, ClusterSpec, ClusterUse, Task, is_loopback
 from tfdist.cluster.tf_config import Finding, check_tf_config, parse_tf_config, refuse_gaps
 from tfdist.cluster.validation.network import Resolution, ThisMachine
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 
 W2 = ["10.0.0.1:12345", "10.0.0.2:12345"]
 FIRST = {"type": "worker", "index": 0}
+
+
+def use_of(strategy: str | None) -> ClusterUse | None:
+    return None if strategy is None else spec_of(strategy).use
 
 
 def text_of(cluster: Any = None, task: Any = None, **more: Any) -> str:
@@ -209,7 +214,7 @@ def test_an_evaluator_outside_of_the_cluster_is_accepted() -> None:
 
 def test_a_chief_and_workers_are_fine() -> None:
     text = text_of({"chief": ["c:1"], "worker": W2}, {"type": "worker", "index": 1})
-    (summary,) = check_tf_config(text, strategy="multi_worker")
+    (summary,) = check_tf_config(text, use=use_of("multi_worker"))
     assert summary.severity == "ok"
     assert '1 chief, 2 workers; this process is worker 1, at "10.0.0.2:12345"' in summary.problem
 
@@ -483,7 +488,7 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_a_mistake_is_named_with_its_value_and_remedy(name: str) -> None:
     text, strategy, where, problem, remedy = ERRORS[name]
-    errors = [f for f in check_tf_config(text, strategy=strategy) if f.severity == "error"]
+    errors = [f for f in check_tf_config(text, use=use_of(strategy)) if f.severity == "error"]
     found = next((f for f in errors if f.where == where), None)
     assert found is not None, errors
     assert problem in found.problem
@@ -547,7 +552,7 @@ WARNINGS: dict[str, tuple[str, str | None, str, str, str]] = {
 @pytest.mark.parametrize("name", WARNINGS)
 def test_a_doubt_is_named_with_its_value_and_remedy(name: str) -> None:
     text, strategy, where, problem, remedy = WARNINGS[name]
-    findings = check_tf_config(text, strategy=strategy)
+    findings = check_tf_config(text, use=use_of(strategy))
     assert all(f.severity != "error" for f in findings)
     (found,) = [f for f in findings if f.severity == "warning" and f.where == where]
     assert problem in found.problem
@@ -576,7 +581,7 @@ def test_all_mistakes_are_found_at_once() -> None:
 
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'mirorred'.*multi_worker"):
-        check_tf_config(text_of(), strategy="mirorred")
+        use_of("mirorred")
 
 
 # --- What only the machine can tell ---------------------------------------------------------------
@@ -611,7 +616,7 @@ NETWORK = FakeNetwork({"hosta": "10.0.0.1", "hostb": "10.0.0.2"}, frozenset({"10
 
 
 def severe(text: str, network: FakeNetwork) -> list[Finding]:
-    findings = check_tf_config(text, strategy="multi_worker", network=network)
+    findings = check_tf_config(text, use=use_of("multi_worker"), network=network)
     return [f for f in findings if f.severity != "ok"]
 
 
@@ -632,7 +637,7 @@ def test_own_port_in_use() -> None:
 def test_what_is_ignored_is_not_checked_further(strategy: str) -> None:
     network = dataclasses.replace(NETWORK, busy=frozenset({12345}))
     text = text_of({"worker": [W2[0], "localhost:1"]})
-    (summary, ignored) = check_tf_config(text, strategy=strategy, network=network)
+    (summary, ignored) = check_tf_config(text, use=use_of(strategy), network=network)
     assert (summary.severity, ignored.severity) == ("ok", "warning")
 
 
@@ -677,7 +682,7 @@ def test_this_machine_knows_itself() -> None:
     with HeldPorts(2) as held:
         workers = [str(address) for address in held.addresses]
         text = text_of({"worker": workers})
-        (summary,) = check_tf_config(text, strategy="multi_worker", network=ThisMachine())
+        (summary,) = check_tf_config(text, use=use_of("multi_worker"), network=ThisMachine())
     assert summary.severity == "ok"
 
 

@@ -30,6 +30,9 @@ ON_ONE_DEVICE = ("test_training", "test_batches")
 #: Loops that need TensorFlow's coordinator on a parameter server; tests/servers has one with it.
 WITHOUT_COORDINATOR = ("test_loop_written_for_tf_distribute", "test_gather_and_reduce")
 
+#: On parameter servers, workers read a data set anew in each `fit` (docs/promise.md).
+READ_ON = ("test_passes_that_go_on_in_the_next_fit",)
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs each test on the strategies; those of single devices on the basic ones only."""
@@ -38,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("target", COLLECTIVE, scope="function")
     elif "target" in metafunc.fixturenames and module != "test_three_workers":
         names = [n for n in STRATEGIES if n != "single" or module in ON_ONE_DEVICE]
-        if metafunc.function.__name__ in WITHOUT_COORDINATOR:
+        if metafunc.function.__name__ in (*WITHOUT_COORDINATOR, *READ_ON):
             names.remove("parameter_server")
         metafunc.parametrize("target", names, scope="function")
 

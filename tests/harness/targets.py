@@ -54,16 +54,16 @@ TARGETS: dict[str, Target] = {
             devices=2,
             options={"devices": ("cpu:0", "cpu:1"), "microbatches": 4},
         ),
-        Target(name="single", strategy="tfdist.strategies.single:Single"),
-        Target(name="mirrored", strategy="tfdist.strategies.mirrored:Mirrored", devices=2),
+        Target(name="single", strategy="tfdist.strategies.single.strategy:Single"),
+        Target(name="mirrored", strategy="tfdist.strategies.mirrored.strategy:Mirrored", devices=2),
         Target(
             name="multi_worker",
-            strategy="tfdist.strategies.multi_worker:MultiWorker",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=2,
         ),
         Target(
             name="multi_worker3",
-            strategy="tfdist.strategies.multi_worker:MultiWorker",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=3,
         ),
         Target(

@@ -63,9 +63,10 @@ def test_a_command_of_the_tour_runs(folder, command):
 
 def test_the_tf_config_of_the_tour_is_well_formed():
     from tfdist.cluster.tf_config import check_tf_config
+    from tfdist.config.strategy_spec import spec_of
 
     (text,) = re.findall(r"^    export TF_CONFIG='(.+)'$", README, re.MULTILINE)
-    findings = check_tf_config(text, strategy="multi_worker")
+    findings = check_tf_config(text, use=spec_of("multi_worker").use)
     assert [f for f in findings if f.severity == "error"] == []
 
 

@@ -59,21 +59,37 @@ MUTANTS: list[Mutant] = [
         ("1 if config.staleness is None else config.staleness", "1"),
     ),
     *_of(
-        "tfdist/strategies/factory.py",
+        "tfdist/strategies/pipeline/start.py",
         _WIRING,
         ("recompute=config.recompute,", ""),
         ("vertical_sync=config.vertical_sync,", ""),
         ("virtual=config.virtual,", ""),
         ("timeout=config.stage_timeout,", ""),
         ("made.timeline = config.timeline", "pass"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/start.py",
+        _WIRING,
         ("            config.wire_dtype,", '            "float32",'),
         ("            config.max_shards,", ""),
         ("backup_workers=config.backup_workers,", ""),
         ("on_stale=config.on_stale,", ""),
+    ),
+    *_of(
+        "tfdist/strategies/horovod/start.py",
+        _WIRING,
         ("groups=config.groups or 1", "groups=1"),
         ("rendezvous.prepare(config, cluster", "rendezvous.prepare(StrategyConfig(), cluster"),
+    ),
+    *_of(
+        "tfdist/strategies/multi_worker/start.py",
+        _WIRING,
         ("communication_for(gpus, config.communication)", 'communication_for(gpus, "auto")'),
         ("gpus), options, len(devices))", "gpus), options)"),
+    ),
+    *_of(
+        "tfdist/strategies/connection.py",
+        _WIRING,
         ("seconds = config.start_timeout", "seconds = 60.0"),
     ),
     *_of(

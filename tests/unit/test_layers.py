@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.config.strategy_spec import specs
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tfdist"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -164,3 +166,24 @@ def test_only_one_module_touches_the_environment():
         if path.name != "environment.py":
             assert "os.environ" not in path.read_text(), path
             assert "getenv" not in path.read_text(), path
+
+
+def test_nothing_but_the_strategies_compares_their_names():
+    """What differs between strategies is a field of `StrategySpec`."""
+    found = []
+    for path in FILES:
+        if room_of(module_of(path)) == "strategies":
+            continue
+        for node in ast.walk(tree_of(path)):
+            parts = list(node.keys) if isinstance(node, ast.Dict) else []
+            parts += [node] if isinstance(node, ast.Compare | ast.MatchValue) else []
+            words = {
+                each.value
+                for part in parts
+                for each in ast.walk(part or ast.Constant(None))
+                if isinstance(each, ast.Constant)
+            }
+            if words & set(specs()):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    # The name of Horovod's distribution is that of the strategy.
+    assert [line for line in found if "installed_version('horovod')" not in line] == []

@@ -23,9 +23,14 @@ from tfdist.cli.main import app
 from tfdist.cli.planning import check_horovod
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.config.strategy_config import StrategyConfig
-from tfdist.strategies import factory
+from tfdist.strategies import connection, factory
 from tfdist.strategies.horovod import rendezvous
+from tfdist.strategies.horovod import start as horovod
 from tfdist.strategies.membership import Member
+from tfdist.strategies.mirrored import start as mirrored
+from tfdist.strategies.multi_worker import start as multi_worker
+from tfdist.strategies.parameter_server import start as parameter_server
+from tfdist.strategies.pipeline import start as pipeline
 
 MIB = 2**20
 
@@ -284,20 +289,21 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(factory, "_active", [])
-    monkeypatch.setattr(factory, "prepare_devices", prepared)
-    monkeypatch.setattr(factory, "Mirrored", made())
-    monkeypatch.setattr(factory, "prepare_devices", prepared)
-    monkeypatch.setattr(factory, "hard_deadline", deadline)
-    monkeypatch.setattr(factory, "communication_for", communicating)
-    monkeypatch.setattr(factory, "_seed", lambda member: None)
-    monkeypatch.setattr(factory, "MultiWorker", made("resolver", "options", "cpu_devices"))
+    for start in (mirrored, multi_worker, pipeline):
+        monkeypatch.setattr(start, "prepare_devices", prepared)
+    monkeypatch.setattr(mirrored, "Mirrored", made())
+    monkeypatch.setattr(connection, "hard_deadline", deadline)
+    for start in (multi_worker, horovod, parameter_server, pipeline):
+        monkeypatch.setattr(start, "seed_from", lambda member: None)
+    monkeypatch.setattr(multi_worker, "communication_for", communicating)
+    monkeypatch.setattr(multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices"))
     servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards", "step_timeout")
-    monkeypatch.setattr(factory, "ParameterServer", made(*servers))
-    monkeypatch.setattr(factory, "Pipeline", made())
+    monkeypatch.setattr(parameter_server, "ParameterServer", made(*servers))
+    monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
-    monkeypatch.setattr(factory.library, "load", lambda: ring)
-    monkeypatch.setattr(factory, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(factory, "Horovod", made("device", "gradients"))
+    monkeypatch.setattr(horovod.library, "load", lambda: ring)
+    monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
+    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients"))
     monkeypatch.setattr(rendezvous, "_meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)

@@ -11,6 +11,7 @@ from typing import Any
 from tfdist.cli.request import Request
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.resolution import load_file
+from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
 
 __all__ = ["given_by_file", "settled", "use_in"]
@@ -26,7 +27,7 @@ def settled(request: Request) -> Request:
     """
     name = _strategy(request)
     line = None if request.every_task or request.env_only else use_in(request.script)
-    if line is not None and name == "parameter_server":
+    if line is not None and name in having(lambda spec: spec.has_servers):
         why = f"line {line} of {request.script} uses {_MODULE}"
         return dataclasses.replace(request, every_task=True, why_every_task=why)
     if request.evaluator and not request.every_task:

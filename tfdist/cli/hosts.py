@@ -13,7 +13,8 @@ from tfdist.cluster.environments import hostfile as host_files
 from tfdist.cluster.environments.base import DEFAULT_PORT, addresses
 from tfdist.cluster.ports import HeldPorts, local_among
 from tfdist.cluster.spec import ClusterSpec
-from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import having, spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch.ssh import Ssh, cluster_on
 
@@ -76,16 +77,18 @@ def cluster_of(
         ConfigError: if there are too few slots, or the strategy runs in one process.
         StartError: if a machine cannot be used.
     """
-    if config.strategy not in CLUSTERED:
+    spec = spec_of(config.strategy)
+    if not spec.is_clustered:
+        clustered = having(lambda other: other.is_clustered)
         raise ConfigError(
             f"--hosts conflicts with strategy={config.strategy!r}, which runs in one process. "
-            f"Choose {', '.join(CLUSTERED)}, or leave it out."
+            f"Choose {', '.join(clustered)}, or leave it out."
         )
     placed = list(assign(machines, config.processes))
     places: dict[str, list[str]] = {"worker": placed}
-    if config.strategy == "pipeline":
+    if spec.has_stages:
         places = {"chief": placed[:1], "worker": placed[1:]}
-    if config.strategy == "parameter_server":
+    if spec.has_servers:
         names = list(machines)
         places = {
             "chief": names[:1],

@@ -19,7 +19,8 @@ from tfdist.cluster.environments import detection
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, own_tf_config, parse_tf_config, refuse_gaps
 from tfdist.config.resolution import Resolved, load_file, resolve
-from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import having, spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch.plan import (
     BETWEEN_GRAPH,
@@ -33,8 +34,6 @@ from tfdist.launch.plan import (
     plan_member,
 )
 from tfdist.launch.ssh import plan_hosts
-from tfdist.strategies.horovod import library
-from tfdist.strategies.horovod.rendezvous import started_by_horovodrun
 from tfdist.strategies.pipeline import trace_plot
 from tfdist.utils.atomic_io import check_writable
 
@@ -98,12 +97,16 @@ def without_strategy(request: Request) -> Iterator[Job]:
         yield Job(plan, None, None, gpus, request.why_every_task)
 
 
+def _with_servers() -> list[str]:
+    return having(lambda spec: spec.has_servers)
+
+
 def _counts(request: Request) -> dict[str, int]:
     """The numbers of tasks that were given; nothing else goes with `--every-task`."""
     file = dict(given_by_file(request.strategy))
     name = file.pop("strategy", None)
     given = {name: value for name, value in request.given.items() if value is not None}
-    others = [] if name in (None, "parameter_server") else ["strategy"]
+    others = [] if name in (None, *_with_servers()) else ["strategy"]
     given = {**file, **given}
     others += [name for name in given if name not in _OF_EVERY_TASK]
     if others:
@@ -138,7 +141,7 @@ def check_horovod(config: StrategyConfig) -> None:
     Raises:
         ConfigError: if it is missing, or was built for another TensorFlow.
     """
-    problem = library.problem() if config.strategy == "horovod" else None
+    problem = spec_of(config.strategy).missing()
     if problem is not None:
         raise ConfigError(problem)
 
@@ -171,7 +174,7 @@ def cluster_here(
         ConfigError: if two environments contradict each other, or one has a mistake.
     """
     told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
-    if told is not None or config.strategy not in CLUSTERED:
+    if told is not None or not spec_of(config.strategy).is_clustered:
         yield Here(environ)
         return
     with detection.found(environ, config.roles, chosen) as found:
@@ -184,7 +187,7 @@ def cluster_here(
 
 def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:
     """Whether Horovod's own launcher has started this process."""
-    return config.strategy == "horovod" and started_by_horovodrun(environ)
+    return spec_of(config.strategy).is_started_elsewhere(environ)
 
 
 def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
@@ -206,10 +209,6 @@ def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     return dataclasses.replace(
         resolved, config=dataclasses.replace(resolved.config, processes=size)
     )
-
-
-#: The strategies that have one device in each process.
-_ONE_DEVICE = ("parameter_server", "horovod")
 
 
 @contextlib.contextmanager
@@ -247,7 +246,7 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
     with cluster_here(resolved.config, environ, request.environment) as here:
         environ = here.environ
         text = own_tf_config(environ)
-        if text is not None and resolved.config.strategy in CLUSTERED:
+        if text is not None and spec_of(resolved.config.strategy).is_clustered:
             making = _as_member(request, resolved, text, here, gpus)
         elif is_rank(resolved.config, environ):
             making = _as_rank(request, resolved, environ, gpus)
@@ -358,7 +357,7 @@ def _on_this_machine(
             log_dir=request.log_dir or logs.default_place(),
             environ=environ,
             gpus=gpus,
-            devices=1 if config.strategy in _ONE_DEVICE else config.devices,
+            devices=1 if spec_of(config.strategy).one_device else config.devices,
         )
         yield Job(plan, resolved, seed, gpus)
 
@@ -369,7 +368,7 @@ def _check_timeline(config: StrategyConfig) -> None:
     Raises:
         ConfigError: if not.
     """
-    path, drawn = config.timeline, config.strategy == "pipeline"
+    path, drawn = config.timeline, spec_of(config.strategy).draws_timelines
     if path is None:
         return
     check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
@@ -381,7 +380,7 @@ def _check_timeline(config: StrategyConfig) -> None:
 def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
     """The tasks of this machine on ports that are held, or None for a single process."""
     counts = config.counts
-    if config.strategy not in CLUSTERED or (config.strategy == "pipeline" and not counts["worker"]):
+    if not spec_of(config.strategy).is_clustered or not counts["worker"]:
         yield None
         return
     with hold_ports(sum(counts.values())) as held:
@@ -390,9 +389,10 @@ def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
 
 def _roles(config: StrategyConfig) -> Mapping[str, Role]:
     """The roles of the tasks that serve the chief."""
-    if config.strategy == "pipeline":
+    spec = spec_of(config.strategy)
+    if spec.has_stages:
         return STAGED if config.processes > 1 else {}
-    return SERVED if config.strategy == "parameter_server" else {}
+    return SERVED if spec.has_servers else {}
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
@@ -423,10 +423,7 @@ def _counts_of_cluster(
     Other options are checked against them, such as `backup_workers`.
     """
     given = {**(load_file(file) if file is not None else {}), **flags}
-    if text is None or given.get("strategy", "parameter_server") not in (
-        "parameter_server",
-        "auto",
-    ):
+    if text is None or given.get("strategy", "auto") not in ("auto", *_with_servers()):
         return {}
     try:
         listed = parse_tf_config(text)[0].addresses
@@ -449,8 +446,8 @@ def _flags(request: Request) -> tuple[dict[str, Any], Path | None]:
     if file is None and strategy is not None:
         flags["strategy"] = strategy
     name = strategy if file is None else load_file(file).get("strategy")
-    if name == "mirrored" and "processes" in flags:
-        _count_as_devices(flags)
+    if name in having(lambda spec: spec.processes_are_devices) and "processes" in flags:
+        _count_as_devices(str(name), flags)
     return flags, file
 
 
@@ -459,14 +456,14 @@ def _is_file(strategy: str) -> bool:
     return strategy.endswith(".toml") or os.sep in strategy
 
 
-def _count_as_devices(flags: dict[str, Any]) -> None:
-    """`-n` of the mirrored strategy, which has one process, counts its devices."""
+def _count_as_devices(name: str, flags: dict[str, Any]) -> None:
+    """`-n` of a strategy that has one process counts its devices."""
     count = flags.pop("processes")
     devices = flags.setdefault("devices", count)
     if devices != count:
         raise ConfigError(
-            f"-n {count} conflicts with --devices {devices}: with strategy 'mirrored' both give "
-            "the number of devices of its one process. Remove one of them."
+            f"-n {count} conflicts with --devices {devices}: with strategy {name!r} both "
+            "give the number of devices of its one process. Remove one of them."
         )
 
 
@@ -475,13 +472,14 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
     cluster, task = place_of(text)
     config = resolved.config
     refuse_gaps(cluster, f"strategy={config.strategy!r}")
-    if config.strategy == "parameter_server":
-        found = check_tf_config(text, strategy=config.strategy)
+    spec = spec_of(config.strategy)
+    if spec.has_servers:
+        found = check_tf_config(text, use=spec.use)
         errors = [finding for finding in found if finding.severity == "error"]
         if errors:
             lines = "\n".join(f"  {finding}" for finding in errors)
             raise ConfigError(
-                f"TF_CONFIG does not go with strategy='parameter_server':\n{lines}\n"
+                f"TF_CONFIG does not go with strategy={spec.name!r}:\n{lines}\n"
                 "A program that workers and parameter servers all run by themselves is started "
                 "with --every-task instead of a strategy."
             )
@@ -494,7 +492,7 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
 def _for_cluster(resolved: Resolved, cluster: ClusterSpec) -> Resolved:
     """The configuration with the cluster's size, so that all tasks have the same."""
     counts: dict[str, Any] = {"processes": max(1, len(cluster.computing))}
-    if resolved.config.strategy == "parameter_server":
+    if spec_of(resolved.config.strategy).has_servers:
         workers, servers = cluster.addresses["worker"], cluster.addresses["ps"]
         counts = {"processes": len(workers), "ps": len(servers)}
     config = dataclasses.replace(resolved.config, **counts)

@@ -10,18 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tfdist.cluster.spec import Task
-from tfdist.config.pipeline_options import SCHEDULES
+from tfdist.cluster.spec import Task, Topology
 from tfdist.config.resolution import Resolved
-from tfdist.config.server_options import ON_STALE
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.gradients.rule import rule_from
 from tfdist.launch.plan import JobPlan, TaskPlan
 
 __all__ = ["commands", "note", "table"]
 
 #: What the tasks of a parameter-server job do.
-_PARTS = {"chief": "runs the script", "worker": "trains", "ps": "holds weights"}
+_PARTS = {
+    Topology.SERVERS: {"chief": "runs the script", "worker": "trains", "ps": "holds weights"},
+    Topology.STAGES: {"worker": "stages; the script runs on the chief"},
+}
 
 
 def note(text: str, new_line: bool = False) -> None:
@@ -77,44 +78,38 @@ def _rows(
     plan: JobPlan, resolved: Resolved, seed: int | None, gpus: tuple[str, ...]
 ) -> list[tuple[str, str]]:
     config = resolved.config
-    if config.strategy == "pipeline":
-        return _rows_of_pipeline(plan, resolved, seed)
-    served = config.strategy == "parameter_server"
+    spec = spec_of(config.strategy)
     why = resolved.reasons.get("strategy")
-    tasks = _training(plan, served)
-    each = _devices_each(plan, resolved, gpus)
-    replicas = len(tasks) * each
-    what = "workers" if served else "tasks"
-    share = f" ({each} in each of {len(tasks)} {what})" if len(tasks) > 1 else ""
+    described = dict(
+        spec.describe(config) if spec.describe else {"update mode": rule_from(config).in_words}
+    )
+    first = next(iter(described))
     return [
         ("strategy", f"{config.strategy} ({why})" if why else config.strategy),
-        ("update mode", _mode(config)),
-        ("tasks", _tasks(plan, _PARTS if served else {})),
-        ("replicas", f"{replicas}{share}"),
-        ("devices", _devices(plan, each, gpus, tasks)),
-        ("weights", _weights(config) if served else ""),
+        (first, described.pop(first)),
+        ("tasks", _tasks(plan, _PARTS.get(spec.topology, {}))),
+        *_rows_of_devices(plan, resolved, spec, gpus),
+        *described.items(),
         ("seed", _seed(config.seed, seed)),
         ("flags", _flags(resolved)),
     ]
 
 
-def _rows_of_pipeline(plan: JobPlan, resolved: Resolved, seed: int | None) -> list[tuple[str, str]]:
+def _rows_of_devices(
+    plan: JobPlan, resolved: Resolved, spec: StrategySpec, gpus: tuple[str, ...]
+) -> list[tuple[str, str]]:
     config = resolved.config
-    why = resolved.reasons.get("strategy")
-    tasks = 1 if plan.cluster is None else len(list(plan.cluster.tasks()))
-    stages = f"{config.stages}" if config.stages else "as many as devices"
-    virtual = f" of {config.virtual} parts each" if config.virtual > 1 else ""
-    each = "4 for each device" if config.microbatches is None else f"{config.microbatches}"
-    alone = f"{config.devices or config.stages or 1} of one process"
+    if spec.has_stages:
+        count = 1 if plan.cluster is None else len(list(plan.cluster.tasks()))
+        alone = f"{config.devices or config.stages or 1} of one process"
+        return [("devices", f"those of {count} tasks" if count > 1 else alone)]
+    tasks = _training(plan, spec.has_servers)
+    each = _devices_each(plan, resolved, spec, gpus)
+    what = "workers" if spec.has_servers else "tasks"
+    share = f" ({each} in each of {len(tasks)} {what})" if len(tasks) > 1 else ""
     return [
-        ("strategy", f"{config.strategy} ({why})" if why else config.strategy),
-        ("schedule", f"{config.schedule} ({SCHEDULES[config.schedule]})"),
-        ("tasks", _tasks(plan, {"worker": "stages; the script runs on the chief"})),
-        ("devices", f"those of {tasks} tasks" if tasks > 1 else alone),
-        ("stages", stages + virtual),
-        ("microbatches", "1" if config.schedule == "pipedream" else each),
-        ("seed", _seed(config.seed, seed)),
-        ("flags", _flags(resolved)),
+        ("replicas", f"{len(tasks) * each}{share}"),
+        ("devices", _devices(plan, each, gpus, tasks)),
     ]
 
 
@@ -141,38 +136,6 @@ def _training(plan: JobPlan, served: bool) -> tuple[Task, ...]:
     return tuple(task for task in plan.cluster.computing if task.type == "worker" or not served)
 
 
-def _mode(config: StrategyConfig) -> str:
-    """The update mode with its options, in words."""
-    if config.strategy != "parameter_server":
-        return rule_from(config).in_words
-    if config.mode == "stale" and config.on_stale == "damp":
-        return f"stale ({ON_STALE['damp']})"
-    if config.mode == "stale":
-        return (
-            f"stale (no gradient is applied after more than {config.staleness} other updates: "
-            f"{ON_STALE[config.on_stale]})"
-        )
-    if config.mode == "async":
-        return "async (each worker's gradient is an update of its own)"
-    if config.backup_workers:
-        enough = config.processes - config.backup_workers
-        return f"sync (an update takes the first {enough} of {config.processes} gradients)"
-    return config.mode
-
-
-def _weights(config: StrategyConfig) -> str:
-    """Where the weights are and how they travel, in words."""
-    most = config.ps if config.max_shards is None else config.max_shards
-    parts = f"on {config.ps} parameter server{'s' if config.ps > 1 else ''}"
-    if config.ps > 1 and most > 1:
-        least = config.min_shard_bytes
-        size = f"{least / (1 << 20):g} MiB" if least >= 1 << 20 else f"{least} bytes"
-        parts += f", large ones in up to {most} parts of at least {size}"
-    if config.wire_dtype != "float32":
-        parts += f", sent as {config.wire_dtype}"
-    return parts
-
-
 def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
     if plan.cluster is None:
         return "one process"
@@ -186,9 +149,11 @@ def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _devices_each(plan: JobPlan, resolved: Resolved, gpus: tuple[str, ...]) -> int:
+def _devices_each(
+    plan: JobPlan, resolved: Resolved, spec: StrategySpec, gpus: tuple[str, ...]
+) -> int:
     """Replicas in each process."""
-    if resolved.config.strategy in ("single", "parameter_server"):
+    if spec.one_device:
         return 1
     if resolved.config.devices is not None:
         return resolved.config.devices

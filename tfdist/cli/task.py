@@ -16,7 +16,8 @@ from tfdist import environment
 from tfdist.cli.error_hints import explain
 from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.tf_config import own_tf_config
-from tfdist.config.strategy_config import CLUSTERED, StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch import root_cause
 from tfdist.launch.elastic_state import RESUME_STATUS, ElasticPlace
@@ -53,7 +54,7 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    cluster = own_tf_config() if config.strategy in CLUSTERED else None
+    cluster = own_tf_config() if spec_of(config.strategy).is_clustered else None
     member = join_cluster(cluster, config, rendezvous.offer_of(config)) if cluster else None
     with quiet_import():
         import tensorflow as tf

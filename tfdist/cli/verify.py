@@ -17,6 +17,7 @@ from tfdist.cli import planning
 from tfdist.cli.request import hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import having, spec_of
 from tfdist.diagnostics.equivalence import Comparison, Row, compare, read
 from tfdist.errors import ConfigError, TaskFailedError
 from tfdist.launch import supervisor
@@ -54,7 +55,7 @@ def verify(
         with console.status("one process …"):
             one = _observe(StrategyConfig(strategy="single"), 1, place / "one", shared)
         config, tasks = _many(strategy, processes)
-        parts = f"{processes} {'stages' if config.strategy == 'pipeline' else 'replicas'}"
+        parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
         with console.status(f"{parts} ({strategy}) …"):
             many = _observe(config, tasks, place / "many", shared)
     comparison = compare(one[0], many, tolerance)
@@ -77,12 +78,14 @@ def _check(script: str, processes: int, steps: int) -> None:
 
 
 def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
-    if strategy == "parameter_server":
+    by = spec_of(strategy).verified_by
+    if by is None:
+        *others, last = having(lambda spec: spec.verified_by)
         raise ConfigError(
-            "--strategy parameter_server: verify compares what each process observes, and here "
-            "only the chief runs the script. Choose multi_worker, horovod, mirrored or pipeline."
+            f"--strategy {strategy}: verify compares what each process observes with one process, "
+            f"and here nothing can be compared. Choose {', '.join(others)} or {last}."
         )
-    if strategy in ("mirrored", "pipeline"):
+    if by == "devices":
         return StrategyConfig(strategy=strategy, devices=processes), 1
     config = StrategyConfig(strategy=strategy, processes=processes)
     planning.check_horovod(config)
@@ -102,7 +105,7 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
             log_dir=place,
             environ=environment.snapshot(),
             gpus=gpu_lists.visible(),
-            devices=1 if config.strategy == "horovod" else config.devices,
+            devices=1 if spec_of(config.strategy).one_device else config.devices,
         )
         outcome = supervisor.run(_recording(plan, place, shared["steps"]))
     if outcome.status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import enum
 import ipaddress
 import json
 import re
@@ -17,8 +18,10 @@ __all__ = [
     "TASK_TYPES",
     "Address",
     "ClusterSpec",
+    "ClusterUse",
     "Rank",
     "Task",
+    "Topology",
     "address_mistake",
     "is_any_address",
     "is_ip",
@@ -32,6 +35,37 @@ __all__ = [
 # Where a task listens, and what is wrong with text that should say so.
 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
+
+
+class Topology(enum.Enum):
+    """The tasks that a strategy runs on.
+
+    Attributes:
+        ONE_PROCESS: no cluster.
+        WORKERS: tasks of one kind, all of which run the script; the first is the chief.
+        SERVERS: a chief that runs the script, workers that compute, and ps that hold the weights.
+        STAGES: a chief that runs the script and computes, and workers that compute.
+    """
+
+    ONE_PROCESS = enum.auto()
+    WORKERS = enum.auto()
+    SERVERS = enum.auto()
+    STAGES = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterUse:
+    """How a strategy uses a cluster.
+
+    Attributes:
+        strategy: its name.
+        topology: the tasks that it runs on.
+        tensorflow_connects: whether TensorFlow waits for all tasks of the cluster when it starts.
+    """
+
+    strategy: str
+    topology: Topology
+    tensorflow_connects: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

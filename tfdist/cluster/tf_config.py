@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tfdist import environment
-from tfdist.cluster.spec import ClusterSpec, Task
+from tfdist.cluster.spec import ClusterSpec, ClusterUse, Task, Topology
 from tfdist.cluster.validation.finding import Finding
 from tfdist.cluster.validation.network import Network, ThisMachine, network_findings
-from tfdist.cluster.validation.semantics import IGNORING, STRATEGIES, meaning_findings
+from tfdist.cluster.validation.semantics import meaning_findings
 from tfdist.cluster.validation.structure import WHOLE, Reading, read
 from tfdist.errors import ConfigError
 
@@ -24,7 +24,6 @@ __all__ = [
     "FORMATS",
     "LONGEST_VARIABLE",
     "PROGRAM_START_HINT",
-    "STRATEGIES",
     "Finding",
     "Network",
     "Placing",
@@ -91,24 +90,21 @@ def refuse_gaps(cluster: ClusterSpec, who: str) -> None:
 
 
 def check_tf_config(
-    text: str, *, strategy: str | None = None, network: Network | None = None
+    text: str, *, use: ClusterUse | None = None, network: Network | None = None
 ) -> list[Finding]:
     """Finds every mistake in a TF_CONFIG that can be found without starting TensorFlow.
 
     Args:
         text: the JSON text.
-        strategy: the strategy that is to run on it, one of `STRATEGIES`, or None if not known.
+        use: how the strategy that is to run uses it, or None if the strategy is not known.
         network: whom to ask about host names and ports, such as `ThisMachine()`; None asks nobody.
 
     Returns:
         The findings. Where there is no error, the first has severity "ok" and sums up the cluster.
-
-    Raises:
-        ConfigError: if the strategy is unknown.
     """
     reading = read(text)
-    findings = [*reading.findings, *meaning_findings(reading, strategy)]
-    if network is not None and strategy not in IGNORING:
+    findings = [*reading.findings, *meaning_findings(reading, use)]
+    if network is not None and (use is None or use.topology is not Topology.ONE_PROCESS):
         findings += network_findings(reading, network)
     if not any(finding.severity == "error" for finding in findings):
         findings.insert(0, Finding("ok", WHOLE, _summary(reading)))

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist.config.strategy_spec import Refusal
 from tfdist.errors import ConfigError
-from tfdist.utils.validation import check_choice, check_number, check_range, refuse_set
+from tfdist.utils.validation import check_choice, check_number, check_range
 
-__all__ = ["CLIPPINGS", "COMPRESSIONS", "LR_RULES", "check"]
+__all__ = [
+    "CLIPPINGS",
+    "COMPRESSIONS",
+    "LR_RULES",
+    "NO_EXCHANGE",
+    "ON_ONE_REPLICA",
+    "check",
+    "check_ranges",
+]
 
 #: In what gradients are sent.
 COMPRESSIONS: dict[str, str] = {
@@ -33,42 +42,39 @@ LR_RULES: dict[str, str] = {
     "sqrt": "with the square root (Krizhevsky 2014)",
 }
 
-#: The strategies whose replicas exchange gradients by collectives.
-_COLLECTIVE = ("mirrored", "multi_worker", "horovod")
-
 #: Options that say something in one mode only.
 _OF_LOCAL = ("period", "sync_steps", "outer_momentum", "outer_lr", "average_state")
 
-#: Options that only these strategies have; `single` has those of `_ALONE` too.
-_OWN = ("compression", "ratio", "rank", "bucket_mb", "clip", *_OF_LOCAL)
+#: Options of strategies whose replicas exchange gradients.
+_OF_EXCHANGE = ("compression", "ratio", "rank", "bucket_mb", "clip", *_OF_LOCAL)
 
 #: Options that make sense on one replica.
-_ALONE = ("accumulate", "lr_rule", "base_batch", "lr_warmup", "report")
+ON_ONE_REPLICA = ("accumulate", "lr_rule", "base_batch", "lr_warmup", "report")
+
+#: What strategies without an exchange of gradients do not have.
+NO_EXCHANGE = Refusal(
+    names=_OF_EXCHANGE,
+    instead="multi_worker",
+    why=", whose replicas exchange no gradients.",
+)
 
 
 def check(config: Any) -> None:
     """Checks the options of a `StrategyConfig` that say how gradients become updates.
 
     Raises:
-        ConfigError: if a value is out of range or conflicts with another.
+        ConfigError: if one conflicts with another.
     """
-    _check_ranges(config)
-    if config.strategy == "auto":
-        return
-    if config.strategy not in _COLLECTIVE:
-        refuse_set(config, _OWN, "multi_worker", ", whose replicas exchange no gradients.")
-    if config.strategy == "pipeline":
-        why = ", which adds up the gradients of its microbatches."
-        refuse_set(config, ("accumulate", "report"), "multi_worker", why)
-    if config.strategy == "parameter_server":
-        why = ": its servers apply gradients. Keras's own gradient_accumulation_steps works there."
-        refuse_set(config, _ALONE, "multi_worker", why)
-        return
     _check_modes(config)
     _check_sizes(config)
 
 
-def _check_ranges(config: Any) -> None:
+def check_ranges(config: Any) -> None:
+    """Checks each option by itself.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
     check_choice("compression", config.compression, COMPRESSIONS)
     check_choice("clip", config.clip, CLIPPINGS)
     check_choice("lr_rule", config.lr_rule, LR_RULES)

@@ -11,10 +11,9 @@ from tfdist.utils.validation import (
     check_choice,
     check_number,
     check_range,
-    refuse_set,
 )
 
-__all__ = ["REDUCTIONS", "check", "variables"]
+__all__ = ["REDUCTIONS", "check", "check_ranges", "variables"]
 
 #: How the replicas' gradients become one.
 REDUCTIONS: dict[str, str] = {
@@ -22,12 +21,6 @@ REDUCTIONS: dict[str, str] = {
     "adasum": "Adasum (arXiv:2006.02924), which adds orthogonal gradients and averages parallel "
     "ones; 2, 4, 8, ... processes",
 }
-
-#: Options that only `horovod` has.
-_OWN = (
-    *("reduction", "groups", "fusion_mb", "cycle_ms", "hierarchical", "autotune"),
-    *("timeline", "stall_timeout"),
-)
 
 #: Seconds that a tensor may wait for a rank, unless an option says it.
 STALL_TIMEOUT = 600.0
@@ -40,11 +33,11 @@ DEFAULT_CYCLE_MS = 0.3
 _STALL_WARNING = 60
 
 
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that belong to Horovod.
+def check_ranges(config: Any) -> None:
+    """Checks each option by itself.
 
     Raises:
-        ConfigError: if a value is out of range or conflicts with another.
+        ConfigError: if a value is out of range.
     """
     check_choice("reduction", config.reduction, REDUCTIONS)
     if config.fusion_mb is not None:
@@ -54,16 +47,6 @@ def check(config: Any) -> None:
     check_range("stall_timeout", config.stall_timeout, least=0, most=LONGEST_SECONDS)
     if config.groups is not None:
         check_number("groups", config.groups, 1)
-    if config.strategy not in ("horovod", "auto"):
-        own = [name for name in _OWN if (name, config.strategy) != ("timeline", "pipeline")]
-        refuse_set(config, own, "horovod", ": it is an option of Horovod.")
-        return
-    if config.strategy == "horovod" and (config.devices or 1) > 1:
-        raise ConfigError(
-            f"devices={config.devices} conflicts with strategy='horovod', which has one process "
-            "for each device. Leave devices out: -n counts the processes."
-        )
-    _check_adasum(config)
 
 
 def variables(config: Any) -> Mapping[str, str]:
@@ -108,7 +91,12 @@ def _stall(seconds: float) -> dict[str, str]:
     }
 
 
-def _check_adasum(config: Any) -> None:
+def check(config: Any) -> None:
+    """Checks the options of a `StrategyConfig` that belong to Horovod.
+
+    Raises:
+        ConfigError: if one conflicts with another.
+    """
     if config.reduction == "adasum" and config.processes & (config.processes - 1):
         raise ConfigError(
             f"reduction='adasum' combines gradients in pairs, and processes={config.processes} is "

@@ -10,10 +10,9 @@ from tfdist.utils.validation import (
     check_choice,
     check_number,
     check_range,
-    refuse_set,
 )
 
-__all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check", "replicas_of"]
+__all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check", "check_ranges", "replicas_of"]
 
 #: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
 #: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream
@@ -29,18 +28,12 @@ SCHEDULES: dict[str, str] = {
 #: Seconds that a stage waits for another, unless an option says it.
 STAGE_TIMEOUT = 600.0
 
-#: Options that only `pipeline` has.
-_OWN = (
-    *("stages", "microbatches", "schedule", "virtual", "cuts", "recompute", "vertical_sync"),
-    "stage_timeout",
-)
 
-
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that belong to pipelines.
+def check_ranges(config: Any) -> None:
+    """Checks each option by itself.
 
     Raises:
-        ConfigError: if a value is out of range or conflicts with another.
+        ConfigError: if a value is out of range.
     """
     check_choice("schedule", config.schedule, SCHEDULES)
     for name in ("stages", "microbatches"):
@@ -49,11 +42,6 @@ def check(config: Any) -> None:
     check_number("virtual", config.virtual, 1, "It counts the parts of the model on each device.")
     most = LONGEST_SECONDS
     check_range("stage_timeout", config.stage_timeout, above=0, most=most, why="It is in seconds.")
-    if config.strategy not in ("pipeline", "auto"):
-        refuse_set(config, _OWN, "pipeline", ", which does not cut the model into stages.")
-        return
-    if config.strategy == "pipeline":
-        _check_counts(config)
 
 
 def replicas_of(devices: int, stages: int) -> int:
@@ -71,7 +59,12 @@ def replicas_of(devices: int, stages: int) -> int:
     return replicas
 
 
-def _check_counts(config: Any) -> None:
+def check(config: Any) -> None:
+    """Checks the options of a `StrategyConfig` that belong to pipelines.
+
+    Raises:
+        ConfigError: if one conflicts with another.
+    """
     if config.processes > 1 and (config.devices or 1) > 1:
         raise ConfigError(
             f"devices={config.devices} conflicts with processes={config.processes}: each process "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.utils.validation import check_choice, check_number, check_range, refuse_set
+from tfdist.utils.validation import check_choice, check_number, check_range
 
-__all__ = ["ON_STALE", "STEP_TIMEOUT", "WIRE_DTYPES", "check"]
+__all__ = ["ON_STALE", "STEP_TIMEOUT", "WIRE_DTYPES", "check", "check_ranges"]
 
 #: What happens to a gradient that would be staler than `staleness`.
 ON_STALE: dict[str, str] = {
@@ -22,33 +22,23 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 #: Seconds that a worker may take for a step.
 STEP_TIMEOUT = 600.0
 
-#: Options that only `parameter_server` has.
-_OWN = (
-    *("ps", "backup_workers", "wire_dtype"),
-    *("min_shard_bytes", "max_shards", "step_timeout"),
-)
-
 
 def check(config: Any) -> None:
     """Checks the options of a `StrategyConfig` that belong to the parameter server.
 
     Raises:
-        ConfigError: if a value is out of range or conflicts with another.
+        ConfigError: if one conflicts with another.
     """
-    _check_ranges(config)
-    if config.strategy not in ("parameter_server", "auto"):
-        refuse_set(config, _OWN, "parameter_server", ", which has no parameter servers.")
-        return
-    if (config.devices or 1) > 1:
-        raise ConfigError(
-            f"devices={config.devices} conflicts with strategy='parameter_server', whose workers "
-            "train on one device each. Start a worker for each device: -n counts them."
-        )
     _check_staleness(config)
     _check_backup(config)
 
 
-def _check_ranges(config: Any) -> None:
+def check_ranges(config: Any) -> None:
+    """Checks each option by itself.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
     check_number("ps", config.ps, 1, "There must be a parameter server to hold the weights.")
     if config.staleness is not None:
         check_number("staleness", config.staleness, 0, "It counts updates.")

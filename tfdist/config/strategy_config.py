@@ -12,6 +12,7 @@ from typing import Any
 
 from tfdist.cluster.environments.base import Roles
 from tfdist.config import gradient_options, horovod_options, pipeline_options, server_options
+from tfdist.config.strategy_spec import StrategySpec, having, spec_of, specs
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import (
     LONGEST_SECONDS,
@@ -19,42 +20,21 @@ from tfdist.utils.validation import (
     check_number,
     check_range,
     check_type,
+    refuse_set,
 )
 
 __all__ = [
-    "CLUSTERED",
     "MODES",
-    "SERVED",
     "STRATEGIES",
     "StrategyConfig",
     "check_option",
 ]
 
 #: Every strategy and what it runs on, in the order in which they grow.
-STRATEGIES: dict[str, str] = {
-    "single": "one device",
-    "mirrored": "the GPUs, or logical CPU devices, of one process",
-    "multi_worker": "several processes, by TensorFlow's collectives",
-    "horovod": "several processes, by Horovod's ring all-reduce",
-    "parameter_server": "workers that compute and servers that hold the weights",
-    "pipeline": "a model in stages, each on a device of its own",
-}
-
-#: The strategies that need a cluster of several tasks.
-CLUSTERED = ("multi_worker", "horovod", "parameter_server", "pipeline")
-
-#: The strategies whose chief alone runs the script, where there are several tasks.
-SERVED = ("parameter_server", "pipeline")
+STRATEGIES: dict[str, str] = {name: spec.summary for name, spec in specs().items()}
 
 #: The update modes of each strategy.
-MODES: dict[str, tuple[str, ...]] = {
-    "single": ("sync",),
-    "mirrored": ("sync", "stale", "local"),
-    "multi_worker": ("sync", "stale", "local"),
-    "horovod": ("sync", "stale", "local"),
-    "parameter_server": ("sync", "async", "stale"),
-    "pipeline": ("sync",),
-}
+MODES: dict[str, tuple[str, ...]] = {name: spec.modes for name, spec in specs().items()}
 
 #: Ways to exchange tensors between processes.
 COMMUNICATIONS = ("auto", "ring", "nccl")
@@ -83,7 +63,7 @@ class StrategyConfig:
 
     Attributes:
         strategy: a key of `STRATEGIES`, or `"auto"`.
-        processes: number of worker processes; more than one with `CLUSTERED` only. Those of a
+        processes: number of worker processes; more than one only on clusters. Those of a
             pipeline are its devices, the first of which is the chief.
         devices: replicas in each process: GPUs, or logical CPU devices where there are no GPUs.
             None means all GPUs, or one CPU device.
@@ -196,18 +176,18 @@ class StrategyConfig:
     @property
     def roles(self) -> Roles:
         """What the ranks of a scheduler become: with servers, the first chief and the last ps."""
-        if self.strategy == "parameter_server":
-            return Roles(chief=True, ps=self.ps)
-        return Roles(chief=self.strategy == "pipeline")
+        spec = spec_of(self.strategy)
+        return Roles(chief=spec.chief_runs_script, ps=self.ps if spec.has_servers else 0)
 
     @property
     def counts(self) -> dict[str, int]:
         """How many tasks of each type there are, in the order of their ranks."""
-        if self.strategy == "parameter_server":
+        spec = spec_of(self.strategy)
+        if spec.has_servers:
             return {"chief": 1, "worker": self.processes, "ps": self.ps}
-        if self.strategy == "pipeline":
+        if spec.has_stages:
             return {"chief": 1, "worker": self.processes - 1}
-        return {"worker": self.processes if self.strategy in CLUSTERED else 1}
+        return {"worker": self.processes if spec.is_clustered else 1}
 
     def __post_init__(self) -> None:
         if isinstance(self.timeline, os.PathLike):
@@ -223,37 +203,30 @@ class StrategyConfig:
         check_range("start_timeout", self.start_timeout, above=0, most=LONGEST_SECONDS, why=why)
         if self.seed is not None and not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed={self.seed!r} is not between 0 and 2**32 - 1.")
-        self._check_mode()
-        self._check_processes()
-        server_options.check(self)
-        horovod_options.check(self)
-        gradient_options.check(self)
-        pipeline_options.check(self)
+        for options in (server_options, horovod_options, gradient_options, pipeline_options):
+            options.check_ranges(self)
+        if self.strategy != "auto":
+            self._check_for(spec_of(self.strategy))
 
-    def _check_mode(self) -> None:
-        modes = MODES.get(self.strategy, ("sync",))
-        if self.mode in modes:
-            return
-        having = [name for name, all_modes in MODES.items() if self.mode in all_modes]
-        where = (
-            f"Strategies with that mode: {', '.join(having)}." if having else "No strategy has it."
-        )
-        raise ConfigError(
-            f"mode={self.mode!r} does not go with strategy={self.strategy!r}, which has "
-            f"{', '.join(modes)}. {where}"
-        )
-
-    def _check_processes(self) -> None:
-        if self.processes > 1 and self.strategy in ("single", "mirrored"):
+    def _check_for(self, spec: StrategySpec) -> None:
+        """Checks the options against the strategy."""
+        if self.mode not in spec.modes:
+            names = having(lambda other: self.mode in other.modes)
             raise ConfigError(
-                f"processes={self.processes} conflicts with strategy={self.strategy!r}, which runs "
+                f"mode={self.mode!r} does not go with strategy={spec.name!r}, which has "
+                f"{', '.join(spec.modes)}. Strategies with that mode: {', '.join(names)}."
+            )
+        if self.processes > 1 and not spec.is_clustered:
+            raise ConfigError(
+                f"processes={self.processes} conflicts with strategy={spec.name!r}, which runs "
                 "in one process. Choose strategy='multi_worker', or leave processes out."
             )
-        if self.strategy == "single" and (self.devices or 1) > 1:
-            raise ConfigError(
-                f"devices={self.devices} conflicts with strategy='single', which uses one device. "
-                "Choose strategy='mirrored', or leave devices out."
-            )
+        for other in specs().values():
+            own = [name for name in other.own_options if name not in spec.own_options]
+            refuse_set(self, own, other.name, other.lacking)
+        for refusal in spec.refuses:
+            refuse_set(self, refusal.names, refusal.instead, refusal.why)
+        spec.check(self)
 
     def to_json(self) -> str:
         """The configuration as JSON text, for the tasks of a job."""

@@ -10,10 +10,12 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cluster.environments import mpi
+from tfdist.cluster.spec import Topology
 from tfdist.cluster.tf_config import PROGRAM_START_HINT, Network, ThisMachine, check_tf_config
 from tfdist.cluster.validation.finding import Finding, Severity, error, warning
 from tfdist.cluster.validation.machine import machine_findings
 from tfdist.cluster.validation.versions import installed_version, version_findings
+from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.errors import ConfigError
 from tfdist.horovod.build.install import operations
 from tfdist.strategies.horovod.library import BUILD_COMMAND, built_for, is_installed
@@ -30,9 +32,9 @@ def horovod_finding(strategy: str | None) -> Finding:
     """Whether Horovod is there and was built for the installed TensorFlow.
 
     Args:
-        strategy: the strategy that is to run; without Horovod only "horovod" cannot.
+        strategy: the strategy that is to run, or None if it is not known.
     """
-    wanted = strategy == "horovod"
+    wanted = strategy is not None and spec_of(strategy).problem is not None
     if not is_installed():
         if wanted:
             return error(_HOROVOD, "Not installed, and strategy horovod needs it.", _run())
@@ -141,16 +143,18 @@ def diagnose(
         )
     variables = environment.snapshot() if environ is None else environ
     source = _source(tf_config, file, variables)
+    spec = None if strategy is None else spec_of(strategy)
+    connects = spec is None or spec.tensorflow_connects
     findings = (
         *version_findings(),
         *machine_findings(variables),
         horovod_finding(strategy),
-        *_tf_config_findings(source, strategy, None if elsewhere else network, variables),
+        *_tf_config_findings(source, spec, None if elsewhere else network, variables),
     )
     return Report(
         findings=findings,
         source=source.name if source.text is not None else "",
-        hints=(PROGRAM_START_HINT,) if source.text and strategy in (None, "multi_worker") else (),
+        hints=(PROGRAM_START_HINT,) if source.text and connects else (),
     )
 
 
@@ -176,32 +180,35 @@ def _source(
 
 
 def _tf_config_findings(
-    source: _Source, strategy: str | None, network: Network | None, environ: Mapping[str, str]
+    source: _Source,
+    spec: StrategySpec | None,
+    network: Network | None,
+    environ: Mapping[str, str],
 ) -> list[Finding]:
     if source.problem is not None:
         return [source.problem]
     if source.text is not None:
-        return check_tf_config(source.text, strategy=strategy, network=network)
-    if strategy in ("multi_worker", "horovod"):
-        launched = _launched(strategy, environ)
+        return check_tf_config(source.text, use=None if spec is None else spec.use, network=network)
+    if spec is not None and spec.topology is Topology.WORKERS:
+        launched = _launched(spec, environ)
         if launched is not None:
             return [launched]
-    if strategy in ("multi_worker", "parameter_server", "horovod"):
+    if spec is not None and spec.is_clustered and not spec.has_stages:
         return [
             warning(
                 _TF_CONFIG,
-                f'Not set. With strategy "{strategy}" this process would train alone.',
-                f"Set it in each process. `tfdist run -n 2 --strategy {strategy}` does so for "
+                f'Not set. With strategy "{spec.name}" this process would train alone.',
+                f"Set it in each process. `tfdist run -n 2 --strategy {spec.name}` does so for "
                 "its own.",
             )
         ]
     return [Finding("ok", _TF_CONFIG, "Not set: this process is not part of a cluster.")]
 
 
-def _launched(strategy: str, environ: Mapping[str, str]) -> Finding | None:
+def _launched(spec: StrategySpec, environ: Mapping[str, str]) -> Finding | None:
     """What another launcher than tfdist says of this process."""
     rank, size = (environment.read(f"HOROVOD_{name}", environ) for name in ("RANK", "SIZE"))
-    if strategy == "horovod" and rank is not None:
+    if spec.started_elsewhere and rank is not None:
         return Finding("ok", _TF_CONFIG, f"Not set: horovodrun started this rank {rank} of {size}.")
     try:
         found = mpi.detect(environ)

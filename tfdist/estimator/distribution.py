@@ -14,25 +14,21 @@ import tensorflow as tf
 
 from tfdist._tf import sessions as private
 from tfdist.comm import host_collectives
+from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
 from tfdist.estimator import replica_batches
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 from tfdist.estimator.together import Together
 from tfdist.strategies import factory
-from tfdist.strategies.multi_worker import MultiWorker
+from tfdist.strategies.multi_worker.strategy import MultiWorker
 
 __all__ = ["Distribution", "for_evaluation", "for_training"]
 
 tf1 = tf.compat.v1
 
-_NAMES = ("mirrored", "multi_worker")
-_WITH_OWN_WAYS = {
-    "parameter_server": "Start the script by `tfdist run --strategy parameter_server`, with "
-    "`--every-task` where its own text does not use tfdist.estimator; leave train_distribute out.",
-    "horovod": "Choose 'multi_worker'.",
-    "pipeline": "Choose 'mirrored' or 'multi_worker'.",
-}
+#: The strategies whose replicas exchange gradients by TensorFlow's own means.
+_NAMES = having(lambda spec: spec.exchanges_gradients and spec.problem is None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +208,8 @@ def for_evaluation(config: RunConfig) -> Distribution | None:
     chosen = config.eval_distribute
     if chosen is None:
         return None
-    if chosen == "multi_worker" or isinstance(chosen, MultiWorker):
+    clustered = having(lambda spec: spec.is_clustered and spec.name in _NAMES)
+    if chosen in clustered or isinstance(chosen, MultiWorker):
         raise ConfigError(
             f"eval_distribute={chosen!r} is not supported: the chief, or the evaluator, evaluates "
             "by itself. Leave it out, or choose 'mirrored'."
@@ -220,25 +217,33 @@ def for_evaluation(config: RunConfig) -> Distribution | None:
     return _settled("eval_distribute", chosen)
 
 
+def _advice(chosen: str) -> str:
+    if chosen in having(lambda spec: spec.has_servers):
+        return (
+            f"Start the script by `tfdist run --strategy {chosen}`, with `--every-task` where its "
+            "own text does not use tfdist.estimator; leave train_distribute out."
+        )
+    return f"Choose one of {', '.join(_NAMES)}."
+
+
 def _settled(name: str, chosen: Any) -> Distribution | None:
     """The replicas of a strategy that is given by its name or itself."""
     if isinstance(chosen, str):
         if chosen not in _NAMES:
-            advice = _WITH_OWN_WAYS.get(chosen, f"Choose one of {', '.join(_NAMES)}.")
-            raise ConfigError(f"{name}={chosen!r} does not go with Estimators. {advice}")
+            raise ConfigError(f"{name}={chosen!r} does not go with Estimators. {_advice(chosen)}")
         chosen = factory.strategy(chosen)
     if chosen is None:
         return None
     kind = getattr(chosen, "name", "")
-    if kind in _WITH_OWN_WAYS:
-        raise ConfigError(f"{name}, {kind!r}, does not go with Estimators. {_WITH_OWN_WAYS[kind]}")
+    if kind in having(lambda spec: spec.is_clustered) and kind not in _NAMES:
+        raise ConfigError(f"{name}, {kind!r}, does not go with Estimators. {_advice(kind)}")
     if isinstance(chosen, MultiWorker):
         shard = chosen.shard
         return Distribution(chosen, shard.workers, shard.worker)
     kinds = (tf.distribute.MirroredStrategy, tf1.distribute.MirroredStrategy)
     if isinstance(chosen, kinds):
         return Distribution(chosen) if chosen.num_replicas_in_sync > 1 else None
-    if kind == "single" or isinstance(chosen, tf.distribute.OneDeviceStrategy):
+    if isinstance(chosen, tf.distribute.OneDeviceStrategy):
         return None
     raise ConfigError(
         f"{name}={chosen!r} does not go with Estimators. Give one of {', '.join(_NAMES)}, "

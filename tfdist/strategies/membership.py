@@ -12,18 +12,11 @@ from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.rendezvous.join import JoinReport, identity, join
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
-from tfdist.config.strategy_config import SERVED, StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 
 __all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
-
-#: The types of the tasks that must be there before the training begins.
-_MEETING = {
-    "multi_worker": ("chief", "worker"),
-    "horovod": ("chief", "worker"),
-    "parameter_server": ("chief", "worker", "ps"),
-    "pipeline": ("chief", "worker"),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +73,7 @@ def join_cluster(
         StartError: if a task does not join before `config.start_timeout`.
     """
     cluster, task = _read(text, config)
-    serving = config.strategy in SERVED
+    serving = spec_of(config.strategy).chief_runs_script
     runs = ("chief",) if serving else ("chief", "worker")
     if task is None or task.type not in runs or task not in cluster.computing:
         raise ConfigError(_no_place_for(text, task, config))
@@ -115,7 +108,7 @@ def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
             f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but only tasks of type "
             "worker and ps are servers. Correct `task`."
         )
-    late = task.type == "worker" and config.strategy == "parameter_server"
+    late = task.type == "worker" and spec_of(config.strategy).has_servers
     report = _join(cluster, task, config, keep_lines=True, may_be_late=late)
     return ServerMember(cluster, task, None if report.late else report.lines[0])
 
@@ -124,7 +117,8 @@ def _read(text: str, config: StrategyConfig) -> tuple[ClusterSpec, Task | None]:
     """The tasks that meet, and this one."""
     cluster, task = parse_tf_config(text)
     refuse_gaps(cluster, f"strategy={config.strategy!r}")
-    kinds = _MEETING.get(config.strategy, ("chief", "worker"))
+    servers = ("ps",) if spec_of(config.strategy).has_servers else ()
+    kinds = ("chief", "worker", *servers)
     meeting = {kind: a for kind, a in cluster.addresses.items() if kind in kinds}
     indices = {kind: i for kind, i in cluster.indices.items() if kind in kinds}
     return ClusterSpec(meeting, indices), task
@@ -153,12 +147,12 @@ def _join(
 
 def _shared(config: StrategyConfig) -> str:
     """What all tasks must say alike. Servers take no options: the chief's are those that count."""
-    return config.strategy if config.strategy == "parameter_server" else config.to_json()
+    return config.strategy if spec_of(config.strategy).has_servers else config.to_json()
 
 
 def _no_place_for(text: str, task: Task | None, config: StrategyConfig) -> str:
     said = f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
-    if config.strategy not in SERVED:
+    if not spec_of(config.strategy).chief_runs_script:
         return (
             f"{said}strategy={config.strategy!r} runs on tasks of type chief and worker. "
             "Correct `task`."

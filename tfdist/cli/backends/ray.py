@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist import environment
 from tfdist.cli import logs, planning, summary
 from tfdist.cli.backends.request import Order
-from tfdist.config.strategy_config import CLUSTERED
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch import supervisor
 from tfdist.launch.backends import ray_actor
@@ -43,7 +43,7 @@ def start(order: Order) -> int:
         plan = plan_on(
             program,
             placed,
-            clustered=config.strategy in CLUSTERED,
+            clustered=spec_of(config.strategy).is_clustered,
             log_dir=log_dir,
             environ=environment.snapshot(),
             python=order.request.remote_python,

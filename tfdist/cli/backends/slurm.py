@@ -16,7 +16,7 @@ from tfdist.cli.backends.request import Order, counts_of
 from tfdist.cluster.environments import slurm as detected
 from tfdist.cluster.environments.base import Absent, Surroundings, counted, number
 from tfdist.cluster.spec import Task
-from tfdist.config.strategy_config import CLUSTERED
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch import root_cause, supervisor
 from tfdist.launch.backends import slurm, slurm_watch
@@ -126,7 +126,7 @@ def _check(order: Order, inside: bool) -> None:
 def _with_allocation(order: Order, environ: Mapping[str, str]) -> Order:
     """The order with as many tasks as the allocation has, unless the user says how many."""
     request, config = order.request, order.resolved.config
-    several = config.strategy in CLUSTERED or request.strategy in (None, "auto")
+    several = spec_of(config.strategy).is_clustered or request.strategy in (None, "auto")
     if "processes" in order.resolved.reasons or not environ.get("SLURM_NTASKS") or not several:
         return order
     others = order.tasks - config.processes

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfdist.cluster.spec import is_any_address, is_loopback
+from tfdist.cluster.spec import ClusterUse, Topology, is_any_address, is_loopback
 from tfdist.cluster.validation.finding import Finding, error, quoted, warning
 from tfdist.cluster.validation.structure import CLUSTER, TASK, WHOLE, Reading, names
-from tfdist.errors import ConfigError
 
-__all__ = ["IGNORING", "STRATEGIES", "meaning_findings"]
-
-#: The strategies whose use of TF_CONFIG is known here.
-STRATEGIES = ("single", "mirrored", "multi_worker", "parameter_server", "horovod", "pipeline")
-#: Those that have no use for it.
-IGNORING = ("single", "mirrored")
+__all__ = ["meaning_findings"]
 
 
-def meaning_findings(reading: Reading, strategy: str | None) -> Iterator[Finding]:
+def meaning_findings(reading: Reading, use: ClusterUse | None) -> Iterator[Finding]:
     """What is wrong with a TF_CONFIG for the strategy that is to run on it.
 
     Args:
         reading: the TF_CONFIG.
-        strategy: one of `STRATEGIES`, or None where it is not known.
-
-    Raises:
-        ConfigError: if the strategy is unknown.
+        use: how the strategy uses it, or None if the strategy is not known.
     """
-    if strategy is not None and strategy not in STRATEGIES:
-        raise ConfigError(f"strategy={strategy!r} is not one of {', '.join(STRATEGIES)}.")
+    topology = None if use is None else use.topology
     if not reading.listed:
         return
-    if strategy in IGNORING:
-        yield _ignored(strategy)
+    if use is not None and topology is Topology.ONE_PROCESS:
+        yield _ignored(use.strategy)
         return
     yield from _no_task(reading)
     yield from _hosts(reading)
-    yield from _gaps(reading, strategy)
-    if strategy == "parameter_server":
+    yield from _gaps(reading, use)
+    if topology is Topology.SERVERS:
         yield from _parameter_server(reading)
-    elif strategy == "pipeline":
+    elif topology is Topology.STAGES:
         yield from _pipeline(reading)
     else:
-        yield from _multi_worker(reading, certain=strategy == "multi_worker")
+        yield from _multi_worker(reading, certain=use is not None and use.tensorflow_connects)
 
 
 def _no_task(reading: Reading) -> Iterator[Finding]:
@@ -75,12 +65,12 @@ def _hosts(reading: Reading) -> Iterator[Finding]:
         )
 
 
-def _gaps(reading: Reading, strategy: str | None) -> Iterator[Finding]:
+def _gaps(reading: Reading, use: ClusterUse | None) -> Iterator[Finding]:
     for kind in dict.fromkeys(entry.task.type for entry in reading.listed):
         present = {entry.task.index for entry in reading.of_type(kind)}
         missing = sorted(set(range(max(present) + 1)) - present)
         if missing:
-            make = warning if strategy is None else error
+            make = warning if use is None else error
             yield make(
                 f"{CLUSTER}.{kind}",
                 f"It lists {kind} {', '.join(map(str, sorted(present)))} but not "

@@ -1,0 +1,173 @@
+"""What the rest of tfdist knows of a strategy: one description each, without TensorFlow.
+
+A strategy is a package with a `spec.py`. The command line, the planner, the doctor and the checks
+of options read the specs; nothing else compares names of strategies. Other packages add strategies
+by an entry point of the group `tfdist.strategies` that names a `StrategySpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any, Literal
+
+from tfdist.cluster.spec import ClusterUse, Topology
+from tfdist.errors import ConfigError
+from tfdist.utils.validation import check_choice
+
+__all__ = ["Refusal", "StrategySpec", "having", "spec_of", "specs"]
+
+#: The strategies of tfdist, in the order in which they grow. A new one is one line.
+_BUILT_IN = (
+    "tfdist.strategies.single.spec:SPEC",
+    "tfdist.strategies.mirrored.spec:SPEC",
+    "tfdist.strategies.multi_worker.spec:SPEC",
+    "tfdist.strategies.horovod.spec:SPEC",
+    "tfdist.strategies.parameter_server.spec:SPEC",
+    "tfdist.strategies.pipeline.spec:SPEC",
+)
+
+#: The group of entry points by which other packages add strategies.
+ENTRY_POINTS = "tfdist.strategies"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Options that a strategy does not have.
+
+    Attributes:
+        names: the options.
+        instead: a strategy that has them.
+        why: the end of a sentence about the strategy, such as ", whose weights are on one device."
+    """
+
+    names: tuple[str, ...]
+    instead: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategySpec:
+    """One strategy.
+
+    Attributes:
+        name: what `--strategy` takes.
+        summary: what it runs on, in a few words.
+        create: the import path, `"module:function"`, of what makes the strategy of a
+            `StrategyConfig`, and of this task if it has joined its cluster already, or None.
+        topology: the tasks that it runs on.
+        modes: its update modes.
+        own_options: options that no other strategy has, unless that lists them too.
+        lacking: the end of a sentence about another strategy that was given one of them.
+        refuses: other options that it does not have.
+        check: raises a ConfigError for a configuration that conflicts with itself.
+        exchanges_gradients: whether replicas exchange gradients by collectives.
+        one_device: whether each process has one device, whatever `devices` says.
+        processes_are_devices: whether `-n` counts the devices of its one process.
+        verified_by: whether `tfdist verify` gives it several processes or several devices; None if
+            it cannot compare what they observe.
+        draws_timelines: whether it writes timelines, and pictures of them, by itself.
+        tensorflow_connects: whether its tasks meet when TensorFlow starts, so that the strategy
+            must be made before any other TensorFlow operation.
+        describe: gives rows of the start table by name, of a `StrategyConfig`; None for the update
+            mode alone.
+        problem: the import path of a function that says what keeps the strategy from running on
+            this machine, or None; None if nothing can.
+        started_elsewhere: the import path of a function that says whether another launcher than
+            tfdist has started this process, as one of several; None if there is no such launcher.
+    """
+
+    name: str
+    summary: str
+    create: str
+    topology: Topology = Topology.ONE_PROCESS
+    modes: tuple[str, ...] = ("sync",)
+    own_options: tuple[str, ...] = ()
+    lacking: str = ""
+    refuses: Sequence[Refusal] = ()
+    check: Callable[[Any], None] = lambda config: None
+    exchanges_gradients: bool = False
+    one_device: bool = False
+    processes_are_devices: bool = False
+    verified_by: Literal["processes", "devices"] | None = None
+    draws_timelines: bool = False
+    tensorflow_connects: bool = False
+    describe: Callable[[Any], Mapping[str, str]] | None = None
+    problem: str | None = None
+    started_elsewhere: str | None = None
+
+    @property
+    def use(self) -> ClusterUse:
+        """How it uses a cluster."""
+        return ClusterUse(
+            strategy=self.name,
+            topology=self.topology,
+            tensorflow_connects=self.tensorflow_connects,
+        )
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether its weights are on tasks of type ps."""
+        return self.topology is Topology.SERVERS
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether its tasks compute parts of the model instead of replicas."""
+        return self.topology is Topology.STAGES
+
+    @property
+    def chief_runs_script(self) -> bool:
+        """Whether the chief alone runs the script, and the other tasks serve it."""
+        return self.has_servers or self.has_stages
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether it runs on a cluster of tasks."""
+        return self.topology is not Topology.ONE_PROCESS
+
+    def missing(self) -> str | None:
+        """What keeps the strategy from running on this machine; None if nothing does."""
+        return None if self.problem is None else resolve_path(self.problem)()
+
+    def is_started_elsewhere(self, environ: Mapping[str, str] | None = None) -> bool:
+        """Whether another launcher than tfdist has started this process."""
+        path = self.started_elsewhere
+        return path is not None and bool(resolve_path(path)(environ))
+
+
+def specs() -> Mapping[str, StrategySpec]:
+    """All strategies by name, tfdist's own first."""
+    return _specs()
+
+
+@functools.cache
+def _specs() -> Mapping[str, StrategySpec]:
+    found = [resolve_path(path) for path in _BUILT_IN]
+    found += [each.load() for each in metadata.entry_points(group=ENTRY_POINTS)]
+    return {spec.name: spec for spec in found}
+
+
+def spec_of(name: str) -> StrategySpec:
+    """The description of a strategy.
+
+    Raises:
+        ConfigError: if there is no strategy of that name.
+    """
+    check_choice("strategy", name, ("auto", *specs()))
+    if name == "auto":
+        raise ConfigError("strategy='auto' stands for no strategy until it has been resolved.")
+    return specs()[name]
+
+
+def having(trait: Callable[[StrategySpec], object]) -> list[str]:
+    """The names of the strategies that have a trait."""
+    return [name for name, spec in specs().items() if trait(spec)]
+
+
+def resolve_path(path: str) -> Any:
+    """The object at an import path `"module:name"`."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

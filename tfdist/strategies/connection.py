@@ -1,0 +1,78 @@
+"""How a task reaches the others of its cluster, before and while TensorFlow starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import keras
+
+from tfdist import environment
+from tfdist._tf.distribute import global_seed
+from tfdist.cluster.environments import detection
+from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_spec import spec_of
+from tfdist.errors import ConfigError, StartError
+from tfdist.strategies.horovod import rendezvous
+from tfdist.strategies.membership import Member, join_cluster
+from tfdist.utils.watchdog import hard_deadline
+
+__all__ = ["connecting", "join_own_cluster", "seed_from"]
+
+
+def seed_from(member: Member) -> None:
+    """Gives a program that has set no seed the one that its chief drew for all tasks."""
+    if global_seed() is None:
+        keras.utils.set_random_seed(member.seed)
+
+
+def connecting(
+    member: Member | None, config: StrategyConfig, library: str = "TensorFlow"
+) -> contextlib.AbstractContextManager[None]:
+    """Ends the process, with a message, if TensorFlow or Horovod does not connect in time.
+
+    Args:
+        member: this task; None if another launcher has started it.
+        config: the configuration.
+        library: what connects.
+    """
+    seconds = config.start_timeout
+    if member is None:
+        message = (
+            f"This process gave up after {seconds:.0f} s: Horovod did not connect to the other "
+            "ranks that horovodrun has started. One of them ended, or no network interface "
+            "reaches them: name one in HOROVOD_GLOO_IFACE."
+        )
+        return hard_deadline(seconds, message, StartError.exit_status)
+    task = member.task
+    peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
+    message = (
+        f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library} did not "
+        f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."
+    )
+    return hard_deadline(seconds, message, StartError.exit_status)
+
+
+def join_own_cluster(config: StrategyConfig) -> Member:
+    """Joins the cluster that TF_CONFIG or a scheduler gives this process.
+
+    Raises:
+        ConfigError: if there is none, or it has a mistake.
+        StartError: if a task does not join in time.
+    """
+    offer = rendezvous.offer_of(config)
+    text = own_tf_config()
+    if text is not None:
+        return join_cluster(text, config, offer)
+    with detection.found(environment.snapshot(), config.roles) as found:
+        if found is not None:
+            if not spec_of(config.strategy).chief_runs_script:
+                count = len(found.cluster.computing)
+                config = dataclasses.replace(config, processes=count)
+            return join_cluster(found.cluster.tf_config(found.task), config, offer)
+    raise ConfigError(
+        f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
+        f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "
+        "or set TF_CONFIG for each task (`tfdist doctor` checks it)."
+    )

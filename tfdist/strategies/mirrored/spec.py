@@ -1,0 +1,19 @@
+"""What the rest of tfdist knows of the strategy `mirrored`."""
+
+from __future__ import annotations
+
+from tfdist.config import gradient_options
+from tfdist.config.strategy_spec import StrategySpec
+
+__all__ = ["SPEC"]
+
+SPEC = StrategySpec(
+    name="mirrored",
+    summary="the GPUs, or logical CPU devices, of one process",
+    create="tfdist.strategies.mirrored.start:create",
+    modes=("sync", "stale", "local"),
+    check=gradient_options.check,
+    exchanges_gradients=True,
+    processes_are_devices=True,
+    verified_by="devices",
+)

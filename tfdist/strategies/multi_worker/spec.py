@@ -1,0 +1,21 @@
+"""What the rest of tfdist knows of the strategy `multi_worker`."""
+
+from __future__ import annotations
+
+from tfdist.cluster.spec import Topology
+from tfdist.config import gradient_options
+from tfdist.config.strategy_spec import StrategySpec
+
+__all__ = ["SPEC"]
+
+SPEC = StrategySpec(
+    name="multi_worker",
+    summary="several processes, by TensorFlow's collectives",
+    create="tfdist.strategies.multi_worker.start:create",
+    topology=Topology.WORKERS,
+    modes=("sync", "stale", "local"),
+    check=gradient_options.check,
+    exchanges_gradients=True,
+    verified_by="processes",
+    tensorflow_connects=True,
+)

@@ -1,0 +1,5 @@
+from tfdist.utils.lazy import lazy_attributes
+
+__all__ = ["Single"]
+
+__getattr__, __dir__ = lazy_attributes(__all__, {"Single": "tfdist.strategies.single.strategy"})
