@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test fuzz mutants lint clean
+.PHONY: demo test fuzz mutants shape lint clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -21,6 +21,10 @@ mutants: $(STAMP)dev
 # FUZZ_ARGS="--programs 20 --seed 7 --targets multi_worker,mirrored"
 fuzz: $(STAMP)dev
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+# Lines, modules, hooks, types and rooms of the package, beside their aims.
+shape: $(STAMP)dev
+	$(BIN)/python -m tests.shape
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

@@ -349,6 +349,7 @@ import sys
 sys.modules["horovod"] = None
 import tfdist.horovod as hvd
 import keras
+from tfdist.errors import ConfigError
 for use in (
     lambda: hvd.init(),
     lambda: hvd.size(),
@@ -357,7 +358,7 @@ for use in (
 ):
     try:
         use()
-    except hvd.library.ConfigError as error:
+    except ConfigError as error:
         print(error)
 print(hasattr(hvd, "__wrapped__"), "DistributedOptimizer" in dir(hvd))
 """

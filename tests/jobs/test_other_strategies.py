@@ -1,0 +1,114 @@
+"""A strategy of another package: one module, and one line in its entry points."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import environment
+
+TOY = '''
+"""A strategy of one process whose devices are all of the machine's CPU."""
+from tfdist.config import gradient_options
+from tfdist.config.strategy_spec import StrategySpec
+
+SPEC = StrategySpec(
+    name="toy",
+    summary="a strategy that a test has made",
+    create="toy_strategy:create",
+    modes=("sync", "local"),
+    check=gradient_options.check,
+    exchanges_gradients=True,
+    processes_are_devices=True,
+    verified_by="devices",
+    describe=lambda config: {"update mode": f"toy {config.mode}"},
+)
+
+def create(config, member):
+    from tfdist.strategies.devices import prepare_devices
+    from tfdist.strategies.mirrored.strategy import Mirrored
+
+    class Toy(Mirrored):
+        name = "toy"
+
+    return Toy(prepare_devices(config.devices))
+'''
+SCRIPT = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(21, 3)).astype("float32")
+model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.Adam(0.05), "mse")
+done = model.fit(x, x[:, :1] * x[:, 1:2], batch_size=8, epochs=3, shuffle=False, verbose=0)
+print("replicas", tf.distribute.get_strategy().num_replicas_in_sync)
+print("loss", *(f"{loss:.5f}" for loss in done.history["loss"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A directory that looks like an installed distribution with a strategy."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "toy_strategy.py").write_text(TOY)
+    (folder / "train.py").write_text(SCRIPT)
+    info = folder / "toy_strategy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-strategy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tfdist.strategies]\ntoy = toy_strategy:SPEC\n")
+    return folder
+
+
+def run(package: pathlib.Path, *words: str) -> subprocess.CompletedProcess[str]:
+    given = environment.snapshot().get("PYTHONPATH", "")
+    environ = {"PYTHONPATH": f"{package}:{given}", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=package,
+        env=environment.merged(environ),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def loss_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(line for line in done.stdout.splitlines() if line.startswith("loss"))
+
+
+def test_it_stands_in_the_help_and_in_the_plan(package):
+    assert "toy" in run(package, "-m", "tfdist.cli.main", "run", "--help").stdout
+    plan = run(
+        package, "-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "--dry-run", "train.py"
+    )
+    assert plan.returncode == 0, plan.stderr
+    assert '"strategy": "toy"' in plan.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ps", "2"), "ps=2 conflicts with strategy='toy', which has no parameter servers."),
+        (("--mode", "stale"), "strategy='toy', which has sync, local."),
+    ],
+)
+def test_its_options_are_checked(package, options, words):
+    command = ("-m", "tfdist.cli.main", "run", "--strategy=toy", *options, "train.py")
+    done = run(package, *command)
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())
+
+
+def test_it_trains_what_one_process_trains(package):
+    alone = run(package, "train.py")
+    several = run(package, "-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "train.py")
+    assert "replicas 2" in several.stdout
+    assert "toy sync" in several.stderr
+    assert loss_of(several) == loss_of(alone)
+    command = ("-m", "tfdist.cli.main", "verify", "--strategy=toy", "-n2", "--steps=3", "train.py")
+    verified = run(package, *command)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
