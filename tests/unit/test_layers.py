@@ -25,6 +25,7 @@ ROOMS = (
     "config",
     "launch",
     "_tf",
+    "_keras",
     "comm",
     "gradients",
     "placement",
@@ -159,6 +160,13 @@ def test_private_tensorflow_is_in_one_room():
     for path in FILES:
         if room_of(module_of(path)) != "_tf":
             assert "tensorflow.python" not in path.read_text(), path
+
+
+def test_private_keras_is_in_one_module():
+    for path in FILES:
+        if path.name != "_keras.py":
+            names = [name for name in imported(path) if name.startswith("keras.src")]
+            assert not names, f"{path} imports {names}: take them from tfdist._keras"
 
 
 def test_only_one_module_touches_the_environment():

@@ -17,10 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import random as random_module
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
 from tfdist import environment
+from tfdist._keras import TensorFlowTrainer, random_module
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.pipeline.train_function import PipelineFunction

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
-from keras.src.losses.loss import unscale_loss_for_distribution
 
+from tfdist._keras import keras_backend as backend
+from tfdist._keras import unscale_loss_for_distribution
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.estimator import Estimator

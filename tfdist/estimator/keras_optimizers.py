@@ -13,9 +13,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.utils.naming import to_snake_case
 
+from tfdist._keras import BaseOptimizer, to_snake_case
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.keras_variables import GraphVariables, assigned, read

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.saving.keras_saveable import KerasSaveable
 
+from tfdist._keras import KerasSaveable
 from tfdist._tf.distribute import outside_of_function
 from tfdist.errors import ConfigError
 from tfdist.gradients.exchange import Exchange

@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import backend
 
+from tfdist._keras import keras_backend as backend
 from tfdist._tf.distribute import in_xla
 from tfdist.comm.replica_collectives import joined, pieces_of
 from tfdist.errors import ConfigError

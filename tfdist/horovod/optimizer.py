@@ -8,10 +8,9 @@ from typing import Any
 import h5py
 import keras
 import tensorflow as tf
-from keras.src import api_export, ops
-from keras.src.legacy.saving.legacy_h5_format import load_optimizer_weights_from_hdf5_group
-from keras.src.saving import object_registration
 
+from tfdist._keras import api_export, load_optimizer_weights_from_hdf5_group, object_registration
+from tfdist._keras import keras_ops as ops
 from tfdist.errors import ConfigError
 from tfdist.horovod import program
 from tfdist.horovod.averaging import (

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer, Trainer
 from tfdist.horovod.averaging import applier_of, average_before_scaling
 from tfdist.horovod.keras2 import old_arguments
 from tfdist.keras.hooks import Hook, HookSet

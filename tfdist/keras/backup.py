@@ -24,12 +24,8 @@ from typing import Any
 
 import h5py
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow.trainer import TFEpochIterator
-from keras.src.callbacks import BackupAndRestore
-from keras.src.trainers.epoch_iterator import EpochIterator
-from keras.src.utils import file_utils
 
+from tfdist._keras import BackupAndRestore, EpochIterator, TFEpochIterator, file_utils, tree
 from tfdist.comm import host_collectives
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError

@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.utils.python_utils import pythonify_logs
 
+from tfdist._keras import TensorFlowTrainer, data_adapter_utils, pythonify_logs, tree
 from tfdist._tf.distribute import local_results, regroup
 from tfdist.comm import batch_sharding
 from tfdist.keras.hooks import Hook

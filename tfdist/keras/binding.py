@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from tfdist._keras import TensorFlowTrainer
 from tfdist.keras.hooks import Hook
 
 #: Methods of a model that run in its strategy's scope.

@@ -22,12 +22,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import KerasVariable
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.models import Functional
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import (
+    Functional,
+    KerasVariable,
+    TensorFlowTrainer,
+    Trainer,
+    unpack_x_y_sample_weight,
+)
 from tfdist._tf.distribute import outside_of_function
 from tfdist.keras.custom_gradients import is_known, mark_known
 from tfdist.keras.hooks import Hook

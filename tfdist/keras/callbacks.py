@@ -12,12 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import callbacks
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
-from keras.src.utils import file_utils
 
+from tfdist._keras import CallbackList, OrbaxCheckpoint, TensorFlowTrainer, file_utils
+from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.keras import backup, saving, stopping

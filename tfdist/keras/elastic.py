@@ -27,8 +27,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
+from tfdist._keras import TensorFlowTrainer, TFEpochIterator
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import backup

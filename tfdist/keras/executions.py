@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
+from tfdist._keras import TensorFlowTrainer
 from tfdist.keras.hooks import Hook
 
 

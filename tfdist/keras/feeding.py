@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 
+from tfdist._keras import TensorFlowTrainer, TFEpochIterator
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
 

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import h5py
-from keras.src.saving import saving_lib
 
+from tfdist._keras import saving_lib
 from tfdist.keras.hooks import Hook
 
 _local = threading.local()

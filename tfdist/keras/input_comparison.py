@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.epoch_iterator import EpochIterator
 
+from tfdist._keras import EpochIterator
 from tfdist._tf.data import next_of_this_process
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError

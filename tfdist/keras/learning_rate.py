@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist._keras import BaseOptimizer
 from tfdist.keras.hooks import Hook
 
 __all__ = ["hooks", "learning_rate_times"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import Trainer
 from tfdist._tf.distribute import is_distributed, local_results
 from tfdist.keras.hooks import Hook
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as loss_module
-from keras.src.metrics import reduction_metrics
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import Trainer, loss_module, reduction_metrics
 from tfdist.keras.hooks import Hook, of_weights
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, targets_of

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 
+from tfdist._keras import tensorflow_nn as nn
 from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import Step, current_step
 

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.adam import Adam
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdist._keras import Adam, BaseOptimizer, LossScaleOptimizer, TFOptimizer
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras.building import build_optimizer

@@ -13,13 +13,16 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import tree
-from keras.src.backend.tensorflow import trainer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
-from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arrays
-from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
-from keras.src.trainers.epoch_iterator import EpochIterator
 
+from tfdist._keras import (
+    EpochIterator,
+    TensorFlowTrainer,
+    TFEpochIterator,
+    can_convert_arrays,
+    convert_to_sliceable,
+    tree,
+)
+from tfdist._keras import tensorflow_trainer as trainer
 from tfdist._tf.distribute import local_results
 from tfdist.comm import batch_sharding
 from tfdist.keras.batches import Relaxed, as_values, spread

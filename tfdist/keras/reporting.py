@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.callbacks.callback_list import CallbackList
 
+from tfdist._keras import CallbackList
 from tfdist.gradients.step_profiler import Split
 from tfdist.keras.hooks import Hook
 

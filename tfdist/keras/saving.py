@@ -19,12 +19,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src import export
-from keras.src.backend.tensorflow.export import TFExportArchive
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_lib
-from keras.src.utils import file_utils, io_utils
 
+from tfdist._keras import TFExportArchive, file_utils, io_utils, legacy_h5_format, saving_lib
+from tfdist._keras import keras_export as export
 from tfdist._tf.distribute import SyncOnReadVariable, eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
+from tfdist._keras import ArrayDataAdapter, PyDatasetAdapter
 from tfdist._tf.data import seeded
 from tfdist._tf.distribute import global_seed
 from tfdist.comm import host_collectives

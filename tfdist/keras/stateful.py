@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.layers.rnn.rnn import RNN
 
+from tfdist._keras import RNN
 from tfdist._tf.distribute import local_results
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import callbacks
-from keras.src.callbacks.callback_list import CallbackList
 
+from tfdist._keras import CallbackList
+from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook, fitting
 

@@ -15,10 +15,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, updater_of
 from tfdist.gradients.rule import PLAIN

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.common import KerasVariable
-from keras.src.backend.tensorflow.core import Variable
-from keras.src.random.seed_generator import SeedGenerator
 
+from tfdist._keras import KerasVariable, SeedGenerator, Variable
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added

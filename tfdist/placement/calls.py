@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+from tfdist._keras import in_stateless_scope
 from tfdist.placement.devices import on
 
 __all__ = ["number_of", "placed_call"]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 
+from tfdist._keras import Functional
 from tfdist.errors import ConfigError
 
 __all__ = ["Unit", "graph_of", "units_of"]

@@ -8,23 +8,25 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import KerasVariable
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.tensorflow.core import Variable
-from keras.src.backend.tensorflow.export import TFExportArchive
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.callbacks import BackupAndRestore
-from keras.src.layers.core.embedding import Embedding
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.optimizers.adam import Adam
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-from keras.src.optimizers.multi_optimizer import MultiOptimizer
-from keras.src.random.seed_generator import SeedGenerator
-from keras.src.saving import saving_lib
-from keras.src.trainers.trainer import Trainer
-from keras.src.utils.python_utils import pythonify_logs
 
+from tfdist._keras import (
+    Adam,
+    BackupAndRestore,
+    BaseOptimizer,
+    Embedding,
+    KerasVariable,
+    LossScaleOptimizer,
+    MultiOptimizer,
+    SeedGenerator,
+    TensorFlowTrainer,
+    TFExportArchive,
+    Trainer,
+    Variable,
+    in_stateless_scope,
+    legacy_h5_format,
+    pythonify_logs,
+    saving_lib,
+)
 from tfdist._tf.graphs import Function, called_in_line
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, of_weights

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
+from tfdist._keras import LossScaleOptimizer
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.parameter_server.remote_step import (
     ServedStep,

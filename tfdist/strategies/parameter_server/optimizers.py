@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend, optimizers
 
+from tfdist._keras import keras_backend as backend
+from tfdist._keras import keras_optimizers as optimizers
 from tfdist._tf.distribute import outside_of_function
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import current_step

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src import callbacks as keras_callbacks
-from keras.src.callbacks.callback_list import CallbackList
 from rich.console import Console
 from rich.table import Table
 
+from tfdist._keras import CallbackList, keras_callbacks
 from tfdist.errors import TfdistError
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.parameter_server.servers import Shelves

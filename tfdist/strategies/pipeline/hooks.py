@@ -6,10 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.callbacks.callback_list import CallbackList
-from keras.src.legacy.saving import legacy_h5_format
-
+from tfdist._keras import CallbackList, TensorFlowTrainer, legacy_h5_format
 from tfdist.keras import saving
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.pipeline.train_function import PipelineFunction

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import Step as KerasStep
 from tfdist.keras.replica_context import entered

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.models.functional import operation_fn
 
+from tfdist._keras import operation_fn
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Chunk

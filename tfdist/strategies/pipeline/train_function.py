@@ -9,10 +9,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer
 
+from tfdist._keras import TensorFlowTrainer, Trainer, unpack_x_y_sample_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import exchanged
 from tfdist.placement.devices import on
