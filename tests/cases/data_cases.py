@@ -140,6 +140,22 @@ def passes_that_go_on(strategy: Any, *, seed: int | None) -> dict[str, Any]:
     }
 
 
+def shuffles_that_go_on(strategy: Any, *, seed: int | None) -> dict[str, Any]:
+    """Calls of `fit` and `evaluate` that share a shuffled data set."""
+    keras.utils.set_random_seed(11)
+    with scope(strategy):
+        model = _model()
+        data = tf.data.Dataset.from_tensor_slices(_rows()).shuffle(EXAMPLES, seed=seed).batch(BATCH)
+        done = [model.fit(data, epochs=epochs, verbose=0) for epochs in (2, 1)]
+        score = model.evaluate(data, verbose=0, return_dict=True)
+        done.append(model.fit(data, epochs=2, verbose=0))
+    return {
+        "history": [common.history(each) for each in done],
+        "evaluate": common.numbers(score),
+        "weights": common.weights(model),
+    }
+
+
 def remainder_dropped(strategy: Any) -> dict[str, Any]:
     """Batches of static size, the remainder being dropped."""
     rows = tf.data.Dataset.from_tensor_slices(_rows())

@@ -58,6 +58,11 @@ def test_passes_that_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> No
     agree("data_cases:passes_that_go_on", seed=seed)
 
 
+@pytest.mark.parametrize("seed", [None, 3])
+def test_shuffles_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> None:
+    agree("data_cases:shuffles_that_go_on", seed=seed)
+
+
 def test_remainder_dropped(agree: Agree) -> None:
     agree("data_cases:remainder_dropped")
 
