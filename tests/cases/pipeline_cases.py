@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import time
+import unittest.mock
 from typing import Any
 
 import keras
@@ -13,7 +15,8 @@ import tensorflow as tf
 
 from tests.cases import placement_cases as placed
 from tests.cases.placement_cases import apart
-from tfdist.strategies.pipeline.schedules import live_activations, make
+from tfdist.strategies.pipeline.schedules import Kind, live_activations, make
+from tfdist.strategies.pipeline.stage_worker import Worker
 from tfdist.strategies.pipeline.state import PipelineError
 from tfdist.strategies.pipeline.strategy import Pipeline
 
@@ -234,6 +237,24 @@ def statistics(strategy: Any, drop: bool = False) -> dict[str, Any]:
         found[f"{name} live"] = [w.live for w in model.train_function.engine.workers[0]]
     found["moved"] = apart(start, by_hand.get_weights())
     return found
+
+
+def handed_out_slowly(strategy: Any) -> int:
+    """Updates of a schedule without a flush, where the first stage is given its updates late."""
+    x, y, _ = data("dense", 64)
+    made = pipeline(2, schedule="2bw", microbatches=2)
+    with made.scope():
+        model = compiled(dense(), "sgd")
+    push = Worker.push
+
+    def late(self: Any, step: Any, batch: Any) -> None:
+        push(self, step, batch)
+        if step.kind is Kind.BACKWARD and self.device == 0:
+            time.sleep(0.2)
+
+    with unittest.mock.patch.object(Worker, "push", late):
+        model.fit(x, y, 16, 2, verbose=0, shuffle=False)
+    return int(model.optimizer.iterations)
 
 
 def saved(strategy: Any, directory: str, schedule: str, microbatches: int) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.horovod.build import compile, install, requirements, wheel_cache
-from tfdist.horovod.build.commands import CommandError, Commands, StoppedError, percentages
-from tfdist.horovod.build.requirements import Choice, chosen
-from tfdist.horovod.build.smoke_test import verify
+from tfdist.horovod.installer import compile, install, requirements, wheel_cache
+from tfdist.horovod.installer.commands import CommandError, Commands, StoppedError, percentages
+from tfdist.horovod.installer.requirements import Choice, chosen
+from tfdist.horovod.installer.smoke_test import verify
 
 HERE = "2.21.0"
 LIST = "horovod/tensorflow/CMakeLists.txt"
@@ -171,7 +171,9 @@ def test_all_that_is_missing_is_told_at_once(tmp_path, monkeypatch):
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME", "PATH"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("tfdist.horovod.build.requirements._includes", lambda environ: [tmp_path])
+    monkeypatch.setattr(
+        "tfdist.horovod.installer.requirements._includes", lambda environ: [tmp_path]
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="6 things are missing") as caught:
         requirements.check(Choice(mpi=True, nccl=True), {"the build": (tmp_path / "x", 1 << 60)})
@@ -302,7 +304,7 @@ def test_a_short_command_is_not_cut_in_half(commands, tmp_path):
 def test_no_end_of_the_command_leaves_anything_running(tmp_path, number):
     program = (
         "import sys; from pathlib import Path\n"
-        "from tfdist.horovod.build.commands import Commands\n"
+        "from tfdist.horovod.installer.commands import Commands\n"
         "with Commands(Path('log'), Path('.').absolute()) as commands:\n"
         "    commands.run('It', ['sh', '-c', 'sleep 1000 & echo $! > child; sleep 1000'])\n"
     )

@@ -13,10 +13,10 @@ import pytest
 from tests.horovod.test_build import HERE, program, wheel
 from tfdist import environment
 from tfdist.errors import TfdistError
-from tfdist.horovod.build import Done, Order, ensure, install, requirements
-from tfdist.horovod.build.commands import CommandError
-from tfdist.horovod.build.requirements import Choice
-from tfdist.horovod.build.wheel_cache import entry
+from tfdist.horovod.installer import Done, Order, ensure, install, requirements
+from tfdist.horovod.installer.commands import CommandError
+from tfdist.horovod.installer.requirements import Choice
+from tfdist.horovod.installer.wheel_cache import entry
 
 SECONDS = 120
 NAME = "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
@@ -53,11 +53,11 @@ class Bench:
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         self.folder, self.entry = folder, entry(Choice(), HERE)
-        place = "tfdist.horovod.build"
+        place = "tfdist.horovod.installer"
         monkeypatch.setattr(requirements, "tensorflow_version", lambda: HERE)
         monkeypatch.setattr(requirements, "check", lambda choice, places: None)
-        monkeypatch.setattr(f"{place}.compiling.build", self._build)
-        monkeypatch.setattr(f"{place}.obtain.verify", lambda commands, folder: self._step("test"))
+        monkeypatch.setattr(f"{place}.compile.build", self._build)
+        monkeypatch.setattr(f"{place}.install.verify", lambda commands, folder: self._step("test"))
         for step in ("get_dependencies", "unpack", "install"):
             monkeypatch.setattr(install, step, getattr(self, f"_{step}"))
         monkeypatch.setattr(install, "fits", lambda choice, here: self.there is not None)
@@ -301,7 +301,7 @@ _WORKS = """
 import tfdist
 assert "tensorflow" not in sys.modules
 import keras, numpy, tfdist.errors
-from tfdist.horovod import library
+from tfdist.strategies.horovod import library
 try:
     library.load()
 except tfdist.errors.ConfigError as error:
@@ -348,6 +348,6 @@ def test_a_job_that_needs_horovod_names_the_command_that_builds_it(tmp_path):
 
 
 def test_the_builder_imports_neither_tensorflow_nor_horovod():
-    names = "import sys, tfdist.cli.main, tfdist.horovod.build.smoke_test"
+    names = "import sys, tfdist.cli.main, tfdist.horovod.installer.smoke_test"
     check = "assert not {'tensorflow', 'keras', 'horovod'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{names}; {check}"], timeout=SECONDS, check=True)

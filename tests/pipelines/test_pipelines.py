@@ -116,6 +116,10 @@ def test_checkpoints_are_ordinary(cluster, tmp_path, schedule, microbatches):
     assert found["goes on"]
 
 
+def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
+    assert cluster("devices").call(f"{CASES}:handed_out_slowly") == [8]
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [

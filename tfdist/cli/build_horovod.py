@@ -15,9 +15,9 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 from tfdist.errors import ConfigError
-from tfdist.horovod.build import Done, Order, Outcome, Progress, ensure
-from tfdist.horovod.build.compile import VERSION
-from tfdist.horovod.build.requirements import GPU_CHOICES, chosen
+from tfdist.horovod.installer import Done, Order, Outcome, Progress, ensure
+from tfdist.horovod.installer.compile import VERSION
+from tfdist.horovod.installer.requirements import GPU_CHOICES, chosen
 from tfdist.utils.atomic_io import check_writable
 
 _GPU_HELP = "; ".join(f"{name}: {what}" for name, what in GPU_CHOICES.items()) + "."

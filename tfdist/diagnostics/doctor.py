@@ -17,7 +17,7 @@ from tfdist.cluster.validation.machine import machine_findings
 from tfdist.cluster.validation.versions import installed_version, version_findings
 from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.errors import ConfigError
-from tfdist.horovod.build.install import operations
+from tfdist.horovod.installer.install import operations
 from tfdist.strategies.horovod.library import BUILD_COMMAND, built_for, is_installed
 
 __all__ = ["STANDARD_INPUT", "Report", "diagnose", "horovod_finding"]

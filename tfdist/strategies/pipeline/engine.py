@@ -166,9 +166,12 @@ class Engine:
         chunks = len(self._cut.chunks)
         self._store.expect(number, 2 * chunks * count)
         self._feed(inputs, number)
-        for replica, workers in enumerate(self.workers):
-            for worker in workers:
-                self._push(worker, self._steps(worker, replica, number, count), batch)
+        steps = [
+            (worker, self._steps(worker, replica, number, count))
+            for replica, workers in enumerate(self.workers)
+            for worker in workers
+        ]
+        self._push(steps, batch)
         if separate:
             self._wait(number)
             self._apply_all()
@@ -194,8 +197,8 @@ class Engine:
         """
         if self.is_empty or is_synchronous(self.shape.schedule):
             return {}
-        for worker, program in zip(self.workers[0], self._programs, strict=True):
-            self._push(worker, program.drain(), None)
+        pairs = zip(self.workers[0], self._programs, strict=True)
+        self._push([(worker, program.drain()) for worker, program in pairs], None)
         self._wait(self._number - 1)
         self._store.write_state()
         self._empty_since = self._number
@@ -250,13 +253,20 @@ class Engine:
             if step.kind is not Kind.UPDATE
         ]
 
-    def _push(self, worker: Worker, steps: Sequence[Step], batch: Batch | None) -> None:
-        for step in steps:
-            if step.kind is Kind.FORWARD and batch is not None:
-                self._store.batches[step.batch] = batch
-            if step.kind is Kind.UPDATE:
-                self._store.expect(step.batch, 1)
-            worker.push(step, self._store.batches[step.batch])
+    def _push(self, steps: Sequence[tuple[Worker, Sequence[Step]]], batch: Batch | None) -> None:
+        """Hands each worker its steps."""
+        # The workers run while this goes on. A batch ends when no step of it is expected, so all
+        # updates are expected before the first step is handed out: else a batch would end, and be
+        # forgotten, between the update of one worker and the handing out of another's.
+        for _, own in steps:
+            for step in own:
+                if step.kind is Kind.FORWARD and batch is not None:
+                    self._store.batches[step.batch] = batch
+                if step.kind is Kind.UPDATE:
+                    self._store.expect(step.batch, 1)
+        for worker, own in steps:
+            for step in own:
+                worker.push(step, self._store.batches[step.batch])
 
     def _feed(self, inputs: Sequence[Sequence[Any]], number: int) -> None:
         for microbatch, tensors in enumerate(inputs):

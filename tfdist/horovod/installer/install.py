@@ -7,38 +7,44 @@ or one that works.
 from __future__ import annotations
 
 import base64
+import contextlib
+import dataclasses
+import enum
 import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import mmap
-import sys
-from pathlib import Path
-from tfdist.cluster.validation.versions import installed_version
-from tfdist.strategies.horovod.library import built_for
-from tfdist.horovod.build.requirements import Choice
-from tfdist.horovod.build.commands import PIP_HINT
-from tfdist.horovod.build.commands import Commands
-from tfdist.horovod.build.compile import MARK
-from tfdist.horovod.build.compile import VERSION
-import contextlib
-import dataclasses
-import enum
 import shutil
+import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from tfdist.utils import atomic_io
-from tfdist.errors import TfdistError
-from tfdist.horovod.build import wheel_cache
-from tfdist.horovod.build import compile
-from tfdist.horovod.build import requirements
-from tfdist.horovod.build.commands import CommandError
-from tfdist.horovod.build.commands import Progress
-from tfdist.horovod.build.smoke_test import verify
+from pathlib import Path
 
-__all__ = ['Done', 'Order', 'Outcome', 'ensure', 'fits', 'get_dependencies', 'install', 'is_intact', 'operations', 'unpack']
+from tfdist.cluster.validation.versions import installed_version
+from tfdist.errors import TfdistError
+from tfdist.horovod.installer import compile, requirements, wheel_cache
+from tfdist.horovod.installer.commands import PIP_HINT, CommandError, Commands, Progress
+from tfdist.horovod.installer.compile import MARK, VERSION
+from tfdist.horovod.installer.requirements import Choice
+from tfdist.horovod.installer.smoke_test import verify
+from tfdist.strategies.horovod.library import built_for
+from tfdist.utils import atomic_io
+
+__all__ = [
+    "Done",
+    "Order",
+    "Outcome",
+    "ensure",
+    "fits",
+    "get_dependencies",
+    "install",
+    "is_intact",
+    "operations",
+    "unpack",
+]
 
 
 # The Horovod of this Python environment, looked at without importing it, and put in its place.
@@ -132,6 +138,7 @@ def install(commands: Commands, wheel: Path) -> None:
         hint="Is this Python environment writable? `python -m venv` makes one that is.",
     )
     importlib.invalidate_caches()
+
 
 class Done(enum.Enum):
     """What had to be done."""

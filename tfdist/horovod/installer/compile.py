@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import tarfile
-from pathlib import Path
-from tfdist.errors import TfdistError
-from tfdist.horovod.build.requirements import Choice
-from tfdist.horovod.build.commands import PIP_HINT
-from tfdist.horovod.build.commands import Commands
-import os
 from collections.abc import Mapping
-from tfdist import environment
-from tfdist.cluster.validation.machine import cpu_count
-from tfdist.cluster.validation.machine import memory
-from tfdist.horovod.build.requirements import KEPT_VARIABLES
-from tfdist.horovod.build.requirements import find_nvcc
-from tfdist.horovod.build.commands import Progress
-from tfdist.horovod.build.commands import percentages
-from tfdist.horovod.build.requirements import Tools
+from pathlib import Path
 
-__all__ = ['MARK', 'VERSION', 'Workshop', 'build', 'download', 'patch', 'unpack']
+from tfdist import environment
+from tfdist.cluster.validation.machine import cpu_count, memory
+from tfdist.errors import TfdistError
+from tfdist.horovod.installer.commands import PIP_HINT, Commands, Progress, percentages
+from tfdist.horovod.installer.requirements import KEPT_VARIABLES, Choice, Tools, find_nvcc
+
+__all__ = ["MARK", "VERSION", "Workshop", "build", "download", "patch", "unpack"]
 
 
 # Horovod's source: downloaded by name, unpacked, and changed where it does not compile.
@@ -134,6 +128,7 @@ def _apply(change: _Change, path: Path) -> None:
         )
     lines[found[0]] = change.new
     path.write_text("".join(lines))
+
 
 #: Python packages of the build, in the versions that were tried. They go into a directory of the
 #: build, not into the user's environment.

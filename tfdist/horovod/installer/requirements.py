@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from collections.abc import Mapping
-from pathlib import Path
-from tfdist import environment
 import importlib.metadata
 import importlib.util
 import re
@@ -14,9 +10,23 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tfdist import environment
 from tfdist.errors import ConfigError
 
-__all__ = ['Choice', 'GPU_CHOICES', 'KEPT_VARIABLES', 'Tools', 'check', 'chosen', 'find_nccl', 'find_nvcc', 'tensorflow_version']
+__all__ = [
+    "GPU_CHOICES",
+    "KEPT_VARIABLES",
+    "Choice",
+    "Tools",
+    "check",
+    "chosen",
+    "find_nccl",
+    "find_nvcc",
+    "tensorflow_version",
+]
 
 
 # What a Horovod is to be built with, and what decides about the result besides.
@@ -107,6 +117,7 @@ def _includes(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(home) / "include"
     yield from (home / "include" for home in _cuda_homes(environ))
     yield from (Path("/usr/include"), Path("/usr/local/include"))
+
 
 #: Bytes that a build needs in the temporary directory, and that its result needs elsewhere.
 BUILD_BYTES, WHEEL_BYTES = 600 << 20, 50 << 20

@@ -15,20 +15,17 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
-from tfdist import environment
-from tfdist.launch.supervisor import Requests
-from tfdist.launch.supervisor import stop_requests
-from tfdist.launch.process import Guard
-from tfdist.errors import TfdistError
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-__all__ = ['CommandError', 'Commands', 'PIP_HINT', 'Progress', 'StoppedError', 'percentages']
+from tfdist import environment
+from tfdist.errors import TfdistError
+from tfdist.launch.process import Guard
+from tfdist.launch.supervisor import Requests, stop_requests
+
+__all__ = ["PIP_HINT", "CommandError", "Commands", "Progress", "StoppedError", "percentages"]
 
 #: What to do where pip does not get something.
 PIP_HINT = (

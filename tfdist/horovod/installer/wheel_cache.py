@@ -17,13 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfdist import environment
+from tfdist.horovod.installer.compile import MARK, VERSION
+from tfdist.horovod.installer.requirements import KEPT_VARIABLES, Choice, find_nccl, find_nvcc
 from tfdist.utils import atomic_io
-from tfdist.horovod.build.requirements import KEPT_VARIABLES
-from tfdist.horovod.build.requirements import Choice
-from tfdist.horovod.build.requirements import find_nccl
-from tfdist.horovod.build.requirements import find_nvcc
-from tfdist.horovod.build.compile import MARK
-from tfdist.horovod.build.compile import VERSION
 
 __all__ = ["Entry", "entry", "wheel_problem"]
 

@@ -1,24 +1,25 @@
 """A program: two processes of an installed Horovod add up two tensors.
 
-`python -m tfdist.horovod.build.smoke_test` starts Horovod's rendezvous server and the two, and ends
-with status 0 if both have the right sum. A process of its own, so that the Horovod that is tried
-out need not be the one that tfdist would import.
+`python -m tfdist.horovod.installer.smoke_test` starts Horovod's rendezvous server and the two, and
+ends with status 0 if both have the right sum. A process of its own, so that the Horovod that is
+tried out need not be the one that tfdist would import.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from tfdist import environment
-import os
 from pathlib import Path
-from tfdist.horovod.build.commands import Commands
 
-__all__ = ['MODULE', 'SECONDS', 'main', 'verify']
+from tfdist import environment
+from tfdist.horovod.installer.commands import Commands
+
+__all__ = ["MODULE", "SECONDS", "main", "verify"]
 
 #: The name by which `python -m` runs this.
-MODULE = "tfdist.horovod.build.smoke_test"
+MODULE = "tfdist.horovod.installer.smoke_test"
 
 _PROCESSES = 2
 _LOCAL = "127.0.0.1"

@@ -5,10 +5,7 @@ four changes, and why each is made. Nothing here
 imports TensorFlow or Horovod: all work is done by processes of their own.
 """
 
-from tfdist.horovod.build.install import Done
-from tfdist.horovod.build.install import Order
-from tfdist.horovod.build.install import Outcome
-from tfdist.horovod.build.install import ensure
-from tfdist.horovod.build.commands import Progress
+from tfdist.horovod.installer.commands import Progress
+from tfdist.horovod.installer.install import Done, Order, Outcome, ensure
 
 __all__ = ["Done", "Order", "Outcome", "Progress", "ensure"]
