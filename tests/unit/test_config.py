@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist.config.resolution import load_file, resolve
-from tfdist.config.server_options import ON_STALE, WIRE_DTYPES
-from tfdist.config.strategy_config import MODES, STRATEGIES, StrategyConfig
+from tfdist.config.strategy_config import STRATEGIES, StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.gradients.rule import rule_from
 
@@ -192,35 +191,6 @@ def test_shipped_strategy_files_take_any_number_of_processes(pytestconfig):
     for file in sorted((pytestconfig.rootpath / "strategies").glob("*.toml")):
         if resolve({}, file, {}).config.processes > 1:
             assert resolve({"processes": 3}, file, {}).config.processes == 3
-
-
-def test_public_names_are_frozen():
-    import tfdist
-
-    assert list(STRATEGIES) == [
-        *("single", "mirrored", "multi_worker", "horovod", "parameter_server"),
-        "pipeline",
-    ]
-    assert set(MODES) == set(STRATEGIES)
-    assert MODES["parameter_server"] == ("sync", "async", "stale")
-    assert list(ON_STALE) == ["wait", "drop", "damp"]
-    assert WIRE_DTYPES == ("float32", "bfloat16", "float16")
-    assert sorted(tfdist.__all__) == [
-        "ConfigError",
-        "Horovod",
-        "Mirrored",
-        "MultiWorker",
-        "ParameterServer",
-        "Pipeline",
-        "Single",
-        "StartError",
-        "TfdistError",
-        "estimator",
-        "export",
-        "place",
-        "plan_placement",
-        "strategy",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ import tfdist
 from tests.unit.test_seams import all_seams
 from tfdist import environment, errors
 from tfdist.cli.main import app
+from tfdist.config.server_options import ON_STALE, WIRE_DTYPES
+from tfdist.config.strategy_config import MODES, STRATEGIES
 from tfdist.config.strategy_spec import specs
 from tfdist.gradients import optimizer_state
 
@@ -182,7 +184,14 @@ def test_checkpoint_keys():
 
 
 def test_strategies_and_their_modes():
-    assert {name: spec.modes for name, spec in specs().items()} == {
+    assert list(STRATEGIES) == list(MODES) == list(specs())
+    assert list(STRATEGIES) == [
+        *("single", "mirrored", "multi_worker", "horovod", "parameter_server"),
+        "pipeline",
+    ]
+    assert list(ON_STALE) == ["wait", "drop", "damp"]
+    assert WIRE_DTYPES == ("float32", "bfloat16", "float16")
+    assert MODES == {
         "single": ("sync",),
         "mirrored": ("sync", "stale", "local"),
         "multi_worker": ("sync", "stale", "local"),

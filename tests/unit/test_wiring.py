@@ -20,14 +20,14 @@ import typer.main
 from typer.testing import CliRunner
 
 from tfdist.cli.main import app
-from tfdist.cli.planning import check_horovod
+from tfdist.cli.planning import check_runnable
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies import connection, factory
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.horovod import start as horovod
 from tfdist.strategies.membership import Member
-from tfdist.strategies.mirrored import start as mirrored
+from tfdist.strategies.mirrored import strategy as mirrored
 from tfdist.strategies.multi_worker import start as multi_worker
 from tfdist.strategies.parameter_server import start as parameter_server
 from tfdist.strategies.pipeline import start as pipeline
@@ -212,7 +212,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("TF_CONFIG", "HOROVOD_RANK", "TFDIST_LAUNCHED"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(check_horovod.__module__ + ".check_horovod", lambda config: None)
+    monkeypatch.setattr(check_runnable.__module__ + ".check_runnable", lambda config: None)
     (tmp_path / "train.py").write_text("import keras\n")
     return tmp_path
 

@@ -41,7 +41,7 @@ __all__ = [
     "Here",
     "Job",
     "Request",
-    "check_horovod",
+    "check_runnable",
     "cluster_here",
     "is_rank",
     "planned",
@@ -135,11 +135,11 @@ def _counts(request: Request) -> dict[str, int]:
 # A process that something else has started: a scheduler, `mpirun` or `horovodrun`.
 
 
-def check_horovod(config: StrategyConfig) -> None:
-    """Looks for Horovod before anything is started, where the strategy needs it.
+def check_runnable(config: StrategyConfig) -> None:
+    """Looks for what the strategy needs before anything is started.
 
     Raises:
-        ConfigError: if it is missing, or was built for another TensorFlow.
+        ConfigError: if it is missing, such as Horovod for the installed TensorFlow.
     """
     problem = spec_of(config.strategy).missing()
     if problem is not None:
@@ -238,7 +238,7 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
     if machines is not None:
         request = _with_slots(request, machines)
     resolved = _resolve(request, own_tf_config(environ), environ, len(gpus))
-    check_horovod(resolved.config)
+    check_runnable(resolved.config)
     if machines is not None:
         with _on_hosts(request, resolved, machines, environ, gpus) as job:
             yield job

@@ -88,7 +88,7 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
     if by == "devices":
         return StrategyConfig(strategy=strategy, devices=processes), 1
     config = StrategyConfig(strategy=strategy, processes=processes)
-    planning.check_horovod(config)
+    planning.check_runnable(config)
     return config, processes
 
 

@@ -14,7 +14,6 @@ import builtins
 import contextlib
 import json
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +23,7 @@ import tensorflow as tf
 
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
+from tfdist.utils.watchdog import calling_after
 
 __all__ = [
     "all_gather_json",
@@ -205,13 +205,8 @@ def _saying_what_for(strategy: Any, name: str) -> Iterator[None]:
         f"{name!r} for the other workers. If only some workers come here, as under "
         "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
     )
-    timer = threading.Timer(_SAY_AFTER_SECONDS, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(_SAY_AFTER_SECONDS, lambda: print(message, file=sys.stderr, flush=True)):
         yield
-    finally:
-        timer.cancel()
 
 
 def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:

@@ -18,7 +18,7 @@ from tfdist.cluster.spec import ClusterUse, Topology
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import check_choice
 
-__all__ = ["Refusal", "StrategySpec", "having", "spec_of", "specs"]
+__all__ = ["Refusal", "StrategySpec", "having", "resolve_path", "spec_of", "specs"]
 
 #: The strategies of tfdist, in the order in which they grow. A new one is one line.
 _BUILT_IN = (
@@ -138,13 +138,9 @@ class StrategySpec:
         return path is not None and bool(resolve_path(path)(environ))
 
 
+@functools.cache
 def specs() -> Mapping[str, StrategySpec]:
     """All strategies by name, tfdist's own first."""
-    return _specs()
-
-
-@functools.cache
-def _specs() -> Mapping[str, StrategySpec]:
     found = [resolve_path(path) for path in _BUILT_IN]
     found += [each.load() for each in metadata.entry_points(group=ENTRY_POINTS)]
     return {spec.name: spec for spec in found}

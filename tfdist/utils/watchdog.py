@@ -8,7 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def calling_after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Calls a function, on a thread of its own, if the block takes longer.
+
+    Args:
+        seconds: how long the block may take.
+        action: what is called then, once.
+    """
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager
@@ -28,13 +45,8 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
         print(f"tfdist: {message}", file=sys.stderr, flush=True)
         os._exit(exit_status)
 
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
+    with calling_after(seconds, end):
         yield
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

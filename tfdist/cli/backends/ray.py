@@ -37,7 +37,7 @@ def start(order: Order) -> int:
         print(_shown(wish, program, log_dir, order.request.remote_python))
         return 0
     ray_actor.check()
-    planning.check_horovod(config)
+    planning.check_runnable(config)
     with Session(wish, summary.note) as session:
         placed = tuple(zip(wish.bundles, session.seats, strict=True))
         plan = plan_on(

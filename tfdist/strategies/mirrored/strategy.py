@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist._tf.distribute import LocalExtended
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
+from tfdist.strategies.devices import prepare_devices
 
 
 class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[misc]
@@ -31,3 +33,14 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
             )
         extended = LocalExtended(self, devices=list(devices) if devices else None)
         tf.distribute.Strategy.__init__(self, extended)
+
+
+def create(config: StrategyConfig, member: None = None) -> Mirrored:
+    """Makes the strategy of this process.
+
+    Args:
+        config: the configuration.
+        member: None, since one process joins no cluster.
+    """
+    del member
+    return Mirrored(prepare_devices(config.devices))

@@ -97,22 +97,19 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
         if not is_feeding_keras():
             return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
-        batches, limited = batches_by_keras(), no_more_than_read(dataset)
-        if limited is dataset:
-            # Kept with the data set: in the next `fit` its shuffles go on, as on one device.
-            reading, of = vars(dataset).get(_READING, (None, None))
-            if of is not self:
-                reading = self._reading_of(dataset, batches)
-                vars(dataset)[_READING] = reading, self
-        else:
-            dataset = limited
-            reading = self._reading_of(dataset, batches)
+        dataset, batches = no_more_than_read(dataset), batches_by_keras()
+        reading = self._reading_of(dataset, batches)
         if reading is not None:
             return ServedDataset(dataset, reading.feed)
         return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
 
     def _reading_of(self, dataset: Any, batches: int | None) -> Any:
-        return reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
+        """Kept with the data set: in the next `fit` its shuffles go on, as on one device."""
+        reading, of = vars(dataset).get(_READING, (None, None))
+        if of is not self:
+            reading = reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
+            vars(dataset)[_READING] = reading, self
+        return reading
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
         """One data set for each worker, which reads it by itself; see `tf.distribute.Strategy`.

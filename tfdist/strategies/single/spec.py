@@ -23,7 +23,7 @@ def _check(config: Any) -> None:
 SPEC = StrategySpec(
     name="single",
     summary="one device",
-    create="tfdist.strategies.single.start:create",
+    create="tfdist.strategies.single.strategy:create",
     refuses=(gradient_options.NO_EXCHANGE,),
     check=_check,
     one_device=True,

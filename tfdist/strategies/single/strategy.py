@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
+from tfdist.strategies.devices import prepare_devices
 
 
 class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
@@ -20,3 +22,14 @@ class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[mi
         if device is None:
             device = "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0"
         super().__init__(device)
+
+
+def create(config: StrategyConfig, member: None = None) -> Single:
+    """Makes the strategy of this process.
+
+    Args:
+        config: the configuration.
+        member: None, since one process joins no cluster.
+    """
+    del member
+    return Single(prepare_devices(config.devices)[0])

@@ -1,1 +1,0 @@
-"""The engines that `tfdist run --on ENGINE` hands a job to; tfdist schedules nothing itself."""
