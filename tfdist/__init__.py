@@ -4,6 +4,7 @@ from tfdist.utils.lazy import lazy_attributes
 
 __all__ = [
     "ConfigError",
+    "EquivalenceWarning",
     "Horovod",
     "Mirrored",
     "MultiWorker",
@@ -23,6 +24,7 @@ __getattr__, __dir__ = lazy_attributes(
     __all__,
     {
         "ConfigError": "tfdist.errors",
+        "EquivalenceWarning": "tfdist.errors",
         "Horovod": "tfdist.strategies.horovod.strategy",
         "Mirrored": "tfdist.strategies.mirrored.strategy",
         "MultiWorker": "tfdist.strategies.multi_worker.strategy",

@@ -6,7 +6,7 @@ set, what it conflicts with, and what to do.
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "StartError", "TaskFailedError", "TfdistError"]
+__all__ = ["ConfigError", "EquivalenceWarning", "StartError", "TaskFailedError", "TfdistError"]
 
 
 class TfdistError(Exception):
@@ -20,6 +20,13 @@ class ConfigError(TfdistError, ValueError):
     """What the user set is wrong or contradicts itself."""
 
     exit_status = 2
+
+
+class EquivalenceWarning(UserWarning):
+    """A program does not train, or show, on several replicas exactly what it does in one process.
+
+    `warnings.simplefilter("error", tfdist.EquivalenceWarning)` ends such a program instead.
+    """
 
 
 class StartError(TfdistError, TimeoutError):

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
+from tfdist.errors import EquivalenceWarning
 
 EXAMPLES = 77
 
@@ -33,6 +34,10 @@ def _own_dice(y: Any, predicted: Any) -> Any:
 def _deviation(y: Any, predicted: Any) -> Any:
     mean = tf.reduce_mean(_error(y, predicted), axis=0)
     return tf.reduce_sum(tf.sqrt(mean)) + 0.1 * tf.maximum(tf.reduce_mean(predicted), 0.01)
+
+
+def _products(values: Any) -> Any:
+    return tf.matmul(values, values, transpose_a=True)
 
 
 #: Functions of labels and predictions that return a number.
@@ -57,6 +62,8 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
         _error(y, p)[:, 0], global_batch_size=BATCH
     ),
     "by example": lambda y, p: _error(y, p)[:, 0],
+    "gram": lambda y, p: tf.sqrt(tf.reduce_sum(tf.square(_products(tf.concat([p, 2.0 - p], 1))))),
+    "gram of transposed": lambda y, p: tf.reduce_mean(tf.transpose(p) @ (p - 1.0)),
 }
 
 
@@ -65,7 +72,11 @@ def _report(model: keras.Model, done: Any) -> dict[str, Any]:
 
 
 def _rate(name: str) -> float:
-    return 2e-3 if "sum" in name or name in ("l2", "norm", "by example") else 0.05
+    return (
+        2e-3
+        if "sum" in name or name in ("l2", "norm", "by example", "gram of transposed")
+        else 0.05
+    )
 
 
 def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, Any]:
@@ -249,3 +260,61 @@ def largest(strategy: Any) -> list[str]:
         model.compile("sgd", "mse", metrics=["mae", "accuracy", keras.metrics.R2Score(), Largest()])
         model.fit(x, x[:, :1], BATCH, 1, verbose=0)
     return [str(w.message) for w in caught if "metric's variable" in str(w.message)]
+
+
+def _contrast(y: Any, z: Any) -> Any:
+    similar = tf.matmul(z, z, transpose_b=True)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(z)[0]), similar)
+
+
+#: Losses in which the examples of a batch meet.
+PAIRS: dict[str, Any] = {
+    "circle": keras.losses.Circle(),
+    "contrast": _contrast,
+    "einsum": lambda y, z: tf.reduce_mean(tf.exp(-tf.einsum("id,jd->ij", z, z))),
+    "transposed": lambda y, z: tf.reduce_mean(tf.nn.relu(1.0 - z @ keras.ops.transpose(z))),
+    "differences": lambda y, z: tf.reduce_mean(tf.square(z[:, None, :] - z[None, :, :])),
+    "labels": lambda y, z: tf.reduce_mean(
+        tf.reduce_mean(z) * tf.cast(tf.equal(y, tf.reshape(y, [1, -1])), tf.float32)
+    ),
+}
+
+
+def pairs(strategy: Any, *, name: str, by_hand: bool) -> dict[str, Any]:
+    """The warnings and the weights of a fit with a loss of `PAIRS`, compiled or by hand."""
+    x, y = common.table(EXAMPLES)
+
+    class ByHand(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            inputs, labels = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(PAIRS[name](labels, self(inputs, training=True)))
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = ByHand if by_hand else keras.Sequential
+        model = made([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(1e-3), PAIRS[name])
+        model.fit(x, y[:, None], BATCH, 1, shuffle=False, verbose=0)
+    named = [str(w.message) for w in caught if w.category is EquivalenceWarning]
+    return {"named": named, "weights": common.weights(model)}
+
+
+def without_pairs(strategy: Any) -> bool:
+    """Trains layers that move the axis of the examples, but keep examples apart."""
+    x, y = common.table(EXAMPLES)
+    layers = keras.layers
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        h = layers.Reshape((4, 2))(inputs)
+        h = layers.MultiHeadAttention(2, 4)(h, h)
+        h = layers.LSTM(4, return_sequences=True)(layers.LayerNormalization()(h))
+        h = layers.Dot((1, 1))([h, layers.Permute((1, 2))(h)])
+        h = layers.BatchNormalization()(layers.Flatten()(h))
+        model = keras.Model(inputs, layers.Dense(3)(h))
+        model.compile("sgd", common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, verbose=0)
+    return True

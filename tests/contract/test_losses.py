@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases.loss_cases import LOSSES
-from tests.contract.conftest import Agree
+from tests.cases.loss_cases import LOSSES, PAIRS
+from tests.contract.conftest import TOLERANCE, Agree, assert_same
+from tests.harness import Pool
 
 CASES = "contract_cases"
 
@@ -84,6 +85,26 @@ def test_metrics_that_are_no_sums_are_named(run: Agree) -> None:
     for messages in run("loss_cases:largest"):
         assert messages
         assert all("largest" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"), [*((name, False) for name in PAIRS), ("contrast", True), ("einsum", True)]
+)
+def test_examples_that_meet_in_a_loss(
+    cluster: Pool, run: Agree, target: str, name: str, by_hand: bool
+) -> None:
+    """Workers of parameter servers leave such a batch to one of them; replicas cannot."""
+    for result in run("loss_cases:pairs", plain=True, name=name, by_hand=by_hand):
+        if target == "parameter_server":
+            alone = cluster.plain("tests.cases.loss_cases:pairs", name=name, by_hand=by_hand)
+            assert_same(alone, result, TOLERANCE, target)
+        else:
+            assert result["named"]
+            assert all("The examples of a batch meet" in text for text in result["named"])
+
+
+def test_layers_that_keep_examples_apart_are_not_named(run: Agree) -> None:
+    assert all(run("loss_cases:without_pairs"))
 
 
 @pytest.mark.seldom

@@ -340,6 +340,9 @@ def _compile(spec: Spec, optimizer: str) -> str:
         if any(lists):
             arguments += [f"{name}={_each(spec, ['[' + ', '.join(e) + ']' for e in lists])}"]
     lines = ["model.compile(", *(f"    {each}," for each in [*arguments, *spec.compiled]), ")"]
+    if optimizer.startswith("keras.optimizers.ScheduleFreeAdamW"):
+        # Plain Keras loses what it assigns when it is built within a step (docs/promise.md).
+        lines += ["if model.built:", "    model.optimizer.build(model.trainable_variables)"]
     if spec.step in ("two", "list"):
         second = "keras.optimizers.Adam(0.02, epsilon=1e-3)"
         more = {

@@ -202,6 +202,8 @@ def fits(spec: Spec) -> bool:
             spec.optimizer != "MultiOptimizer" or not spec.options,
             spec.source != "dataset_unknown" or _ignores_iterations(spec),
             "frozen" not in spec.calls or spec.style != "subclass",
+            # What these compile anew outside of the scope is refused.
+            spec.inside or not {"again", "frozen"} & {*spec.calls},
             not spec.callbacks or "fit" in spec.calls,
             spec.source != "dataset_dropped" or spec.examples >= spec.batch,
             not {"run_eagerly=True", "steps_per_execution=2"} <= {*spec.compiled},

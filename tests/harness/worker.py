@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import traceback
+import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,14 +41,18 @@ def make_strategy(target: Target) -> Any:
 
 
 def run_case(strategy: Any, function: str, kwargs: dict[str, Any]) -> Any:
-    """Runs one case from a clean Keras state."""
+    """Runs one case from a clean Keras state; what names a difference from one process ends it."""
     import keras
+
+    from tfdist.errors import EquivalenceWarning
 
     keras.backend.clear_session()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(0)
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)(strategy, **kwargs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EquivalenceWarning)
+        return getattr(importlib.import_module(module), name)(strategy, **kwargs)
 
 
 def _answer(strategy: Any, request: tuple[str, dict[str, Any]]) -> tuple[bool, Any]:

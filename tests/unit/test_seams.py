@@ -38,6 +38,7 @@ SIGNATURES = {
     "keras.src.backend.tensorflow.trainer.reduce_per_replica": "(values, strategy, reduction)",
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
+    "Trainer._assert_compile_called": "(self, method_name=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "

@@ -124,6 +124,7 @@ DOCUMENTED = (
 def test_public_names():
     assert sorted(tfdist.__all__) == [
         "ConfigError",
+        "EquivalenceWarning",
         "Horovod",
         "Mirrored",
         "MultiWorker",

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import all_to_all, gather_alike
 from tfdist.comm.batch_dependence import Dependence, rows_of
+from tfdist.errors import EquivalenceWarning
 
 __all__ = [
     "CountedLink",
@@ -150,6 +151,7 @@ def _warn_of_eager_rows() -> None:
         "up depend on the batch. They are taken to: a lookup that does not, such as a position "
         "embedding, counts once for each replica in optimizers that square gradients. Leave "
         "run_eagerly out to train as one process does.",
+        EquivalenceWarning,
         stacklevel=2,
     )
 

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from tfdist.comm.batch_dependence import Dependence
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.reductions import batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
@@ -86,6 +86,7 @@ def warn_unless_added(depends: Dependence, variable: Any, value: Any, old: Any) 
         "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
         "states are added up: what this metric shows is not what one process shows. Use a metric "
         "whose states are sums, or compute this one in evaluate on one replica.",
+        EquivalenceWarning,
         stacklevel=4,
     )
 

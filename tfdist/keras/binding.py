@@ -2,19 +2,23 @@
 
 The usual program opens the scope around the making of the model only, and calls `fit` and `save`
 outside of it. Models made in a scope therefore enter it again in the methods below, so that Keras
-is hooked while they run.
+is hooked while they run. What a step changes must have been made in the scope as well: variables of
+another strategy would be updated on one replica only, or not at all.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from tfdist._keras import TensorFlowTrainer
+from tfdist._keras import TensorFlowTrainer, Trainer
+from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
+from tfdist.keras.model_optimizers import optimizers_of
 
 #: Methods of a model that run in its strategy's scope.
 METHODS = (
@@ -33,8 +37,11 @@ METHODS = (
 
 
 def hooks() -> list[Hook]:
-    """The seam at which a model learns of its strategy."""
-    return [Hook(TensorFlowTrainer, "__init__", _bind)]
+    """The seams at which a model learns of its strategy and a call asks for its compilation."""
+    return [
+        Hook(TensorFlowTrainer, "__init__", _bind),
+        Hook(Trainer, "_assert_compile_called", _made_in_scope),
+    ]
 
 
 def _bind(original: Callable[..., None]) -> Callable[..., None]:
@@ -58,3 +65,42 @@ def _in_scope(model: Any, name: str, strategy: Any) -> Callable[..., Any]:
             return getattr(type(model), name)(model, *args, **kwargs)
 
     return call
+
+
+def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def assert_compile_called(self: Any, method_name: str | None = None) -> None:
+        original(self, method_name)
+        trains = method_name in ("fit", "train_on_batch")
+        strategy = tf.distribute.get_strategy()
+        for owner, variables in _changed_by_step(self, trains):
+            for variable in variables:
+                if not strategy.extended.variable_created_in_scope(variable.value):
+                    raise ConfigError(
+                        f"{owner} was made outside of strategy.scope(), which conflicts with "
+                        f"`{method_name}` on {type(strategy).__name__}: the replicas do not share "
+                        f"its variable {variable.path!r}. Make it inside of `with "
+                        "strategy.scope():`, as the model, or run the script unchanged by "
+                        "`tfdist run --strategy ...`, where all of it is inside."
+                    )
+
+    return assert_compile_called
+
+
+def _changed_by_step(model: Any, trains: bool) -> Iterator[tuple[str, list[Any]]]:
+    """Whatever a training or a test step changes, with the variables that it has so far."""
+    if trains:
+        yield f"The model {model.name!r}, or a layer of it,", model.trainable_variables
+        for optimizer in optimizers_of(model):
+            yield f"The optimizer {optimizer.name!r}", optimizer.variables
+    for metric in (*_compiled_metrics(model), *model.metrics):
+        yield f"The metric {metric.name!r}", metric.variables
+
+
+def _compiled_metrics(model: Any) -> list[Any]:
+    """The metrics in the arguments of `compile`, which Keras lists after the first batch only."""
+    compiled = model._compile_metrics
+    if compiled is None:
+        return []
+    arguments = (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [m for m in keras.tree.flatten(arguments) if isinstance(m, keras.metrics.Metric)]

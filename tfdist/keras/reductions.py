@@ -141,6 +141,8 @@ def _leaf_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Leaf | 
         return Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
         return Leaf(tensor, is_sum=op.type == "Sum")
+    if op.type == "MatMul" and _contracted(op, depends) == [True, True]:
+        return Leaf(tensor, is_sum=True)
     return None
 
 
@@ -163,6 +165,12 @@ def _counts_examples(op: Any, depends: Dependence) -> bool:
     single = op.get_attr("shrink_axis_mask") == 1
     axis = batch_axis(op.inputs[0].op.inputs[0], depends)
     return single and axis is not None and start is not None and int(start[0]) == axis
+
+
+def _contracted(op: Any, depends: Dependence) -> list[bool]:
+    """For each factor of a product, whether the axis that is summed over holds the examples."""
+    summed = (int(not op.get_attr("transpose_a")), int(op.get_attr("transpose_b")))
+    return [batch_axis(x, depends) == axis for x, axis in zip(op.inputs, summed, strict=True)]
 
 
 def _reduces_batch(op: Any, depends: Dependence) -> bool:
@@ -196,6 +204,11 @@ def batch_axis(tensor: Any, depends: Dependence) -> int | None:
         found = [batch_axis(x, depends) for x in op.inputs[:-1]]
         return next((axis for axis in found if axis is not None), None)
     if op.type in ("Shape", "ShapeN"):
+        return None
+    if op.type == "Transpose":
+        order, axis = tf.get_static_value(op.inputs[1]), batch_axis(op.inputs[0], depends)
+        return axis if order is None or axis is None else [int(i) for i in order].index(axis)
+    if op.type == "MatMul" and any(_contracted(op, depends)):
         return None
     if op.type in ("Reshape", "Squeeze", "ExpandDims"):
         return None if batch_axis(op.inputs[0], depends) is None else 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
+from tfdist.errors import EquivalenceWarning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +75,22 @@ class Step:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""
         self.means[id(tensor)] = tensor
         return tensor
+
+    def note_pairs(self, op: Any) -> None:
+        """Notes that examples of the batch meet in a loss; a replica pairs its own ones only.
+
+        Args:
+            op: where they meet.
+        """
+        warnings.warn(
+            f"The examples of a batch meet in the loss (at {op.name!r}, {op.type}), as in "
+            f"contrastive losses. Each of the {self.replicas} replicas pairs its own examples "
+            "only, so this is not the loss of one process. To pair those of the whole batch, "
+            "gather the embeddings first: "
+            "tf.distribute.get_replica_context().all_gather(embeddings, axis=0).",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
 
     def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
         """A loss that an optimizer has scaled, weighed before its gradients are computed.

@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.example_pairs import paired_by
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 
@@ -77,6 +78,8 @@ def targets_of(step: Step, target: Any) -> list[tuple[Any, Any]] | None:
     if not is_symbolic(target) or not target.dtype.is_floating:
         _warn_of_eager(step, target)
         return None
+    if step.replicas > 1 and (op := paired_by(target, step.depends)) is not None:
+        step.note_pairs(op)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]
@@ -182,6 +185,7 @@ def _warn_of_eager(step: Step, value: Any) -> None:
         "A step that runs eagerly (run_eagerly=True) does not show how a loss, or another number, "
         "depends on the examples. It is taken for a mean over them: several replicas train a sum, "
         "a ratio or a root differently from one. Leave run_eagerly out.",
+        EquivalenceWarning,
         stacklevel=2,
     )
 
@@ -193,5 +197,6 @@ def _warn_of_unknown(found: Reduction) -> None:
             "how it depends on the examples. It is taken for a mean over them: if it is none, "
             "several replicas train it differently from one. Reduce a loss over the examples with "
             "a mean or a sum.",
+            EquivalenceWarning,
             stacklevel=2,
         )

@@ -85,6 +85,10 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
+    def note_pairs(self, op: Any) -> None:
+        """Leaves the whole batch to one worker."""
+        raise NotSplittable(f"pairs the examples of a batch with each other, at {op.name!r}")
+
     def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
         """The loss itself: gradients are weighed when they are sent."""
         del optimizer

@@ -1,0 +1,204 @@
+"""Losses in which the examples of a batch meet: contrastive ones, with negatives in the batch.
+
+Each replica has its own examples only, so a loss of all pairs of a batch has fewer pairs there than
+in one process. That is read off the graph: a tensor that has the examples along two axes is about
+pairs of them. The axes are followed through the ops that are known here; where an op hides them,
+nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tfdist.comm.batch_dependence import Dependence
+
+__all__ = ["paired_by"]
+
+#: The axes along which a tensor holds the examples of a batch.
+Axes: TypeAlias = frozenset[int]
+_NONE: Axes = frozenset()
+_ROWS: Axes = frozenset({0})
+_REDUCING = frozenset(
+    {"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm"}
+)
+
+
+def paired_by(target: Any, depends: Dependence) -> Any:
+    """The first op on the way to a target whose result has an axis of examples twice, or None."""
+    known: dict[int, Axes] = {}
+    waiting = [target]
+    while waiting:
+        tensor = waiting[-1]
+        if id(tensor) in known:
+            waiting.pop()
+            continue
+        inputs = [x for x in tensor.op.inputs if id(x) not in known and depends(x)]
+        if inputs:
+            waiting.extend(inputs)
+            continue
+        known[id(tensor)] = axes = _axes_of(tensor, lambda x: known.get(id(x), _NONE), depends)
+        if len(axes) > 1:
+            return tensor.op
+        waiting.pop()
+    return None
+
+
+def _axes_of(tensor: Any, axes: Callable[[Any], Axes], depends: Dependence) -> Axes:
+    op, rank = tensor.op, tensor.shape.rank
+    if not rank or not depends(tensor):
+        return _NONE
+    if op.type == "Placeholder" or op.op_def.is_stateful:  # An argument, or what an iterator gives.
+        return _NONE if "Random" in op.type else _ROWS
+    if op.type in _RULES:
+        return _RULES[op.type](op, axes)
+    if op.type in _REDUCING:
+        return _reduced(op, axes)
+    found = frozenset(
+        axis + rank - x.shape.rank
+        for x in op.inputs
+        for axis in axes(x)
+        if x.shape.rank is not None and x.shape.rank <= rank
+    )
+    if op.type in _BROADCASTING:
+        return found
+    # An op that is not known here keeps the examples apart, as layers do, or hides where they are.
+    return _ROWS if any(0 in axes(x) for x in op.inputs) else _NONE
+
+
+def _reduced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    rank, static = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
+    if rank is None or static is None:
+        return _NONE
+    gone = {int(axis) % rank for axis in static.reshape([-1])}
+    left = axes(op.inputs[0]) - gone
+    if op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims"):
+        return left
+    return frozenset(axis - sum(each < axis for each in gone) for axis in left)
+
+
+def _transposed(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    order = tf.get_static_value(op.inputs[1])
+    own = axes(op.inputs[0])
+    return _NONE if order is None else frozenset(i for i, a in enumerate(order) if int(a) in own)
+
+
+def _expanded(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    at = tf.get_static_value(op.inputs[1])
+    if at is None or op.outputs[0].shape.rank is None:
+        return _NONE
+    new = int(at.reshape([-1])[0]) % op.outputs[0].shape.rank
+    return frozenset(axis + (axis >= new) for axis in axes(op.inputs[0]))
+
+
+def _squeezed(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    rank, gone = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
+    if rank is None or not gone:
+        return _NONE
+    gone = {axis % rank for axis in gone}
+    own = axes(op.inputs[0]) - gone
+    return frozenset(axis - sum(each < axis for each in gone) for axis in own)
+
+
+def _reshaped(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    """Follows the one axis of open length; examples that come first stay first otherwise."""
+    own, new = axes(op.inputs[0]), op.outputs[0].shape
+    if len(own) != 1:
+        return _NONE
+    (axis,), old = own, op.inputs[0].shape
+    is_open = [i for i, size in enumerate(new) if size is None]
+    if [i for i, size in enumerate(old) if size is None] == [axis] and len(is_open) == 1:
+        return frozenset(is_open)
+    return own if axis == 0 else _NONE
+
+
+def _sliced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    """Follows `x[:, None]`, `x[..., 0]` and the like."""
+    rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
+    if rank is None or count is None:
+        return _NONE
+    new, dropped, rest = (
+        op.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis", "ellipsis")
+    )
+    specs = range(count)
+    read = sum(not (new >> i & 1 or rest >> i & 1) for i in specs)
+    result: list[int | None] = []
+    source = 0
+    for i in specs:
+        if rest >> i & 1:
+            result += range(source, source + rank - read)
+            source += rank - read
+        elif new >> i & 1:
+            result.append(None)
+        else:
+            result += [] if dropped >> i & 1 else [source]
+            source += 1
+    result += range(source, rank)
+    own = axes(op.inputs[0])
+    return frozenset(i for i, axis in enumerate(result) if axis in own)
+
+
+def _multiplied(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    """Rows of the first factor by columns of the second; axes before these are the same."""
+    left, right = op.inputs
+    rank = op.outputs[0].shape.rank
+    if left.shape.rank is None or right.shape.rank is None:
+        return _NONE
+    flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+    row = -1 if op.get_attr(flags[0]) else -2
+    column = -2 if op.get_attr(flags[1]) else -1
+    found = set()
+    for x, kept, place in ((left, row, rank - 2), (right, column, rank - 1)):
+        for axis in axes(x):
+            from_end = axis - x.shape.rank
+            if from_end < -2:
+                found.add(rank + from_end)
+            elif from_end == kept:
+                found.add(place)
+    return frozenset(found)
+
+
+def _summed_products(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+    """Einsum: an axis is where its letter is."""
+    equation = op.get_attr("equation").decode()
+    terms, _, result = equation.partition("->")
+    if "." in equation:
+        return _NONE
+    letters = {
+        term[axis] for x, term in zip(op.inputs, terms.split(","), strict=True) for axis in axes(x)
+    }
+    return frozenset(i for i, letter in enumerate(result) if letter in letters)
+
+
+_RULES: dict[str, Callable[[Any, Callable[[Any], Axes]], Axes]] = {
+    "Transpose": _transposed,
+    "ExpandDims": _expanded,
+    "Squeeze": _squeezed,
+    "Reshape": _reshaped,
+    "StridedSlice": _sliced,
+    "MatMul": _multiplied,
+    "BatchMatMulV2": _multiplied,
+    "BatchMatMulV3": _multiplied,
+    "Einsum": _summed_products,
+}
+#: Ops that compute each element from the elements at its place, after broadcasting from the right.
+_BROADCASTING = frozenset(
+    {
+        *("AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Pow"),
+        *("SquaredDifference", "Maximum", "Minimum", "FloorMod", "FloorDiv", "SelectV2", "Xlogy"),
+        *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd"),
+        *("LogicalOr", "Identity", "Cast", "Square", "Sqrt", "Rsqrt", "Exp", "Log", "Log1p", "Abs"),
+        *("Neg", "Sign", "Relu", "Sigmoid", "Tanh", "Softplus", "Softmax", "LogSoftmax"),
+        *(
+            "StopGradient",
+            "PreventGradient",
+            "LogicalNot",
+            "Erf",
+            "Expm1",
+            "Reciprocal",
+            "IsFinite",
+        ),
+    }
+)
