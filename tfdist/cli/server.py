@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfdist import environment
+from tfdist._tf.server import ServerError, start_server
+from tfdist.cluster import resources
 from tfdist.cluster.rendezvous import liveness
-from tfdist.cluster.resources import inter_op_threads
 from tfdist.cluster.spec import ClusterSpec
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.strategy_config import StrategyConfig
@@ -71,48 +72,38 @@ def _serve() -> int:
 
 def _start_server(member: ServerMember) -> Any:
     """TensorFlow's server of a task. It cannot be stopped but by the end of this process."""
-    with quiet_import():
-        # TensorFlow imports Keras if it is there, which takes 2 s and is of no use to a server: it
-        # runs the chief's graphs and no Python.
-        sys.modules.setdefault("keras", None)  # type: ignore[arg-type]
-        import tensorflow as tf
-
-        from tfdist.strategies.devices import check_gpus
-
-        tf.config.list_physical_devices()
-    check_gpus()
     cluster, task = member.cluster, member.task
-    threads = inter_op_threads(
-        task.type,
-        workers=len(cluster.addresses["worker"]),
-        cores=os.cpu_count() or 1,
-    )
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
-    config.gpu_options.allow_growth = True
-    try:
-        return tf.distribute.Server(
-            _as_tensorflow(cluster, tf),
-            job_name=task.type,
-            task_index=task.index,
-            protocol="grpc",
-            config=config,
-            start=True,
+    with quiet_import():
+        if resources.visible():
+            _check_gpus()
+        threads = resources.inter_op_threads(
+            task.type, workers=len(cluster.addresses["worker"]), cores=os.cpu_count() or 1
         )
-    except tf.errors.OpError as error:
-        address = cluster.address(task)
-        raise StartError(
-            f"TensorFlow's server of {task} cannot start at {address}. Another program may have "
-            f"taken port {address.port} (`ss -ltnp sport = :{address.port}` shows which). "
-            f"TensorFlow says: {error.message}"
-        ) from error
+        try:
+            return start_server(_addresses(cluster), task.type, task.index, threads)
+        except ServerError as error:
+            address = cluster.address(task)
+            raise StartError(
+                f"TensorFlow's server of {task} cannot start at {address}. Another program may "
+                f"have taken port {address.port} (`ss -ltnp sport = :{address.port}` shows which). "
+                f"TensorFlow says: {error}"
+            ) from error
 
 
-def _as_tensorflow(cluster: ClusterSpec, tf: Any) -> Any:
-    """The cluster as TensorFlow's own value."""
-    tasks: dict[str, dict[int, str]] = {}
+def _check_gpus() -> None:
+    """Compares the GPUs of this host with those that TensorFlow can use."""
+    # TensorFlow imports Keras if it is there, which takes 2 s and is of no use to a server.
+    sys.modules.setdefault("keras", None)  # type: ignore[arg-type]
+    from tfdist.strategies.devices import check_gpus
+
+    check_gpus()
+
+
+def _addresses(cluster: ClusterSpec) -> dict[str, dict[int, str]]:
+    found: dict[str, dict[int, str]] = {}
     for task, address in cluster.tasks():
-        tasks.setdefault(task.type, {})[task.index] = str(address)
-    return tf.train.ClusterSpec(tasks)
+        found.setdefault(task.type, {})[task.index] = str(address)
+    return found
 
 
 def _stay(member: ServerMember) -> int:

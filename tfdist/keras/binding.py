@@ -73,28 +73,31 @@ def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
         original(self, method_name)
         trains = method_name in ("fit", "train_on_batch")
         strategy = tf.distribute.get_strategy()
-        for owner, variables in _changed_by_step(self, trains):
-            for variable in variables:
-                if not strategy.extended.variable_created_in_scope(variable.value):
-                    raise ConfigError(
-                        f"{owner} was made outside of strategy.scope(), which conflicts with "
-                        f"`{method_name}` on {type(strategy).__name__}: the replicas do not share "
-                        f"its variable {variable.path!r}. Make it inside of `with "
-                        "strategy.scope():`, as the model, or run the script unchanged by "
-                        "`tfdist run --strategy ...`, where all of it is inside."
-                    )
+        for owner in _made_elsewhere(self, strategy, trains):
+            raise ConfigError(
+                f"{owner} was made outside of strategy.scope(), which conflicts with "
+                f"`{method_name}` on {type(strategy).__name__}: the replicas do not share its "
+                "variables. Make it inside of `with strategy.scope():`, as the model, or run the "
+                "script unchanged by `tfdist run --strategy ...`, where all of it is inside."
+            )
 
     return assert_compile_called
 
 
-def _changed_by_step(model: Any, trains: bool) -> Iterator[tuple[str, list[Any]]]:
-    """Whatever a training or a test step changes, with the variables that it has so far."""
-    if trains:
-        yield f"The model {model.name!r}, or a layer of it,", model.trainable_variables
-        for optimizer in optimizers_of(model):
-            yield f"The optimizer {optimizer.name!r}", optimizer.variables
+def _made_elsewhere(model: Any, strategy: Any, trains: bool) -> Iterator[str]:
+    """Whatever a training or a test step changes and has not been made in the strategy's scope."""
+    for optimizer in optimizers_of(model) if trains else []:
+        if optimizer._distribution_strategy is not strategy:
+            yield f"The optimizer {optimizer.name!r}"
+    made_here = strategy.extended.variable_created_in_scope
+    for variable in model.trainable_variables if trains else []:
+        if not made_here(variable.value):
+            yield f"The model {model.name!r}, or its layer with {variable.path!r},"
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return  # A metric's variables are added to by one device, wherever they were made.
     for metric in (*_compiled_metrics(model), *model.metrics):
-        yield f"The metric {metric.name!r}", metric.variables
+        if not all(made_here(variable.value) for variable in metric.variables):
+            yield f"The metric {metric.name!r}"
 
 
 def _compiled_metrics(model: Any) -> list[Any]:

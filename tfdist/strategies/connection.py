@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 
 import keras
 
@@ -51,7 +52,13 @@ def connecting(
         f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library} did not "
         f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."
     )
+    if task == member.cluster.chief:
+        _report(f"all tasks have joined; {library} connects to {peers}, then traces the first step")
     return hard_deadline(seconds, message, StartError.exit_status)
+
+
+def _report(text: str) -> None:
+    print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
 def join_own_cluster(config: StrategyConfig) -> Member:
