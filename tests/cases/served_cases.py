@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import weakref
 from typing import Any
 
@@ -154,3 +155,13 @@ def _train_and_forget(strategy: Any) -> list[Any]:
     [traced] = model.train_function._traced.values()
     gone = [model, traced.tally._sums, *(w._value for w in model.optimizer.variables)]
     return [weakref.ref(each) for each in gone]
+
+
+def reported(strategy: Any) -> str:
+    """What is written to standard error while a model with compiled metrics trains."""
+    x, _ = common.table(48)
+    with common.scope(strategy), contextlib.redirect_stderr(io.StringIO()) as text:
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
+        model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
+    return text.getvalue()

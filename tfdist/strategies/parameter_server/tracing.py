@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import OnlyReplica
 from tfdist.keras import replica_context as keras_step
-from tfdist.keras.building import has_own_step
 from tfdist.keras.logs import NoticedResults, summed_metrics
 from tfdist.keras.whole_batch import as_average
 from tfdist.strategies.parameter_server import apply_update
@@ -131,7 +130,7 @@ def _run_step(
 ) -> Any:
     noticed = NoticedResults(summed_metrics(model))
     share, part = tf.constant(1.0, tf.float64), None
-    builds = has_own_step(model, method) and not _metrics_are_built(model)
+    builds = not _metrics_are_built(model)
     with noticed, contextlib.ExitStack() as stack:
         if step.parts > 1:
             part = Part(model, count, total, even=False, replicas=step.parts)
