@@ -9,10 +9,12 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
+from tfdist.types import DatasetIterator
+
 __all__ = ["next_of_this_process", "seeded"]
 
 
-def next_of_this_process(iterator: Any) -> list[Any] | None:
+def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
     """The next values of a distributed iterator on this process's replicas, or None at its end.
 
     `next(iterator)` asks the other workers whether they are at their end, this function does not.

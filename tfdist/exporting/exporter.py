@@ -26,6 +26,7 @@ from tfdist.exporting.scoring import Score, scores
 from tfdist.exporting.signature import Input
 from tfdist.exporting.subject import KerasSubject, Subject, subject_of
 from tfdist.keras import saving, updating
+from tfdist.types import Model, OnnxModel
 
 __all__ = ["Report", "compare", "export"]
 
@@ -56,7 +57,7 @@ class Report:
 
 
 def export(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
@@ -118,7 +119,7 @@ def _run(
 
 
 def compare(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     inputs: Inputs = (),
@@ -219,7 +220,7 @@ def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]
     return found, scored
 
 
-def _checked(model: Any, task: _Task, allowed: float) -> Comparison:
+def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
     """Compares an ONNX model with the model, and names the layer where it fails."""
     run = comparison.runner(comparison.session_of(model))
     found = comparison.compared(run, task.cases, allowed)
@@ -228,7 +229,7 @@ def _checked(model: Any, task: _Task, allowed: float) -> Comparison:
     return found
 
 
-def _blamed(found: Comparison, subject: Subject, model: Any, cases: list[Case]) -> Comparison:
+def _blamed(found: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]) -> Comparison:
     """A failed comparison with the first layer that differs, where one can be found."""
     case = next(case for case in cases if case.title == found.worst.case)
     culprit = first_difference(subject, model, case, found.tolerance)
@@ -246,7 +247,7 @@ def _difference(found: Comparison) -> ExportError:
     )
 
 
-def _coarser(model: Any, task: _Task) -> Any:
+def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
     if task.options.precision == "float16":
         refuse_overflow(model, task.subject.layers, task.cases)
         return precision.to_float16(model)
@@ -268,7 +269,12 @@ def _publish(subject: Subject, path: str, write: Callable[[str], Any]) -> None:
         put()
 
 
-def _subject(model: Any, weights: Any, signature: str | None, given: tuple[Input, ...]) -> Subject:
+def _subject(
+    model: Model | str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None,
+    signature: str | None,
+    given: tuple[Input, ...],
+) -> Subject:
     if isinstance(model, str | os.PathLike):
         model = loading.load(os.fspath(model), None if weights is None else os.fspath(weights))
     elif weights is not None:

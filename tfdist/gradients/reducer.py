@@ -13,6 +13,7 @@ from tfdist.errors import ConfigError
 from tfdist.gradients import compression
 from tfdist.gradients.rule import GradientRule
 from tfdist.gradients.step_profiler import stamp
+from tfdist.types import DType, Scalar, Strategy, Variable
 
 __all__ = ["Reducer", "check_floating", "make_variable"]
 
@@ -21,14 +22,14 @@ __all__ = ["Reducer", "check_floating", "make_variable"]
 
 
 def make_variable(
-    strategy: Any,
+    strategy: Strategy,
     name: str,
-    shape: Any,
-    dtype: Any,
+    shape: Sequence[int],
+    dtype: DType,
     *,
     shared: bool,
     initial: Callable[[], Any] | None = None,
-) -> Any:
+) -> Variable:
     """Makes a variable of each replica, from wherever the program is.
 
     Args:
@@ -70,7 +71,7 @@ class Reducer:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         rule: GradientRule,
         specs: Sequence[tf.TensorSpec],
         names: Sequence[str],
@@ -148,10 +149,10 @@ class Reducer:
                 sums[i] = value
         return sums, self._bytes_of(values)
 
-    def _bytes_of(self, values: Sequence[Any]) -> Any:
+    def _bytes_of(self, values: Sequence[Any]) -> Scalar:
         """What a ring sends for an all-reduce of dense tensors and an all-gather of sparse ones."""
         count = self._strategy.num_replicas_in_sync
-        sent: Any = 0.0
+        sent: Scalar = 0.0
         for value in values:
             if isinstance(value, tf.IndexedSlices):
                 rows = tf.size(value.values) * value.dtype.size

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer
 from tfdist.keras.hooks import Hook
+from tfdist.types import Model, Strategy
 
 #: Methods of a model that run in its strategy's scope.
 METHODS = (
@@ -39,7 +40,7 @@ def hooks() -> list[Hook]:
 
 def _bind(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Model, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         strategy = tf.distribute.get_strategy()
         for name in METHODS:
@@ -49,11 +50,11 @@ def _bind(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _in_scope(model: Any, name: str, strategy: Any) -> Callable[..., Any]:
+def _in_scope(model: Model, name: str, strategy: Strategy) -> Callable[..., Any]:
     method = getattr(type(model), name)
 
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with strategy.scope():
             return getattr(type(model), name)(model, *args, **kwargs)
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from tfdist.types import Model
+
 __all__ = ["optimizers_of"]
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Model | None) -> list[Any]:
     """The optimizers of a model, each once, in the order of its attributes.
 
     Lists, tuples, sets and dictionaries are searched, however deeply nested, and
@@ -28,13 +30,15 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def _layers(model: Any) -> list[Any]:
+def _layers(model: Model | None) -> list[Any]:
+    if model is None:
+        return []
     if not hasattr(model, "_flatten_layers"):
-        return [] if model is None else [model]
+        return [model]
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 
-def _in(value: Any, seen: set[int]) -> Iterator[Any]:
+def _in(value: object, seen: set[int]) -> Iterator[Any]:
     """The optimizers in a value; `seen` ends the search in containers that hold themselves."""
     if isinstance(value, keras.optimizers.Optimizer):
         yield value

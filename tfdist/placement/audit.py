@@ -9,6 +9,7 @@ from typing import Any
 from tfdist._tf.graphs import partitioned_graphs
 from tfdist.placement.calls import number_of
 from tfdist.placement.place import devices_by_path
+from tfdist.types import Model
 
 __all__ = ["placed_operations"]
 
@@ -20,7 +21,7 @@ _ANYWHERE = (
 )
 
 
-def placed_operations(model: Any, run: Callable[[], Any]) -> dict[str, dict[str, list[str]]]:
+def placed_operations(model: Model, run: Callable[[], Any]) -> dict[str, dict[str, list[str]]]:
     """The operations of each layer, forward and backward, by the device that has run them.
 
     Args:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tfdist.config.resolution import read_toml
 from tfdist.errors import ConfigError
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow
+from tfdist.types import Model, Structure
 from tfdist.utils.atomic_io import replacing
 
 __all__ = ["Plan", "plan_placement", "read_device_map"]
@@ -58,8 +58,8 @@ class Plan:
 
 
 def plan_placement(
-    model: Any,
-    batch: Any = None,
+    model: Model,
+    batch: Structure = None,
     devices: Sequence[str] | Mapping[str, float] | None = None,
     *,
     overflow: str | None = None,
@@ -102,7 +102,7 @@ def read_device_map(path: Path | str) -> dict[str, str]:
     return found
 
 
-def _zeros(model: Any, examples: int) -> Any:
+def _zeros(model: Model, examples: int) -> Structure:
     """Inputs of zeros for a model that knows its inputs' shapes."""
     inputs = getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
     if inputs is None or any(None in x.shape[1:] for x in keras.tree.flatten(inputs)):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.gradients.compression.base import Memoryless
 from tfdist.gradients.compression.flattening import Layout, parts_for
+from tfdist.types import DType, Tensor
 
 __all__ = ["Bfloat16", "ScaledFloat16", "sum_plainly"]
 
@@ -94,12 +95,12 @@ class ScaledFloat16(Memoryless):
         return sums, list(memory)
 
 
-def _largest(value: Any) -> Any:
+def _largest(value: Tensor) -> Tensor:
     """A tensor's largest magnitude; NaN if it has a NaN."""
     return tf.reduce_max(tf.abs(value)) if value.shape.num_elements() else tf.zeros([], value.dtype)
 
 
-def _sum_halves(link: Link, layout: Layout, values: Sequence[Any], dtype: Any) -> Any:
+def _sum_halves(link: Link, layout: Layout, values: Sequence[Any], dtype: DType) -> Tensor:
     """Each replica adds up a part of all values, in float32, and gives all others the sum.
 
     It sends as much as a ring all-reduce of 16 bits does, 4 (p - 1) / p bytes a value over p

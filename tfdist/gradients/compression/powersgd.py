@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
 from tfdist.gradients.compression.flattening import Layout
 from tfdist.gradients.compression.half_precision import sum_plainly
+from tfdist.types import Tensor
 
 if TYPE_CHECKING:
     from tfdist.comm.replica_collectives import Link
@@ -44,7 +45,7 @@ class LowRank:
         layout = Layout.of([spec for spec in specs if self._matrix(spec)])
         length = sum(columns * self.rank for _, columns in self._matrices(layout))
 
-        def start() -> Any:
+        def start() -> Tensor:
             return tf.constant(np.random.default_rng(0).standard_normal(length), layout.dtype)
 
         if not length:
@@ -82,7 +83,7 @@ class LowRank:
         finite = all_finite(*second, *(sums[i] for i in others))
         return [sums[i] for i in range(len(values))], unless_broken(finite, following, memory)
 
-    def _matrix(self, tensor: Any) -> tuple[int, int] | None:
+    def _matrix(self, tensor: Tensor | tf.TensorSpec) -> tuple[int, int] | None:
         return matrix_shape(tuple(tensor.shape.as_list()), self.rank)
 
     def _matrices(self, layout: Layout) -> list[tuple[int, int]]:
@@ -93,7 +94,7 @@ class LowRank:
         shapes = tuple((columns, self.rank) for _, columns in self._matrices(layout))
         return Layout(shapes, (layout.dtype,) * len(shapes))
 
-    def _corrected(self, layout: Layout, values: Sequence[Any], error: Any) -> list[Any]:
+    def _corrected(self, layout: Layout, values: Sequence[Any], error: Tensor) -> list[Any]:
         return [
             tf.reshape(tf.cast(value, layout.dtype) + left, shape)
             for value, left, shape in zip(

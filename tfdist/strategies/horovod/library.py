@@ -10,7 +10,7 @@ import importlib.util
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from tfdist.errors import ConfigError
 
@@ -61,7 +61,7 @@ def _tensorflow() -> str | None:
 
 
 @functools.cache
-def load() -> Any:
+def load() -> ModuleType:
     """The module `horovod.tensorflow`.
 
     Raises:

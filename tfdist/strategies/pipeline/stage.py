@@ -13,6 +13,7 @@ from tfdist._keras import operation_fn
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Chunk
+from tfdist.types import KerasVariable, StatelessScope, Tensor
 
 __all__ = ["Part", "Values"]
 
@@ -104,7 +105,7 @@ class Part:
         return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in values)
 
     def run(
-        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Any
+        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Tensor
     ) -> tuple[Values, list[Any], Any]:
         """The chunk as a function without side effects, in a graph.
 
@@ -148,7 +149,7 @@ class Part:
             known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
         return known
 
-    def _losses(self, scope: Any) -> Any:
+    def _losses(self, scope: StatelessScope) -> Tensor | None:
         terms = list(scope.losses)
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()
@@ -187,7 +188,7 @@ def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
     return run
 
 
-def _for_microbatch(variable: Any, value: Any, microbatch: Any) -> Any:
+def _for_microbatch(variable: KerasVariable, value: Tensor, microbatch: Tensor) -> Tensor:
     """The state of random numbers for a microbatch: a stream of its own, the first one Keras's."""
     if _SEED not in variable.name:
         return value

@@ -12,6 +12,7 @@ from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.gradient_sums import GradientSums
 from tfdist.strategies.pipeline.stage import Part, Values
+from tfdist.types import DType, GradientTape, Shape, Structure, Tensor
 
 __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "Result", "pack"]
 
@@ -87,7 +88,7 @@ def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
     return [*lists, *bare], Packing(tuple(places), shapes, dtypes, len(dtypes) + len(bare))
 
 
-def _known(shape: Any) -> Any:
+def _known(shape: Shape) -> list[int] | int:
     """A shape as TensorFlow's lists take it, -1 for what is not known."""
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
@@ -108,15 +109,15 @@ class Given:
         totals: of the last chunk: float32, what losses over masks are divided by.
     """
 
-    numbers: Any
-    scale: Any
+    numbers: Tensor
+    scale: Tensor
     weights: Sequence[Any]
     state: Sequence[Any]
     values: Values
     labels: Sequence[Any] = ()
-    nest: Any = None
+    nest: Structure = None
     form: str = ""
-    totals: Any = None
+    totals: Tensor | None = None
 
     @property
     def leaves(self) -> list[Any]:
@@ -157,8 +158,8 @@ class Result:
 
     values: Values
     following: list[Any]
-    loss: Any
-    noted: Any
+    loss: Tensor | None
+    noted: Tensor | None
 
     @property
     def leaves(self) -> list[Any]:
@@ -211,10 +212,10 @@ class _Taped:
         loss: scaled; None where there is none.
     """
 
-    tape: Any
+    tape: GradientTape
     sources: list[Any]
     outputs: list[Any]
-    loss: Any
+    loss: Tensor | None
     result: Result
 
     def gradients(self, grads: Sequence[Any]) -> list[Any]:
@@ -386,7 +387,7 @@ def _those(tensors: Sequence[Any], which: Sequence[bool]) -> list[Any]:
     return [tensor for tensor, there in zip(tensors, which, strict=True) if there]
 
 
-def _share(numbers: Any, dtype: Any) -> Any:
+def _share(numbers: Tensor, dtype: DType) -> Tensor:
     """A microbatch's part of the examples."""
     counts = tf.cast(numbers, tf.float64)
     return tf.cast(counts[1] / counts[2], dtype)
@@ -426,7 +427,7 @@ class Passes:
         self._numbers: dict[tuple[int, ...], Any] = {}
         self._scale: tuple[float, Any] | None = None
 
-    def numbers(self, microbatch: int, sizes: Sequence[int]) -> Any:
+    def numbers(self, microbatch: int, sizes: Sequence[int]) -> Tensor:
         """`Given.numbers` of a microbatch, on the device."""
         key = (microbatch, sizes[microbatch], sum(sizes))
         if key not in self._numbers:
@@ -436,7 +437,7 @@ class Passes:
                 self._numbers[key] = tf.constant(key, tf.int64)
         return self._numbers[key]
 
-    def scale(self, value: float) -> Any:
+    def scale(self, value: float) -> Tensor:
         """`Given.scale`, on the device."""
         if self._scale is None or self._scale[0] != value:
             with on(self._job.part.device):

@@ -16,6 +16,7 @@ from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.partitioning import Cut, Key
 from tfdist.strategies.pipeline.schedules import Step
 from tfdist.strategies.pipeline.stage import Part
+from tfdist.types import Structure, Tensor
 
 __all__ = ["Batch", "Board", "OutOfMemoryError", "PipelineError", "StoppedError", "Store", "Update"]
 
@@ -48,7 +49,7 @@ class Board:
         self._changed = threading.Condition()
         self.error: BaseException | None = None
 
-    def put(self, key: Hashable, value: Any) -> None:
+    def put(self, key: Hashable, value: object) -> None:
         """Leaves a value."""
         with self._changed:
             self._values[key] = value
@@ -115,7 +116,7 @@ class Batch:
     inputs: Sequence[Any]
     targets: Sequence[Any]
     labels: Sequence[Sequence[Any]]
-    nest: Any
+    nest: Structure
     form: str
     sizes: Sequence[int]
     scale: float
@@ -232,7 +233,7 @@ class Store:
                 part.write_state(values)
         self._unchanged = [list(values) for values in self._state]
 
-    def note_loss(self, step: Step, loss: Any) -> None:
+    def note_loss(self, step: Step, loss: Tensor) -> None:
         """Notes a chunk's part of the loss of a batch."""
         with self._changed:
             self._losses[step.batch].append((self._parts[0][step.chunk].device, loss))
