@@ -131,6 +131,7 @@ class _Graph:
     def training(self) -> EstimatorSpec:
         """The graph of training."""
         model, weights = self._model, self._weights.read()
+        assert model.optimizer is not None
         with self._after_batch():
             state = [_for_replica(*pair) for pair in self._state.read()]
         # A loss of several outputs updates metrics; those of training are not looked at.

@@ -130,6 +130,7 @@ def _restore_state(model: Model, filepath: str | os.PathLike[str]) -> None:
     It builds the optimizer before the model has its weights; such a model cannot be trained.
     """
     optimizer, weights = model.optimizer, model.trainable_variables
+    assert optimizer is not None
     if not optimizer.built or optimizer._trainable_variables or not weights:
         return
     optimizer.built = False

@@ -234,7 +234,9 @@ class PipelineFunction:
         return self.engine
 
     def _iterations(self) -> int:
-        return int(self._model.optimizer.iterations.numpy())
+        optimizer = self._model.optimizer
+        assert optimizer is not None
+        return int(optimizer.iterations.numpy())
 
     def _track(self, losses: Mapping[int, float]) -> None:
         for number, loss in losses.items():
@@ -273,6 +275,7 @@ class PipelineFunction:
         rows: list[Any],
     ) -> None:
         optimizer = self._model.optimizer
+        assert optimizer is not None
         if before is not None:
             iterations = optimizer.iterations._value
             iterations.assign(tf.cast(before, iterations.dtype))
@@ -335,9 +338,9 @@ def _check(model: Model, shape: Shape) -> None:
             "run_eagerly=True conflicts with strategy='pipeline', whose stages run graphs. Compile "
             "with run_eagerly=False, or debug with strategy='single'."
         )
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if not is_synchronous(shape.schedule):
-        _check_asynchronous(model.optimizer, optimizer, shape.schedule)
+    if model.optimizer is not None and not is_synchronous(shape.schedule):
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        _check_asynchronous(model.optimizer, inner, shape.schedule)
 
 
 def _check_asynchronous(outer: Optimizer, optimizer: Optimizer, schedule: str) -> None:
