@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
-from tfdist.types import Array, Json, Scalar, Strategy, Tensor
+from tfdist.types import AnyStrategy, Array, Json, Scalar, Strategy, Tensor
 from tfdist.utils.watchdog import calling_after
 
 __all__ = [
@@ -47,13 +47,13 @@ _SAY_AFTER_SECONDS = 60.0
 _SHARED = "_tfdist_shared"
 
 
-def worker_count(strategy: Strategy) -> int:
+def worker_count(strategy: AnyStrategy) -> int:
     """Number of processes that train together; 1 for a strategy that is not tfdist's."""
     shard = getattr(strategy, "shard", None)
     return 1 if shard is None else int(shard.workers)
 
 
-def rank(strategy: Strategy) -> int:
+def rank(strategy: AnyStrategy) -> int:
     """This process's number among those that train together; 0 for a strategy not tfdist's."""
     shard = getattr(strategy, "shard", None)
     return 0 if shard is None else int(shard.worker)

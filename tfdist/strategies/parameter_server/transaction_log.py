@@ -81,7 +81,7 @@ def _window(name: str, value: int) -> Variable:
     return tf.Variable(tf.fill([WINDOW], tf.constant(value, tf.int64)), trainable=False, name=name)
 
 
-def _set(variable: Variable, slot: Tensor, value: Tensor) -> Operation:
+def _set(variable: Variable, slot: Tensor, value: Tensor) -> Variable:
     return variable.scatter_nd_update(tf.reshape(slot, [1, 1]), tf.reshape(value, [1]))
 
 
