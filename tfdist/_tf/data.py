@@ -19,13 +19,13 @@ def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
 
     `next(iterator)` asks the other workers whether they are at their end, this function does not.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     for own in iterator._iterators:
         for value in own.get_next_as_optional_list():
             if not value.has_value():
                 return None
-            found.append(value.get_value())
-    return found
+            result.append(value.get_value())
+    return result
 
 
 @contextlib.contextmanager

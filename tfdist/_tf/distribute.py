@@ -327,13 +327,13 @@ def unordered_steps(dataset: Dataset) -> list[str]:
 
     They were made with `deterministic=False`, which the data set's options do not override.
     """
-    found, waiting = [], [dataset]
+    result, waiting = [], [dataset]
     while waiting:
         current = waiting.pop()
         if getattr(current, "_deterministic", None) == "false":
-            found.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
+            result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
         waiting.extend(current._inputs())
-    return found
+    return result
 
 
 def has_started() -> bool:

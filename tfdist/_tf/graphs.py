@@ -52,15 +52,15 @@ def partitioned_graphs() -> Iterator[list[Any]]:
         A list that is filled when the block ends: `GraphDef`s after placement and optimization,
         one for each function and device.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     context.enable_run_metadata()
     try:
-        yield found
+        yield result
     finally:
         metadata = context.export_run_metadata()
         context.disable_run_metadata()
         for function in metadata.function_graphs:
-            found.extend(function.partition_graphs)
+            result.extend(function.partition_graphs)
 
 
 def body_of(op: Operation) -> FuncGraph | None:

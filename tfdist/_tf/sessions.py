@@ -115,8 +115,8 @@ def _launchers_of(extended: object) -> list[Any]:
     """What launches the collectives of a strategy, one for each device."""
     names = ("_cross_device_ops", "_host_cross_device_ops", "_collective_ops")
     ops = [getattr(extended, name, None) for name in names]
-    found = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
-    return list({id(launcher): launcher for launcher in found}.values())
+    result = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
+    return list({id(launcher): launcher for launcher in result}.values())
 
 
 class _GatherByRun:

@@ -57,9 +57,9 @@ class Dependence:
             if unknown:
                 waiting.extend(unknown)
                 continue
-            found = _is_own(current) or any(self._known[id(t)][1] for t in _sources(current))
+            result = _is_own(current) or any(self._known[id(t)][1] for t in _sources(current))
             # The tensor is kept with its answer: another one could be given its `id` otherwise.
-            self._known[id(current)] = (current, found)
+            self._known[id(current)] = (current, result)
             waiting.pop()
         return self._known[id(tensor)][1]
 
@@ -74,14 +74,14 @@ def _sources(tensor: Tensor) -> list[Any]:
     if body_of(op) is None:
         return list(op.inputs)
     places, _ = _inside_of_call(tensor)
-    return [op.inputs[place] for place in places]
+    return [op.inputs[index] for index in places]
 
 
 def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
     """The places of the arguments that a call's result is computed from; and see `_is_own`."""
     body = body_of(result.op)
     assert body is not None
-    places = {id(placeholder): place for place, placeholder in enumerate(body.inputs)}
+    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
     used: set[int] = set()
     seen: set[int] = set()
     waiting = [body.outputs[result.value_index]]

@@ -251,10 +251,10 @@ def _made(kinds: list[str], message: str) -> Iterator[Exception]:
 
 def _types(base: type[Any]) -> dict[str, type[Any]]:
     """A class and all its subclasses by name."""
-    found = {base.__name__: base}
+    result = {base.__name__: base}
     for subclass in base.__subclasses__():
-        found.update(_types(subclass))
-    return found
+        result.update(_types(subclass))
+    return result
 
 
 def _different_places(messages: list[dict[str, Any]]) -> Exception | None:

@@ -284,8 +284,8 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """The prefix of the latest checkpoint, or None."""
-        found = tf.train.latest_checkpoint(self.model_dir)
-        return None if found is None else str(found)
+        result = tf.train.latest_checkpoint(self.model_dir)
+        return None if result is None else str(result)
 
     def get_variable_names(self) -> list[str]:
         """The names of the variables of the latest checkpoint.
@@ -306,20 +306,20 @@ class Estimator:
         return tf.train.load_variable(self._needed_checkpoint(), name)
 
     def _needed_checkpoint(self) -> str:
-        found = self.latest_checkpoint()
-        if found is None:
+        result = self.latest_checkpoint()
+        if result is None:
             raise ConfigError(f"model_dir={self.model_dir!r} has no checkpoint. Train first.")
-        return found
+        return result
 
     def _checkpoint(self, given: str | None, purpose: str) -> str | None:
-        found = given or self.latest_checkpoint()
-        if found is None:
+        result = given or self.latest_checkpoint()
+        if result is None:
             tf1.logging.info(
                 "Could not find trained model in model_dir: %s, running initialization to %s.",
                 self.model_dir,
                 purpose,
             )
-        return found
+        return result
 
     def _global_step(self) -> int:
         """The global step of the latest checkpoint, or 0."""

@@ -158,8 +158,8 @@ def _keep_newest(place: str, count: int | None) -> None:
     """Removes all but the newest exports of a directory; None keeps all."""
     if count is None:
         return
-    found = sorted((each for each in Path(place).iterdir() if each.name.isdecimal()), key=_age)
-    for old in found[:-count]:
+    result = sorted((each for each in Path(place).iterdir() if each.name.isdecimal()), key=_age)
+    for old in result[:-count]:
         try:
             shutil.rmtree(old)
         except OSError as error:

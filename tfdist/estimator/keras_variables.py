@@ -116,11 +116,11 @@ def assigned(
     variables: Sequence[Any], before: Sequence[tuple[Any, Any]], scope: StatelessScope
 ) -> list[Any]:
     """See `GraphVariables.assigned`."""
-    found = (
+    result = (
         changed(variable, value, scope.get_current_value(key))
         for variable, (key, value) in zip(variables, before, strict=True)
     )
-    return [op for op in found if op is not None]
+    return [op for op in result if op is not None]
 
 
 def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operation | None:

@@ -120,8 +120,8 @@ def any_listens(cluster: Mapping[str, Any], kinds: tuple[str, ...]) -> bool:
 
 
 def _named(kind: str, addresses: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
-    return [(f"{kind} {index}", address) for index, address in found]
+    result = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
+    return [(f"{kind} {index}", address) for index, address in result]
 
 
 def _listens(address: str) -> bool:

@@ -40,9 +40,9 @@ def train(estimator: Estimator, spec: TrainSpec, evaluation: EvalSpec | None = N
         servers.ensure(estimator.config)  # Also where there is nothing left to train: others look.
     if chief:
         ending.clear(estimator.config)
-    found = None
+    result = None
     if evaluation is not None:
-        found = alone.run(estimator, spec, evaluation)
+        result = alone.run(estimator, spec, evaluation)
     else:
         estimator.train(
             spec.input_fn,
@@ -52,7 +52,7 @@ def train(estimator: Estimator, spec: TrainSpec, evaluation: EvalSpec | None = N
         )
     if chief:
         ending.write(estimator.config)
-    return found
+    return result
 
 
 def train_then_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Any:

@@ -96,7 +96,7 @@ def compared(
     Raises:
         ExportError: if it does not run.
     """
-    found: list[Difference] = []
+    result: list[Difference] = []
     for case in cases:
         try:
             actual = run(case.inputs)
@@ -112,8 +112,8 @@ def compared(
                     f"{', '.join(map(repr, actual))}. It is of another model."
                 )
             absolute, relative = difference(expected, actual[name])
-            found.append(Difference(name, case.title, absolute, relative))
-    return Comparison(tolerance, tuple(found))
+            result.append(Difference(name, case.title, absolute, relative))
+    return Comparison(tolerance, tuple(result))
 
 
 def session_of(model: OnnxModel | str) -> OnnxSession:

@@ -66,9 +66,9 @@ def first_difference(
     expected = _in_tensorflow(graph_def, list(shared.values()), subject, renamed, case)
     off = {}
     for name, there in shared.items():
-        found = _difference(expected[there], actual[name])
-        if found is not None:
-            off[name] = found
+        result = _difference(expected[there], actual[name])
+        if result is not None:
+            off[name] = result
     places = _places(model, subject.layers)
     last = {places[name] or name: name for name in off}  # in the order of computation
     order = list(off)
@@ -168,12 +168,12 @@ def _difference(expected: Array, actual: Array) -> float | None:
     """
     if expected.dtype.kind != "f":
         return None
-    found = []
+    result = []
     order = _CHANNELS_LAST.get(actual.ndim)
     for each in (actual, *([actual.transpose(order)] if order else ())):
         if each.shape == expected.shape:
-            found.append(comparison.difference(expected, each)[1])
-    return min(found, default=None)
+            result.append(comparison.difference(expected, each)[1])
+    return min(result, default=None)
 
 
 def _in_onnx(model: OnnxModel, names: list[str], case: Case) -> dict[str, Any]:

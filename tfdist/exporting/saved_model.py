@@ -70,13 +70,13 @@ def _join(path: Path) -> None:
     """
     file = path / "saved_model.pb"
     content = saved_model_pb2.SavedModel.FromString(file.read_bytes())
-    found = False
+    result = False
     for meta_graph in content.meta_graphs:
         graph: GraphDef = meta_graph.graph_def
         for nodes in (graph.node, *(body.node_def for body in graph.library.function)):
             for node in nodes:
                 if not _EVERYWHERE.fullmatch(node.device):
-                    found, node.device = True, ""
-    if found:
+                    result, node.device = True, ""
+    if result:
         file.write_bytes(content.SerializeToString(deterministic=True))
         (path / "fingerprint.pb").unlink(missing_ok=True)  # of the graph as it was

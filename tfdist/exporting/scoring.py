@@ -56,12 +56,12 @@ def scores(
     if not examples.labels:
         return ()
     before, after = _outputs(model, examples), _outputs(written, examples)
-    found = []
+    result = []
     for name, labels in examples.labels.items():
         metric, score = _metric(labels, before[name])
         values = (score(labels, before[name]), score(labels, after[name]))
-        found.append(Score(name, metric, *values, len(examples)))
-    return tuple(found)
+        result.append(Score(name, metric, *values, len(examples)))
+    return tuple(result)
 
 
 def _outputs(run: Callable[[Arrays], Arrays], examples: Examples) -> Arrays:

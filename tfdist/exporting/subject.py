@@ -273,14 +273,14 @@ def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
 def _required_parameters(model: Model) -> list[str]:
     """The names of what a model's `call` needs."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [
+    result = [
         name
         for name, each in inspect.signature(model.call).parameters.items()
         if each.default is inspect.Parameter.empty
         and each.kind in positional
         and name not in ("training", "mask")
     ]
-    return found or ["inputs"]
+    return result or ["inputs"]
 
 
 def _arguments(model: Model, parameters: list[str], named: dict[str, Any]) -> list[Any]:

@@ -48,9 +48,9 @@ def joined(function: Function) -> Function:
 
 def strip_devices(graph_def: GraphDef) -> bool:
     """Takes the devices out of a `GraphDef`, its functions included; whether there were any."""
-    found = False
+    result = False
     bodies = (function.node_def for function in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *bodies):
-        found = found or bool(node.device)
+        result = result or bool(node.device)
         node.device = ""
-    return found
+    return result

@@ -118,11 +118,11 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             return self._exchanges[places]
 
     def _extras(self) -> list[Any]:
-        found = list(self.changed.values())
+        result = list(self.changed.values())
         optimizer = self._optimizer()
         if self.rule.average_state and optimizer is not None:
-            found += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
-        return found
+            result += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
+        return result
 
     def _obj_type(self) -> str:
         return "Optimizer"
@@ -153,14 +153,14 @@ class Updater(KerasSaveable):  # type: ignore[misc]
                 "same options as then; or load the weights into a model without optimizer, and "
                 "compile it afterwards."
             )
-        found: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Any]] = {}
         for key in store.keys():  # noqa: SIM118
             group, _, name = key.partition(".")
             if name:
-                found.setdefault(group, {})[name] = np.asarray(store[key])
+                result.setdefault(group, {})[name] = np.asarray(store[key])
         for places, exchange in self._exchanges.items():
-            exchange.restore(found.pop(_key(places), {}))
-        self._loaded = found
+            exchange.restore(result.pop(_key(places), {}))
+        self._loaded = result
 
 
 def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
@@ -174,11 +174,11 @@ def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
     if rule is None or rule.is_plain:
         return None
     with _lock:
-        found = vars(optimizer).get(_ATTRIBUTE)
-        if not isinstance(found, Updater) or found.rule != rule:
-            found = Updater(strategy, optimizer, rule)
-            object.__setattr__(optimizer, _ATTRIBUTE, found)
-        return found
+        result = vars(optimizer).get(_ATTRIBUTE)
+        if not isinstance(result, Updater) or result.rule != rule:
+            result = Updater(strategy, optimizer, rule)
+            object.__setattr__(optimizer, _ATTRIBUTE, result)
+        return result
 
 
 def _key(places: tuple[int, ...]) -> str:

@@ -117,10 +117,10 @@ class Reducer:
         if self._dense:
             memory = list(self.variables.values())
             dense = [values[i] for i in self._dense]
-            found, kept = self._compression(link, dense, [v.read_value() for v in memory])
+            result, kept = self._compression(link, dense, [v.read_value() for v in memory])
             for variable, value in zip(memory, kept, strict=True):
                 variable.assign(value)
-            sums.update(zip(self._dense, found, strict=True))
+            sums.update(zip(self._dense, result, strict=True))
         extra = self._bytes_of([values[i] for i in sparse])
         return [sums[i] for i in range(len(values))], link.sent + extra
 
@@ -178,16 +178,16 @@ def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
     """
     if bound is None:
         return [list(range(len(values)))]
-    found: list[list[int]] = [[]]
+    result: list[list[int]] = [[]]
     filled = 0
     for i in reversed(range(len(values))):
         if filled >= bound:
-            found.append([])
+            result.append([])
             filled = 0
-        found[-1].append(i)
+        result[-1].append(i)
         if not isinstance(values[i], tf.IndexedSlices):
             filled += size_of(values[i])
-    return found
+    return result
 
 
 def check_floating(

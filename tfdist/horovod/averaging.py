@@ -166,9 +166,9 @@ class Averager:
         grouped = {key for part in self._parts for key in part}
         parts = [*self._parts, *[[key] for key in keys if key not in grouped]]
         for part in parts:
-            places = [i for i, key in enumerate(keys) if key in part]
-            if places:
-                sums.update(zip(places, ring.sum([tensors[i] for i in places]), strict=True))
+            indices = [i for i, key in enumerate(keys) if key in part]
+            if indices:
+                sums.update(zip(indices, ring.sum([tensors[i] for i in indices]), strict=True))
         return [sums[i] for i in range(len(tensors))]
 
     def _gather(self, hvd: Any, ring: Ring, grad: Gradient) -> Gradient | None:
@@ -299,8 +299,10 @@ class _Members:
         return int(self._process_set.size())
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._hvd, name)
-        return functools.partial(found, process_set=self._process_set) if callable(found) else found
+        member = getattr(self._hvd, name)
+        if not callable(member):
+            return member
+        return functools.partial(member, process_set=self._process_set)
 
 
 def _key(variable: object) -> int:
@@ -428,8 +430,8 @@ class Applier:
 
 def applier_of(optimizer: object) -> Applier | None:
     """What averages the gradients that an optimizer is given, if it has been distributed."""
-    found = getattr(optimizer, "_tfdist_applier", None)
-    return found if isinstance(found, Applier) else None
+    result = getattr(optimizer, "_tfdist_applier", None)
+    return result if isinstance(result, Applier) else None
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:

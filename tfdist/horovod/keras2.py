@@ -42,9 +42,9 @@ class OldNames:
 
     @property
     def _agg_helper(self) -> Applier:
-        found = applier_of(self)
-        assert found is not None
-        return found
+        result = applier_of(self)
+        assert result is not None
+        return result
 
     def _compute_gradients(
         self,

@@ -162,12 +162,12 @@ class _Distributed(OldNames):
 
     @property
     def _tfdist_applier(self) -> Applier:
-        found = vars(self).get("_tfdist_made")
-        if found is None:
+        result = vars(self).get("_tfdist_made")
+        if result is None:
             settings, passes, average_passes = self._tfdist_settings
-            found = Applier(Averager(settings, _WHO), passes, average_passes)
-            object.__setattr__(self, "_tfdist_made", found)
-        return found
+            result = Applier(Averager(settings, _WHO), passes, average_passes)
+            object.__setattr__(self, "_tfdist_made", result)
+        return result
 
     def register_local_var(self, variable: KerasVariable) -> None:
         """Leaves the gradient of a variable to each process."""

@@ -46,10 +46,10 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
             "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
             ".all_gather(rows, axis=0)), or train on one replica."
         )
-    found = reduction_of(value, step.depends, step.means)
-    if found.unknown or found.is_mean:
+    result = reduction_of(value, step.depends, step.means)
+    if result.unknown or result.is_mean:
         return None
-    return computed_again(value, found, over_whole_batch(step, found.leaves))
+    return computed_again(value, result, over_whole_batch(step, result.leaves))
 
 
 def _holds_examples(step: Step, value: Tensor) -> bool:

@@ -227,10 +227,10 @@ def _is_built(model: Model) -> bool:
 
 def _variables(model: Model) -> list[Any]:
     """All variables that a training changes, each once."""
-    found = [*model.variables, *model.metrics_variables]
+    result = [*model.variables, *model.metrics_variables]
     for optimizer in optimizers_of(model):
-        found += optimizer.variables
-    return list({id(v): v for v in found}.values())
+        result += optimizer.variables
+    return list({id(v): v for v in result}.values())
 
 
 def _plain(callback: Callback) -> dict[str, Any]:

@@ -22,12 +22,12 @@ def optimizers_of(model: Model | None) -> list[Any]:
     Args:
         model: a Keras model; None has no optimizers.
     """
-    found: dict[int, Any] = {}
+    result: dict[int, Any] = {}
     for layer in _layers(model):
         for value in [*vars(layer).values(), getattr(layer, "optimizer", None)]:
             for optimizer in _in(value, set()):
-                found[id(optimizer)] = optimizer
-    return list(found.values())
+                result[id(optimizer)] = optimizer
+    return list(result.values())
 
 
 def _layers(model: Model | None) -> list[Any]:

@@ -146,15 +146,15 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
-        found, step = original(self, target, sources, *args, **kwargs), current_step()
+        result, step = original(self, target, sources, *args, **kwargs), current_step()
         if step is None or tf.executing_eagerly() or not has_weights(sources):
-            return found
-        flat = tf.nest.flatten(found)
+            return result
+        flat = tf.nest.flatten(result)
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
         step.gradients.update((id(each), each) for each in flat if each is not None)
-        return tf.nest.pack_sequence_as(found, flat)
+        return tf.nest.pack_sequence_as(result, flat)
 
     return gradient
 

@@ -101,10 +101,10 @@ def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> 
         depends: tells what depends on the batch.
         means: tensors, by `id`, that are known to be means over the examples.
     """
-    found = Reduction()
+    result = Reduction()
     seen: dict[int, Any] = {}
-    _visit(tensor, found, depends, means, seen)
-    return found
+    _visit(tensor, result, depends, means, seen)
+    return result
 
 
 def _visit(
@@ -198,8 +198,8 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
         inner = batch_axis(op.inputs[0], depends)
         return None if inner is None else inner + (op.get_attr("axis") <= inner)
     if op.type == "ConcatV2":
-        found = [batch_axis(x, depends) for x in op.inputs[:-1]]
-        return next((axis for axis in found if axis is not None), None)
+        result = [batch_axis(x, depends) for x in op.inputs[:-1]]
+        return next((axis for axis in result if axis is not None), None)
     if op.type in ("Shape", "ShapeN"):
         return None
     if op.type in ("Reshape", "Squeeze", "ExpandDims"):

@@ -152,7 +152,7 @@ def flush(model: Model | None, *, batches: bool, late: bool = True) -> None:
 def _apply_flushed(
     optimizer: Optimizer, updater: Updater, places: tuple[int, ...], grads: list[Any]
 ) -> None:
-    _apply(optimizer, updater, grads, [optimizer._trainable_variables[place] for place in places])
+    _apply(optimizer, updater, grads, [optimizer._trainable_variables[index] for index in places])
 
 
 def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:

@@ -81,11 +81,11 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]
-    found = reduction_of(target, step.depends, step.means)
-    if found.is_mean:
-        _warn_of_unknown(found)
+    result = reduction_of(target, step.depends, step.means)
+    if result.is_mean:
+        _warn_of_unknown(result)
         return None
-    return _derivatives(step, target, found)[1]
+    return _derivatives(step, target, result)[1]
 
 
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:

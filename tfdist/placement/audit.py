@@ -35,10 +35,12 @@ def placed_operations(model: Model, run: Callable[[], Any]) -> dict[str, dict[st
     with partitioned_graphs() as graphs:
         run()
     paths = list(devices_by_path(model))
-    found: dict[str, dict[str, list[str]]] = {path: collections.defaultdict(list) for path in paths}
+    result: dict[str, dict[str, list[str]]] = {
+        path: collections.defaultdict(list) for path in paths
+    }
     for graph in graphs:
         for node in graph.node:
             number = number_of(node.name)
             if number is not None and node.op not in _ANYWHERE:
-                found[paths[number]][node.device].append(node.name)
-    return found
+                result[paths[number]][node.device].append(node.name)
+    return result

@@ -65,8 +65,8 @@ def placed_call(
 
 def number_of(name: str) -> int | None:
     """The number of the layer that an operation of a graph belongs to, by the operation's name."""
-    found = _NUMBER.search(name)
-    return int(found.group(1)) if found else None
+    result = _NUMBER.search(name)
+    return int(result.group(1)) if result else None
 
 
 def _is_symbolic(values: object) -> bool:
@@ -75,14 +75,14 @@ def _is_symbolic(values: object) -> bool:
 
 def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
     leaves = keras.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
+    indices = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
     lists = made.losses()
     before = [len(each) for each in lists]
     kept: dict[str, Any] = {}
 
     def forward(*inputs: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
         replaced = list(leaves)
-        for i, value in zip(places, inputs, strict=True):
+        for i, value in zip(indices, inputs, strict=True):
             _copy_mask(leaves[i], value)
             replaced[i] = value
         with tf.GradientTape(persistent=True) as tape:
@@ -94,12 +94,12 @@ def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, An
         tensors = [each for each in kept["flat"] if tf.is_tensor(each)]
         return tensors, _backward(made, tape, inputs, tensors)
 
-    results = tf.custom_gradient(forward)(*(leaves[i] for i in places))
+    results = tf.custom_gradient(forward)(*(leaves[i] for i in indices))
     flat = iter(_in_place_of(kept["flat"], list(results)))
-    found = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
+    result = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
     for each, start in zip(lists, before, strict=True):
         each[start:] = [next(flat) for _ in each[start:]]
-    return found
+    return result
 
 
 def _backward(
@@ -110,14 +110,14 @@ def _backward(
     def backward(*grads: Tensor, variables: Sequence[Variable] | None = None) -> object:
         pairs = [(t, g) for t, g in zip(tensors, grads, strict=True) if _has_gradient(t)]
         with on(made.device), tf.name_scope(f"{_SCOPE}{made.number}"):
-            found = tape.gradient(
+            result = tape.gradient(
                 [tensor for tensor, _ in pairs],
                 [*inputs, *(variables or [])],
                 output_gradients=[grad for _, grad in pairs],
             )
         if variables is None:
-            return found
-        return found[: len(inputs)], found[len(inputs) :]
+            return result
+        return result[: len(inputs)], result[len(inputs) :]
 
     return backward
 

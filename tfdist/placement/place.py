@@ -198,11 +198,11 @@ def _clipping_of(optimizer: Optimizer) -> Callable[[Any], Any]:
 
     def clip_gradients(grads: Sequence[Gradient | None]) -> Sequence[Gradient | None]:
         if not optimizer.global_clipnorm:
-            found = []
+            result = []
             for grad in grads:
                 with on(getattr(grad, "device", "")):
-                    found += original([grad])
-            return found
+                    result += original([grad])
+            return result
         squares = []
         for grad in (each for each in grads if each is not None):
             with on(grad.device):

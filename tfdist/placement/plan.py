@@ -93,13 +93,13 @@ def read_device_map(path: Path | str) -> dict[str, str]:
     Raises:
         ConfigError: if the file cannot be read or has none.
     """
-    found = read_toml(Path(path)).get("device_map")
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+    result = read_toml(Path(path)).get("device_map")
+    if not isinstance(result, dict) or not all(isinstance(each, str) for each in result.values()):
         raise ConfigError(
             f"The file {str(path)!r} has no table [device_map] of layers and devices, as "
             "Plan.write writes it."
         )
-    return found
+    return result
 
 
 def _zeros(model: Model, examples: int) -> Structure:
@@ -119,8 +119,8 @@ def _budgets(devices: Sequence[str] | Mapping[str, float] | None) -> dict[str, f
     if isinstance(devices, Mapping):
         return {name: float(size) for name, size in devices.items()}
     if devices is None:
-        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        devices = [device.name.removeprefix("/device:") for device in found]
+        result = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        devices = [device.name.removeprefix("/device:") for device in result]
     if not devices:
         raise ConfigError("devices=[] leaves no device to plan for. Name at least one.")
     return dict.fromkeys(devices, float("inf"))

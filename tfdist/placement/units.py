@@ -53,11 +53,11 @@ def units_of(model: Model) -> list[Unit]:
     Raises:
         ConfigError: if the model is not built, or has weights of its own beside its layers'.
     """
-    found: dict[int, Unit] = {}
+    result: dict[int, Unit] = {}
     if model.built:
         for unit in _walk(model, "", {}):
-            found.setdefault(id(unit.operation), unit)
-    units = list(found.values())
+            result.setdefault(id(unit.operation), unit)
+    units = list(result.values())
     unbuilt = [unit.path for unit in units if unit.is_layer and not unit.operation.built]
     if unbuilt or not units:
         which = f"{model.name!r}" + (f" (layer {unbuilt[0]!r})" if unbuilt else "")

@@ -78,13 +78,13 @@ def hooks() -> list[Hook]:
         "cluster_resolver.TFConfigClusterResolver": _resolver,
         "experimental_set_strategy": _set_strategy,
     }
-    found = []
+    result = []
     for api in (tf.distribute, tf.compat.v2.distribute):
         for path, make in makers.items():
             *modules, name = path.split(".")
             owner = functools.reduce(getattr, modules, api)
-            found.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
-    return found
+            result.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
+    return result
 
 
 _hooks = HookSet(hooks)

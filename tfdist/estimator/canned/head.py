@@ -176,9 +176,9 @@ class Head(abc.ABC):
                 return EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
             loss = self.loss(labels, logits, features, mode, regularization_losses)
             if mode == ModeKeys.EVAL:
-                found = self.eval_metric_ops(features, logits, labels, regularization_losses)
+                result = self.eval_metric_ops(features, logits, labels, regularization_losses)
                 return EstimatorSpec(
-                    mode, predictions=predictions, loss=loss, eval_metric_ops=found
+                    mode, predictions=predictions, loss=loss, eval_metric_ops=result
                 )
         step = _step(optimizer, train_op_fn, trainable_variables)
         with tf.control_dependencies(_update_ops(update_ops)):

@@ -52,12 +52,12 @@ class Bfloat16(Memoryless):
     ) -> tuple[list[Any], list[Any]]:
         """See `Compression`."""
         finer = [i for i, value in enumerate(values) if value.dtype == tf.float16]
-        places = [i for i in range(len(values)) if i not in finer]
+        indices = [i for i in range(len(values)) if i not in finer]
         sums = dict(zip(finer, sum_plainly(link, [values[i] for i in finer]), strict=True))
-        if places:
-            layout = Layout.of([values[i] for i in places])
-            total = _sum_halves(link, layout, [values[i] for i in places], tf.bfloat16)
-            sums.update(zip(places, layout.split(total), strict=True))
+        if indices:
+            layout = Layout.of([values[i] for i in indices])
+            total = _sum_halves(link, layout, [values[i] for i in indices], tf.bfloat16)
+            sums.update(zip(indices, layout.split(total), strict=True))
         return [sums[i] for i in range(len(values))], list(memory)
 
 

@@ -57,18 +57,18 @@ class LowRank:
         self, link: Link, values: Sequence[Any], memory: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """See `Compression`."""
-        places = [i for i, value in enumerate(values) if self._matrix(value)]
-        others = [i for i in range(len(values)) if i not in places]
-        if not places:
+        indices = [i for i, value in enumerate(values) if self._matrix(value)]
+        others = [i for i in range(len(values)) if i not in indices]
+        if not indices:
             return sum_plainly(link, values), list(memory)
-        layout = Layout.of([values[i] for i in places])
-        matrices = self._corrected(layout, [values[i] for i in places], memory[0])
+        layout = Layout.of([values[i] for i in indices])
+        matrices = self._corrected(layout, [values[i] for i in indices], memory[0])
         factors = self._factors(layout)
 
         starts = factors.split(memory[1], layout.dtype)
         sketches = [tf.matmul(matrix, q) for matrix, q in zip(matrices, starts, strict=True)]
         first = sum_plainly(link, [*sketches, *(values[i] for i in others)])
-        bases = [tf.linalg.qr(sketch).q for sketch in first[: len(places)]]
+        bases = [tf.linalg.qr(sketch).q for sketch in first[: len(indices)]]
         own = [
             tf.matmul(matrix, base, transpose_a=True)
             for matrix, base in zip(matrices, bases, strict=True)
@@ -77,8 +77,8 @@ class LowRank:
 
         left = [m - product for m, product in zip(matrices, _products(bases, own), strict=True)]
         following = [layout.join(left), factors.join(second)]
-        sums = dict(zip(others, first[len(places) :], strict=True))
-        for i, product in zip(places, _products(bases, second), strict=True):
+        sums = dict(zip(others, first[len(indices) :], strict=True))
+        for i, product in zip(indices, _products(bases, second), strict=True):
             sums[i] = tf.cast(tf.reshape(product, values[i].shape), values[i].dtype)
         finite = all_finite(*second, *(sums[i] for i in others))
         return [sums[i] for i in range(len(values))], unless_broken(finite, following, memory)
@@ -87,8 +87,8 @@ class LowRank:
         return matrix_shape(tuple(tensor.shape.as_list()), self.rank)
 
     def _matrices(self, layout: Layout) -> list[tuple[int, int]]:
-        found = [matrix_shape(shape, self.rank) for shape in layout.shapes]
-        return [shape for shape in found if shape]
+        result = [matrix_shape(shape, self.rank) for shape in layout.shapes]
+        return [shape for shape in result if shape]
 
     def _factors(self, layout: Layout) -> Layout:
         shapes = tuple((columns, self.rank) for _, columns in self._matrices(layout))

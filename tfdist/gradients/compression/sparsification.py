@@ -78,13 +78,13 @@ class TopValues:
 
         # A NaN has no place in an order, on which top_k relies.
         pieces = layout.split(tf.cond(finite, unchanged, zeros), layout.dtype)
-        found, start = [], 0
+        result, start = [], 0
         for piece, size in zip(pieces, layout.sizes, strict=True):
             magnitudes = tf.abs(tf.reshape(piece, [-1]))
             kept = part_of(size, self.ratio)
-            found.append(tf.math.top_k(magnitudes, kept, sorted=False).indices + start)
+            result.append(tf.math.top_k(magnitudes, kept, sorted=False).indices + start)
             start += size
-        return tf.concat(found, 0)
+        return tf.concat(result, 0)
 
 
 def part_of(size: int, ratio: float) -> int:

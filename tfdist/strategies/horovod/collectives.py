@@ -190,7 +190,7 @@ def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
     by_type: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(i)
-    found = []
+    result = []
     for places in by_type.values():
         sizes = [tensors[i].shape.num_elements() or 1 for i in places]
         bound, filled = sum(sizes) / groups, 0
@@ -200,8 +200,8 @@ def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
                 parts.append([])
             parts[-1].append(i)
             filled += size
-        found += parts
-    return found
+        result += parts
+    return result
 
 
 def not_folded(tensor: Tensor) -> Tensor:

@@ -67,9 +67,9 @@ def load() -> ModuleType:
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
     """
-    found = problem()
-    if found is not None:
-        raise ConfigError(found)
+    result = problem()
+    if result is not None:
+        raise ConfigError(result)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)

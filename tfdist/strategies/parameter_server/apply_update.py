@@ -67,7 +67,7 @@ def contribute(
     assert part is not None
     with tf.device(first):
         update, share = tf.identity(step.update), tf.identity(part.share())
-    sums = [_Sum(servers, payload, place) for place in range(len(payload.targets))]
+    sums = [_Sum(servers, payload, index) for index in range(len(payload.targets))]
     with tf.control_dependencies([*payload.arrived, number, update, share]):
         held = servers.lock.acquire()
     with tf.control_dependencies([held]), tf.device(first):
@@ -233,8 +233,8 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
     common: dict[int, Any] = {}
     if step.parts > 1:
         common = {
-            place: common_rows(grad.indices)
-            for place, (grad, _) in enumerate(gradients)
+            index: common_rows(grad.indices)
+            for index, (grad, _) in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }
         gradients = [(_weighed(g), v) for g, v in gradients]

@@ -261,14 +261,14 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
         with of_weights.up():
             grads = original(self, target, used, *args, **kwargs)
-        found = [
+        result = [
             step.gradient(v, each) if own else each[0]
             for v, own, each in zip(flat, local, grads, strict=True)
         ]
         part = current_step()
         if part is not None:
-            part.gradients.update((id(each), each) for each in found if each is not None)
-        return tf.nest.pack_sequence_as(sources, found)
+            part.gradients.update((id(each), each) for each in result if each is not None)
+        return tf.nest.pack_sequence_as(sources, result)
 
     return gradient
 
@@ -291,11 +291,11 @@ def _of_parts(
         for v, whole in zip(flat, wholes, strict=True)
     ]
     grads = original(tape, target, parts, *args, **kwargs)
-    found = [
+    result = [
         whole.join(each) if isinstance(whole, Partitioned) else each[0]
         for whole, each in zip(wholes, grads, strict=True)
     ]
-    return tf.nest.pack_sequence_as(sources, found)
+    return tf.nest.pack_sequence_as(sources, result)
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:

@@ -60,9 +60,9 @@ class Payload:
         self.beside: list[Any] = []
         cut: list[Any] = []
         counts: dict[int, Any] = {}
-        for place, (value, variable) in enumerate([*gradients, *changes]):
+        for index, (value, variable) in enumerate([*gradients, *changes]):
             if isinstance(value, tf.IndexedSlices):
-                pieces, first = _cut_rows(value, variable, (common or {}).get(place, False))
+                pieces, first = _cut_rows(value, variable, (common or {}).get(index, False))
                 counts.update({len(cut) + i: count for i, count in enumerate(first)})
             else:
                 pieces = _cut(value, variable)
@@ -71,7 +71,7 @@ class Payload:
         self._gradients = sum(len(parts_of(variable)) for _, variable in gradients)
         homes = [device_of(target) for target in self.targets]
         places = [home for v, home in zip(cut, homes, strict=True) for _ in leaves_of(v)]
-        places += [homes[place] for place in counts]
+        places += [homes[index] for index in counts]
         leaves = [leaf for value in cut for leaf in leaves_of(value)] + list(counts.values())
         moved = iter(move(leaves, [None] * len(leaves), places, servers.wire))
         self.values = [_rebuilt(value, moved) for value in cut]

@@ -186,12 +186,12 @@ class ServedStep:
         self._note_version()
         flat = tf.reshape(ids, [-1])
         unique, positions = tf.unique(flat)
-        found = tf.gather(self._fetch_rows(variable._value, unique), positions)
-        watch_on_all_tapes(found)
-        self._rows.setdefault(id(variable), []).append((flat, found))
+        result = tf.gather(self._fetch_rows(variable._value, unique), positions)
+        watch_on_all_tapes(result)
+        self._rows.setdefault(id(variable), []).append((flat, result))
         shape = tf.concat([tf.shape(ids), tf.constant(list(variable.shape[1:]), tf.int32)], 0)
-        found = tf.reshape(found, shape)
-        return tf.ensure_shape(found, [*ids.shape, *variable.shape[1:]])
+        result = tf.reshape(result, shape)
+        return tf.ensure_shape(result, [*ids.shape, *variable.shape[1:]])
 
     def sources(self, variable: KerasVariable) -> list[Any]:
         """The tensors through which this step has used a variable, for a gradient tape."""
@@ -332,10 +332,10 @@ class ServedStep:
             device = device_of(part)
             [there] = move([wanted], [None], [device])
             with tf.control_dependencies(self._early), tf.device(device):
-                found = tf.raw_ops.ResourceGather(
+                result = tf.raw_ops.ResourceGather(
                     resource=part.handle, indices=there, dtype=part.dtype
                 )
-            pieces += move([found], [device], [None], wire)
+            pieces += move([result], [device], [None], wire)
             places.append(tf.cast(inside, tf.int32))
         if len(pieces) == 1:
             return pieces[0]

@@ -33,7 +33,7 @@ class Told:
 
     def __init__(self, numbers: Tensor) -> None:
         self.job, self.update, self.part, self.count, self.total, self.skip = (
-            numbers[place] for place in range(FIELDS)
+            numbers[index] for index in range(FIELDS)
         )
 
 
@@ -65,10 +65,10 @@ class Layout:
         heads = FIELDS + len(self._kinds)
         numbers = _numbers(box, heads)
         start, tensors = tf.constant(8 * heads, tf.int64), []
-        for place, (dtype, shape) in enumerate(self._kinds):
+        for index, (dtype, shape) in enumerate(self._kinds):
             rest = shape[1:]
             bytes_each = math.prod(rest) * (1 if dtype == tf.bool else dtype.size)
-            end = start + numbers[FIELDS + place] * bytes_each
+            end = start + numbers[FIELDS + index] * bytes_each
             tensors.append(_tensor(box[start:end], dtype, [-1, *rest] if shape else []))
             start = end
         return tensors
@@ -88,9 +88,9 @@ def joined(boxes: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def parted(box: Tensor, count: int) -> list[Any]:
     """The boxes of which one was joined, in a graph."""
     lengths, start, boxes = _numbers(box, count), tf.constant(8 * count, tf.int64), []
-    for place in range(count):
-        boxes.append(box[start : start + lengths[place]])
-        start += lengths[place]
+    for index in range(count):
+        boxes.append(box[start : start + lengths[index]])
+        start += lengths[index]
     return boxes
 
 

@@ -166,10 +166,10 @@ class PredictFunction:
             for load in input_feed.split(batch, self._serving.dispatcher.workers)
             if load.rows
         ]
-        for place, load in enumerate(loads):
-            self._serving.dispatcher.submit(self._job(load, place, results))
+        for index, load in enumerate(loads):
+            self._serving.dispatcher.submit(self._job(load, index, results))
         self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
-        ordered = [results[place] for place in range(len(loads))]
+        ordered = [results[index] for index in range(len(loads))]
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
     def _job(self, load: input_feed.Load, place: int, results: dict[int, Any]) -> Job:

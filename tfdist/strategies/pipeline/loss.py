@@ -84,9 +84,9 @@ class Totals:
             values, _, _ = part.run(weights, state, given, tf.zeros([], tf.int64))
             pairs = zip(values.tensors, values.masks, strict=True)
             known.update(zip(part.chunk.writes, pairs, strict=True))
-        found = self._denominators(values, labels, nest)
-        _check(found, unknown)
-        return tf.stack([tf.cast(each, tf.float64) for each in found])
+        result = self._denominators(values, labels, nest)
+        _check(result, unknown)
+        return tf.stack([tf.cast(each, tf.float64) for each in result])
 
 
 def _unknown(variable: KerasVariable, names: set[str]) -> Tensor:
@@ -256,8 +256,8 @@ class KerasObjective:
         with self._lock:
             if self._latest is None or self._latest[0] != batch.number:
                 assert self.totals is not None
-                found = self.totals.of(batch.inputs, batch.targets, batch.nest)
-                self._latest = (batch.number, found)
+                result = self.totals.of(batch.inputs, batch.targets, batch.nest)
+                self._latest = (batch.number, result)
             return self._latest[1]
 
     def note(self, batch: Batch, microbatch: int, result: Result) -> None:

@@ -237,11 +237,11 @@ def chunks_of(
     # What a chunk without a layer would have is left out: each begins with another one.
     cuts = split(costs, [float("inf")] * count, filled=True)
     assert cuts is not None
-    found = {
+    result = {
         costs[i].path: number for number, (begin, end) in enumerate(cuts) for i in range(begin, end)
     }
-    plan = Plan(devices={path: f"stage {number}" for path, number in found.items()}, costs=costs)
-    return found, plan.table()
+    plan = Plan(devices={path: f"stage {number}" for path, number in result.items()}, costs=costs)
+    return result, plan.table()
 
 
 def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, int]:

@@ -158,11 +158,11 @@ class Part:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
-    found = []
+    result = []
     for variable in variables:
         with on(variable._value.device):
-            found.append(variable._value.read_value())
-    return found
+            result.append(variable._value.read_value())
+    return result
 
 
 def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
@@ -175,15 +175,15 @@ def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
 
 def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
     def run(*values: Any) -> list[Any]:
-        count, found = len(shares), []
+        count, result = len(shares), []
         for first in range(0, len(values), count):
             each = values[first : first + count]
             if not each[0].dtype.is_floating:
-                found.append(tf.identity(each[0]))
+                result.append(tf.identity(each[0]))
                 continue
             weighed = [value * share for value, share in zip(each, shares, strict=True)]
-            found.append(tf.add_n(weighed))
-        return found
+            result.append(tf.add_n(weighed))
+        return result
 
     return run
 
@@ -197,10 +197,10 @@ def _for_microbatch(variable: KerasVariable, value: Tensor, microbatch: Tensor) 
 
 
 def _masked(tensors: Sequence[Any], masks: Sequence[Any]) -> list[Any]:
-    found = []
+    result = []
     for tensor, mask in zip(tensors, masks, strict=True):
         if mask is not None:
             tensor = tf.identity(tensor)
             tensor._keras_mask = mask
-        found.append(tensor)
-    return found
+        result.append(tensor)
+    return result

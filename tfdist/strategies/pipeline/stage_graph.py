@@ -46,19 +46,19 @@ class Packing:
             packed: what `pack` has returned.
         """
         lists, bare = packed[: len(self.dtypes)], packed[len(self.dtypes) :]
-        found = []
-        for (which, place), shape in zip(self.places, self.shapes, strict=True):
+        result = []
+        for (which, index), shape in zip(self.places, self.shapes, strict=True):
             if which is None:
-                found.append(bare[place])
+                result.append(bare[index])
                 continue
             tensor = tf.raw_ops.TensorListGetItem(
                 input_handle=lists[which],
-                index=place,
+                index=index,
                 element_shape=_known(shape),
                 element_dtype=self.dtypes[which],
             )
-            found.append(tf.ensure_shape(tensor, shape) if shape.rank is not None else tensor)
-        return found
+            result.append(tf.ensure_shape(tensor, shape) if shape.rank is not None else tensor)
+        return result
 
 
 def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
@@ -226,8 +226,8 @@ class _Taped:
         if not pairs:
             return [None] * len(self.sources)
         targets, seeds = zip(*pairs, strict=True)
-        found = self.tape.gradient(list(targets), self.sources, output_gradients=list(seeds))
-        return list(found)
+        result = self.tape.gradient(list(targets), self.sources, output_gradients=list(seeds))
+        return list(result)
 
 
 class Graphs:
@@ -291,17 +291,17 @@ class Graphs:
         if all(present):
             return [kind is not None for kind in kinds]
         if present not in self._reached:
-            found: list[bool] = []
+            result: list[bool] = []
 
             def look(*flat: Any) -> None:
                 taped = self._taped(flat[: -len(present)])
                 pairs = zip(flat[-len(present) :], present, strict=True)
                 grads = taped.gradients([grad if there else None for grad, there in pairs])
-                found.extend(grad is not None for grad in grads)
+                result.extend(grad is not None for grad in grads)
 
             given = [spec for spec in self.specs if spec is not None]
             tf.function(look, autograph=False).get_concrete_function(*given, *self._grads())
-            self._reached[present] = found
+            self._reached[present] = result
         return self._reached[present]
 
     def _function(self, run: Callable[..., Any], specs: Sequence[Any]) -> FlatFunction:
@@ -361,11 +361,11 @@ class Graphs:
         count = len(self._kept_specs())
         kept, grads = flat[:count], flat[count:]
         if self._packing is None:
-            found = self._flat(self._taped(kept).gradients(grads))
+            result = self._flat(self._taped(kept).gradients(grads))
         else:
-            found = self._inner.inference_fn.call_flat(*grads, *self._packing.unpack(kept))
+            result = self._inner.inference_fn.call_flat(*grads, *self._packing.unpack(kept))
         assert self._kinds is not None
-        each = iter(found)
+        each = iter(result)
         rows: list[Any] = []
         weights = len(self._job.part.weights)
         for number, kind in enumerate(self._kinds[:weights]):
@@ -490,8 +490,8 @@ class Passes:
                 rows = (next(each), next(each))
                 if reached[number]:
                     sums.rows[number].append(rows)
-        found = [None if kind is None else next(each) for kind in kinds[weights:]]
-        return [g if r else None for g, r in zip(found, reached[weights:], strict=True)]
+        result = [None if kind is None else next(each) for kind in kinds[weights:]]
+        return [g if r else None for g, r in zip(result, reached[weights:], strict=True)]
 
     def _graphs(self, given: Given, leaves: Sequence[Any]) -> Graphs:
         """The functions for some shapes: one for those seen first, and one for all others."""

@@ -221,8 +221,8 @@ class Store:
         noted.sort(key=lambda each: each[0])
         numbers = [i for i, value in enumerate(following) if value is not None]
         rows = [values[i] for i in numbers for _, values in noted]
-        found = part.averaged(rows, batch.shares)
-        for i, value in zip(numbers, found, strict=True):
+        result = part.averaged(rows, batch.shares)
+        for i, value in zip(numbers, result, strict=True):
             self._state[step.chunk][i] = value
 
     def write_state(self) -> None:
@@ -241,9 +241,9 @@ class Store:
     def take_losses(self) -> dict[int, float]:
         """The losses of the batches that have ended since the last call."""
         with self._changed:
-            found = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
+            result = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
             self._finished.clear()
-        return {number: _sum(losses) for number, losses in found.items()}
+        return {number: _sum(losses) for number, losses in result.items()}
 
     def readers(self, key: Key) -> list[int]:
         """The chunks that read a tensor."""

@@ -176,8 +176,8 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
 def _short(names: Sequence[str]) -> list[str]:
     """Devices as people say them, where they differ by that."""
-    found = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
-    return [name.removeprefix("job:").replace("/task:", " ") for name in found]
+    result = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
+    return [name.removeprefix("job:").replace("/task:", " ") for name in result]
 
 
 def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:

@@ -251,8 +251,8 @@ class PipelineFunction:
             each.settle()
         rows = [_rows_of(part, parts) for part, parts in sums]
         key = tuple(
-            (part.number, *found, *(t for each in parts for t in each.touched))
-            for (part, parts), found in zip(sums, rows, strict=True)
+            (part.number, *result, *(t for each in parts for t in each.touched))
+            for (part, parts), result in zip(sums, rows, strict=True)
         )
         with self._lock:
             if key not in self._updates:
@@ -297,14 +297,14 @@ class PipelineFunction:
 
 def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
     """The gradients of rows of all microbatches and replicas, by the number of their weight."""
-    found = {}
+    result = {}
     with on(part.device):
         for i in range(len(part.weights)):
             rows = [each for sums in parts for each in sums.rows[i]]
             if rows:
                 values, numbers = zip(*rows, strict=True)
-                found[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
-    return found
+                result[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
+    return result
 
 
 def _sum_of(
