@@ -146,7 +146,7 @@ def _added(gathered: IndexedSlices, replicas: int) -> IndexedSlices:
     return tf.IndexedSlices(values, indices, gathered.dense_shape)
 
 
-def _concatenated(slices: list[Any]) -> IndexedSlices:
+def _concatenated(slices: list[Any]) -> Gradient:
     if len(slices) == 1:
         return slices[0]
     values = tf.concat([each.values for each in slices], 0)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._keras import BaseOptimizer
 from tfdist.keras.hooks import Hook
-from tfdist.types import Optimizer, Scalar, Tensor
+from tfdist.types import KerasVariable, Optimizer, Scalar, Tensor
 
 __all__ = ["hooks", "learning_rate_times"]
 
@@ -37,7 +37,7 @@ def learning_rate_times(factor: Scalar | None) -> Iterator[None]:
 
 def _multiplied(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def get_current_learning_rate(self: Optimizer) -> Tensor:
+    def get_current_learning_rate(self: Optimizer) -> Tensor | KerasVariable:
         rate, factor = original(self), getattr(_local, "factor", None)
         return rate if factor is None else tf.cast(rate, tf.float32) * factor
 

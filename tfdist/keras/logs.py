@@ -78,7 +78,7 @@ class NoticedResults:
         return result
 
 
-def average_logs(step: Step, logs: Logs, results: Results) -> Logs:
+def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None:
     """Logs that all replicas agree on.
 
     Results of metrics are computed from the states of all replicas; other scalars are averaged,

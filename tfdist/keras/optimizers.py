@@ -25,7 +25,7 @@ from tfdist.keras.losses import has_weights
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.types import Adam as AdamOptimizer
-from tfdist.types import Gradient, KerasVariable, Optimizer, Structure, Tensor, Variable
+from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
 
 __all__ = ["adam_while", "exchange", "hooks"]
 
@@ -48,7 +48,7 @@ def adam_while(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def update_step(
-            self: AdamOptimizer, gradient: Tensor, variable: KerasVariable, learning_rate: Tensor
+            self: AdamOptimizer, gradient: Tensor, variable: Variable, learning_rate: Operand
         ) -> object:
             plain = isinstance(gradient, tf.Tensor) and not self.amsgrad
             if not (flag.is_up and plain and variable.dtype in (tf.float32, "float32")):

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import CallbackList
 from tfdist.gradients.step_profiler import Meter, Split
 from tfdist.keras.hooks import Hook
-from tfdist.types import Callback, Logs
+from tfdist.types import Logs
 
 __all__ = ["hooks"]
 
@@ -33,7 +34,7 @@ def _meter() -> Meter | None:
 
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_begin(self: Callback, epoch: int, logs: Logs | None = None) -> None:
+    def on_epoch_begin(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         original(self, epoch, logs)
         meter = _meter()
         if meter is not None:
@@ -44,7 +45,7 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
 
 def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_end(self: Callback, epoch: int, logs: Logs | None = None) -> None:
+    def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         meter = _meter()
         split = None if meter is None else meter.split()
         if split is not None:
@@ -57,7 +58,7 @@ def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
 
 def _show(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_end(self: Callback, logs: Logs | None = None) -> None:
+    def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         splits = vars(self).pop(_SPLITS, [])
         if splits and getattr(tf.distribute.get_strategy(), "is_chief", True):
             print(table(splits), file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, updater_of
@@ -26,7 +27,7 @@ from tfdist.keras.hooks import Flag, Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_context import current_step, weighed
-from tfdist.types import Callback, Gradient, KerasVariable, Logs, Model, Optimizer
+from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 
@@ -176,7 +177,7 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_end(self: Callback, epoch: int, logs: Logs | None = None) -> None:
+    def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True, late=False)
         original(self, epoch, logs)
 
@@ -185,7 +186,7 @@ def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
 
 def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_end(self: Callback, logs: Logs | None = None) -> None:
+    def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True)
         original(self, logs)
 
@@ -196,7 +197,7 @@ def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
     """Says once, when the size of a batch is known, what the learning rate is multiplied by."""
 
     @functools.wraps(original)
-    def on_train_batch_end(self: Callback, *args: object, **kwargs: object) -> None:
+    def on_train_batch_end(self: types.CallbackList, *args: object, **kwargs: object) -> None:
         rule = getattr(tf.distribute.get_strategy(), "rule", None)
         if rule is not None and rule.lr_rule != "none":
             for _, updater in _updaters(getattr(self, "_model", None)):

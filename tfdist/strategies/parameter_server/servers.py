@@ -114,7 +114,7 @@ class Slices:
         with tf.device(device):
             self._queue = tf.queue.FIFOQueue(1 << 20, [dtype, tf.int64, tf.int32])
 
-    def put(self, value: IndexedSlices, common: Tensor) -> Operation:
+    def put(self, value: IndexedSlices, common: Tensor) -> Operation | None:
         """An op that adds a part's gradient.
 
         Args:
