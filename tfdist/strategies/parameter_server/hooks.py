@@ -45,7 +45,7 @@ from tfdist.strategies.parameter_server.sharded_variable import Partitioned, sho
 from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving
 from tfdist.strategies.parameter_server.training_step import StepFunction
 from tfdist.strategies.parameter_server.transfer import PACKED_BYTES
-from tfdist.types import EmbeddingLayer, Logs, Model, Structure, Tensor
+from tfdist.types import EmbeddingLayer, Logs, Model, Operand, Structure, Tensor
 
 
 def hooks(serving: Serving) -> list[Hook]:
@@ -154,7 +154,7 @@ def _local_value(original: property) -> property:
     stock = original.fget
     assert stock is not None
 
-    def value(self: types.KerasVariable) -> Tensor:
+    def value(self: types.KerasVariable) -> Tensor | types.Variable:
         if shown_part() is not None and isinstance(self._value, Partitioned):
             return self._value.variables[shown_part()]
         step = _step_for(self)
@@ -196,7 +196,7 @@ def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def add(self: types.KerasVariable, value: Tensor) -> Tensor:
+        def add(self: types.KerasVariable, value: Operand) -> Operand:
             if applying.is_up or _step_for(self) is not None or not _is_served(self):
                 return original(self, value)
             getattr(self._value, name)(tf.cast(value, self._value.dtype))

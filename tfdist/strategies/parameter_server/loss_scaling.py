@@ -62,7 +62,7 @@ def unscaling(scale: Tensor | None) -> Iterator[None]:
         _local.scale = before
 
 
-def rescaled(optimizer: LossScaler, scale: Tensor | None, grads: list[Any]) -> list[Any]:
+def rescaled(optimizer: Any, scale: Tensor | None, grads: list[Any]) -> list[Any]:
     """Gradients as if their loss had been scaled by what the optimizer is going to divide by.
 
     Scales are powers of two unless the program starts from another number: nothing is rounded.

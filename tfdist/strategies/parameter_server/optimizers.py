@@ -48,7 +48,7 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def apply(
-            self: Any,
+            self: Optimizer,
             grads: Sequence[Gradient | None],
             trainable_variables: Sequence[KerasVariable] | None = None,
         ) -> object:

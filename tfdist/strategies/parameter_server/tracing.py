@@ -56,7 +56,7 @@ class TracedStep:
     tally: Tally | None = None
     packed: Any = None
     metrics: list[Any] = dataclasses.field(default_factory=list)
-    logs: Structure = None
+    logs: object = None
     scalars: int = 0
     updates: int = 0
     small: bool = False

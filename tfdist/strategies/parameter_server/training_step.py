@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,7 +15,7 @@ from tfdist.strategies.parameter_server.scheduler import Job
 from tfdist.strategies.parameter_server.serialization import joined
 from tfdist.strategies.parameter_server.step_function import Serving, on_chief
 from tfdist.strategies.parameter_server.tracing import Numbers, TracedStep, trace
-from tfdist.types import Array, DatasetIterator, Logs, Model, Structure
+from tfdist.types import Array, Logs, Model
 
 __all__ = ["StepFunction"]
 
@@ -49,7 +49,7 @@ class StepFunction:
         self._logs: Logs | None = None
         self._logged = 0.0
 
-    def __call__(self, iterator: DatasetIterator) -> Logs | None:
+    def __call__(self, iterator: Iterator[Any]) -> Logs | None:
         """Runs the steps of an execution.
 
         Args:
@@ -180,7 +180,7 @@ class StepFunction:
         return self._logs
 
 
-def _next_loads(iterator: DatasetIterator) -> Callable[[int], list[input_feed.Load]]:
+def _next_loads(iterator: Iterator[Any]) -> Callable[[int], list[input_feed.Load]]:
     """Makes the loads of the next batch of Keras's loops, or of an iterator over batches."""
     if isinstance(iterator, input_feed.ServedIterator):
         return iterator.next_loads()
@@ -188,7 +188,7 @@ def _next_loads(iterator: DatasetIterator) -> Callable[[int], list[input_feed.Lo
     return lambda parts: input_feed.split(batch, parts)
 
 
-def _named(logs: Structure, values: list[Any], results: dict[str, Any]) -> Any:
+def _named(logs: object, values: list[Any], results: dict[str, Any]) -> Any:
     """The logs of a step: metrics as they stand now, scalars as the step returned them."""
 
     def value(place: Any) -> object:

@@ -196,7 +196,7 @@ class Counts:
         with tf.device(self._device):
             return [self._add(1 + tf.minimum(staleness, LONGEST))]
 
-    def note_dropped(self) -> Operation:
+    def note_dropped(self) -> Variable:
         """An op that counts a gradient that is discarded."""
         with tf.device(self._device):
             return self._add(0)
@@ -207,6 +207,6 @@ class Counts:
         news, self._seen = now - self._seen, now
         return int(news[0]), [int(count) for count in news[1:]]
 
-    def _add(self, place: Any) -> Operation:
+    def _add(self, place: Any) -> Variable:
         one = tf.constant([1], tf.int64)
         return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)

@@ -20,7 +20,14 @@ from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
 from tfdist.strategies.parameter_server.input_feed import Load, ServedIterator, without_optionals
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
-from tfdist.types import Dataset, DatasetIterator, DType, Function, Structure, Tensor
+from tfdist.types import (
+    ConcreteFunction,
+    Dataset,
+    DatasetIterator,
+    DType,
+    Structure,
+    Tensor,
+)
 
 __all__ = ["ReadLoad", "Reading", "ShardedDatasets", "Shards", "reading_of"]
 
@@ -39,7 +46,7 @@ class Reading:
     """
 
     def __init__(
-        self, dataset: Dataset, graph: Tensor, batches: int, recoveries: Callable[[int], int]
+        self, dataset: Dataset, graph: bytes, batches: int, recoveries: Callable[[int], int]
     ) -> None:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
@@ -112,7 +119,7 @@ class _Pass:
         self._iterators.pop(worker, None)
 
     @property
-    def spec(self) -> Structure:
+    def spec(self) -> object:
         """The iterator's type."""
         return self._reading.spec
 
@@ -194,8 +201,8 @@ _functions: dict[tuple[str, str], Any] = {}
 
 
 def _kept(
-    kind: str, spec: Structure, make: Callable[[], Callable[[Any], Any]], dtype: DType = tf.variant
-) -> Function:
+    kind: str, spec: object, make: Callable[[], Callable[[Any], Any]], dtype: DType = tf.variant
+) -> ConcreteFunction:
     """A graph function of one tensor, made once for each type of batch."""
     key = (kind, repr(spec))
     if key not in _functions:
@@ -204,21 +211,21 @@ def _kept(
     return _functions[key]
 
 
-def _loader() -> Function:
+def _loader() -> ConcreteFunction:
     def load(text: Tensor) -> Tensor:
         return tf.raw_ops.DatasetFromGraph(graph_def=text)
 
     return _kept("load", None, lambda: load, tf.string)
 
 
-def _opener(spec: Structure) -> Function:
+def _opener(spec: object) -> ConcreteFunction:
     def make(variant: Tensor) -> DatasetIterator:
         return iter(tf.data.experimental.from_variant(variant, spec))
 
     return _kept("iterator", spec, lambda: make)
 
 
-def _drawer(spec: Structure) -> Function:
+def _drawer(spec: object) -> ConcreteFunction:
     """Draws what a pass draws at its start."""
 
     def draw(variant: Tensor) -> Tensor:
