@@ -13,7 +13,7 @@ from tfdist.errors import ConfigError
 from tfdist.gradients import compression
 from tfdist.gradients.rule import GradientRule
 from tfdist.gradients.step_profiler import stamp
-from tfdist.types import DType, Scalar, Strategy, Variable
+from tfdist.types import DType, Scalar, Shape, Strategy, Variable
 
 __all__ = ["Reducer", "check_floating", "make_variable"]
 
@@ -24,7 +24,7 @@ __all__ = ["Reducer", "check_floating", "make_variable"]
 def make_variable(
     strategy: Strategy,
     name: str,
-    shape: Sequence[int],
+    shape: Sequence[int] | Shape,
     dtype: DType,
     *,
     shared: bool,

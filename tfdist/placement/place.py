@@ -23,6 +23,7 @@ from tfdist.types import (
     KerasVariable,
     Layer,
     Model,
+    Operand,
     Optimizer,
     Structure,
     Tensor,
@@ -164,7 +165,9 @@ def _follow_updates(optimizer: Optimizer) -> None:
     update, add = optimizer.update_step, optimizer.add_variable_from_reference
 
     @functools.wraps(update)
-    def update_step(gradient: Gradient, variable: KerasVariable, learning_rate: Tensor) -> object:
+    def update_step(
+        gradient: Gradient, variable: KerasVariable | Variable, learning_rate: Operand
+    ) -> object:
         held = _held(variable)
         with on(held.device):
             return update(gradient, variable, learning_rate)

@@ -11,7 +11,7 @@ from tfdist._keras import CallbackList, TensorFlowTrainer, legacy_h5_format
 from tfdist.keras import saving
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.pipeline.train_function import PipelineFunction
-from tfdist.types import Callback, Logs, Model
+from tfdist.types import Logs, Model
 
 __all__ = ["flush", "hooks"]
 
@@ -122,7 +122,7 @@ def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def callback(self: Callback, *args: object, **kwargs: object) -> object:
+    def callback(self: types.CallbackList, *args: object, **kwargs: object) -> object:
         flush(getattr(self, "_model", None))
         return original(self, *args, **kwargs)
 

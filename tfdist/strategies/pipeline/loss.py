@@ -309,7 +309,7 @@ class KerasObjective:
         self._model.compute_metrics(x, y, outputs, sample_weight=weight)
 
 
-def _of_any_size(tensor: Tensor) -> Tensor:
+def _of_any_size(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or not tensor.shape.rank:
         return tensor
     return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])

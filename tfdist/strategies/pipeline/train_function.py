@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -23,7 +23,6 @@ from tfdist.strategies.pipeline.schedules import is_synchronous
 from tfdist.strategies.pipeline.stage import Part
 from tfdist.strategies.pipeline.state import Batch
 from tfdist.types import (
-    DatasetIterator,
     Functional,
     Gradient,
     KerasVariable,
@@ -133,7 +132,7 @@ class PipelineFunction:
         self._objective: Any = None
         self._updates: dict[Any, Any] = {}
 
-    def __call__(self, iterator: DatasetIterator) -> Logs:
+    def __call__(self, iterator: Iterator[Any]) -> Logs:
         """Runs the steps of an execution.
 
         Args:
