@@ -20,6 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = (
     "errors",
     "environment",
+    "types",
     "utils",
     "cluster",
     "config",

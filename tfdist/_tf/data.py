@@ -9,21 +9,23 @@ from typing import Any
 
 from tensorflow.python.eager import context
 
+from tfdist.types import DatasetIterator
+
 __all__ = ["next_of_this_process", "seeded"]
 
 
-def next_of_this_process(iterator: Any) -> list[Any] | None:
+def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
     """The next values of a distributed iterator on this process's replicas, or None at its end.
 
     `next(iterator)` asks the other workers whether they are at their end, this function does not.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     for own in iterator._iterators:
         for value in own.get_next_as_optional_list():
             if not value.has_value():
                 return None
-            found.append(value.get_value())
-    return found
+            result.append(value.get_value())
+    return result
 
 
 @contextlib.contextmanager

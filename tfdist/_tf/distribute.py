@@ -6,7 +6,7 @@ Checked on TensorFlow 2.21. `tests/test_seams.py` fails by name when a release m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +23,8 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
+
+from tfdist.types import CoordinatedWorker, Dataset, Launcher, Strategy, Structure, Tensor, Variable
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -69,7 +71,7 @@ class GraphCollectives:
     def _use_merge_call(self) -> bool:
         return bool(context.executing_eagerly())
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: object) -> Variable:
         # Keras asks for ONLY_FIRST_REPLICA on counters that every replica computes alike. The
         # broadcast it implies is a merge_call; the replicas' own copies hold the same value.
         if kwargs.get("aggregation") is tf.VariableAggregation.ONLY_FIRST_REPLICA:
@@ -84,7 +86,9 @@ class LocalExtended(GraphCollectives, MirroredExtended):  # type: ignore[misc]
 class PlainInput:
     """Reads data for one CPU device without TensorFlow's iterator over several devices."""
 
-    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: object
+    ) -> Dataset:
         """With one CPU device, an iterator like any other.
 
         TensorFlow's iterator over several devices is made anew for each epoch, with functions that
@@ -120,14 +124,14 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
     """
 
     def __init__(
-        self, strategy: Any, cluster_resolver: Any, options: Any, cpu_devices: int = 1
+        self, strategy: Strategy, cluster_resolver: object, options: object, cpu_devices: int = 1
     ) -> None:
         self._cpu_devices = cpu_devices
         with context.eager_mode():  # Else, in a program on graphs, no server of collectives starts.
             super().__init__(strategy, cluster_resolver, options)
 
     def _initialize_local_devices(
-        self, cluster_resolver: Any, worker_device: str
+        self, cluster_resolver: object, worker_device: str
     ) -> tuple[tuple[str, ...], str]:
         devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
         if kind == "CPU":
@@ -138,7 +142,7 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
 class OnlyReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
     """The context of a replica that has no other to exchange with."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy, 0)
 
     @property
@@ -146,12 +150,12 @@ class OnlyReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
         """The worker's device."""
         return tuple(self._strategy.extended.worker_devices)
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(self, reduce_op: object, value: Structure, options: object = None) -> Structure:
         """The value itself."""
         del reduce_op, options
         return value
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: Structure, axis: int, options: object = None) -> Structure:
         """The value itself."""
         del axis, options
         return value
@@ -170,34 +174,51 @@ class ServerExtended(ParameterServerStrategyV2Extended):  # type: ignore[misc]
         update: runs a function on a variable's device.
     """
 
-    def __init__(self, strategy: Any, cluster_resolver: Any, create: Any, update: Any) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        cluster_resolver: object,
+        create: Callable[..., Any],
+        update: Callable[..., Any],
+    ) -> None:
         super().__init__(strategy, cluster_resolver, None)
         self._tfdist_create = create
         self._tfdist_update = update
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: object) -> Variable:
         if kwargs.pop("per_worker_variable", False):
             return self._create_per_worker_variable(next_creator, **kwargs)
         return self._tfdist_create(next_creator, **kwargs)
 
-    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+    def _validate_colocate_with_variable(self, colocate_with_variable: object) -> None:
         del colocate_with_variable
 
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
         with OnlyReplica(self._container_strategy()):
             return fn(*args, **kwargs)
 
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+    def _reduce_to(
+        self, reduce_op: object, value: Structure, destinations: object, options: object
+    ) -> Structure:
         del reduce_op, destinations, options
         return value
 
     def _gather_to_implementation(
-        self, value: Any, destinations: Any, axis: int, options: Any
-    ) -> Any:
+        self, value: Structure, destinations: object, axis: int, options: object
+    ) -> Structure:
         del destinations, axis, options
         return value
 
-    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+    def _update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        group: bool,
+    ) -> object:
         result = self._tfdist_update(var, fn, args, kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)
 
@@ -210,7 +231,7 @@ class ServerStrategy(ParameterServerStrategyV2):  # type: ignore[misc]
         make_extended: makes the extended part when the cluster has been reached.
     """
 
-    def __init__(self, cluster_resolver: Any, make_extended: Any) -> None:
+    def __init__(self, cluster_resolver: object, make_extended: Callable[[], object]) -> None:
         super().__init__(cluster_resolver)
         tf.distribute.Strategy.__init__(self, make_extended())
 
@@ -220,25 +241,25 @@ class _Accessed:
 
     trainable = True
 
-    def __init__(self, tensor: Any) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self.handle = tensor
 
 
-def watch_on_all_tapes(tensor: Any) -> None:
+def watch_on_all_tapes(tensor: Tensor) -> None:
     """Makes the gradient tapes that are open on this thread watch a tensor, as a variable read."""
     tape.variable_accessed(_Accessed(tensor))
 
 
-def feed_from(placeholder: Any, tensor: Any) -> None:
+def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
     """Lets what reads a placeholder of a graph read a tensor of that graph instead."""
     for consumer in placeholder.consumers():
-        for index, given in enumerate(consumer.inputs):
-            if given is placeholder:
+        for index, tensor_in in enumerate(consumer.inputs):
+            if tensor_in is placeholder:
                 consumer._update_input(index, tensor)
 
 
 @contextlib.contextmanager
-def on_worker(worker: Any) -> Iterator[None]:
+def on_worker(worker: CoordinatedWorker) -> Iterator[None]:
     """Runs what is called within on a worker, as TensorFlow's coordinator does.
 
     Args:
@@ -260,7 +281,7 @@ def eagerly_outside_of_scope() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def outside_of_function(strategy: Any) -> Iterator[None]:
+def outside_of_function(strategy: Strategy) -> Iterator[None]:
     """Runs eagerly in `strategy`'s cross-replica context, from within a replica's function.
 
     `tf.init_scope` alone is not enough: it keeps the function's variable creators and its replica
@@ -281,12 +302,12 @@ def in_xla() -> bool:
     return False
 
 
-def is_distributed(value: Any) -> bool:
+def is_distributed(value: object) -> bool:
     """Whether a value holds one component for each local replica."""
     return isinstance(value, tf.distribute.DistributedValues)
 
 
-def local_results(strategy: Any, value: Any) -> tuple[Any, ...]:
+def local_results(strategy: Strategy, value: object) -> tuple[Any, ...]:
     """The components of a value on the replicas of this process, in order."""
     return tuple(strategy.experimental_local_results(value))
 
@@ -296,23 +317,23 @@ def local_replica() -> int:
     return int(tf.distribute.get_replica_context()._replica_id)
 
 
-def regroup(values: list[Any]) -> Any:
+def regroup(values: list[Any]) -> Structure:
     """Turns one structure for each local replica into one structure of per-replica values."""
     return distribute_utils.regroup(values)
 
 
-def unordered_steps(dataset: Any) -> list[str]:
+def unordered_steps(dataset: Dataset) -> list[str]:
     """Steps of a data set's pipeline whose order differs from run to run.
 
     They were made with `deterministic=False`, which the data set's options do not override.
     """
-    found, waiting = [], [dataset]
+    result, waiting = [], [dataset]
     while waiting:
         current = waiting.pop()
         if getattr(current, "_deterministic", None) == "false":
-            found.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
+            result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
         waiting.extend(current._inputs())
-    return found
+    return result
 
 
 def has_started() -> bool:
@@ -331,7 +352,7 @@ def global_seed() -> int | None:
 _CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
 
 
-def _launcher(strategy: Any, tensor: Any) -> Any:
+def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
     """What launches the collectives of the calling replica; None where it runs eagerly."""
     if tf.executing_eagerly():
         return None
@@ -341,7 +362,7 @@ def _launcher(strategy: Any, tensor: Any) -> Any:
     return operations._launchers[tf.distribute.get_replica_context()._replica_id]
 
 
-def gather_alike(strategy: Any, tensor: Any) -> Any:
+def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
     """Concatenates the replicas' tensors of one shape, without telling their lengths first.
 
     Must be called in a replica context.
@@ -357,7 +378,7 @@ def gather_alike(strategy: Any, tensor: Any) -> Any:
     return tf.ensure_shape(gathered, [rows, *tensor.shape[1:]])
 
 
-def all_to_all(strategy: Any, tensor: Any) -> Any:
+def all_to_all(strategy: Strategy, tensor: Tensor) -> Tensor:
     """Sends row `i` of a tensor to replica `i`. Must be called in a replica context.
 
     Args:

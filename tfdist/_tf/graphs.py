@@ -11,6 +11,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
+from tfdist import types
+from tfdist.types import ConcreteFunction, FuncGraph, Operation
+
 __all__ = [
     "FlatFunction",
     "Function",
@@ -24,7 +27,7 @@ __all__ = [
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
 
 
-def flat_call(concrete: Any) -> FlatFunction:
+def flat_call(concrete: ConcreteFunction) -> FlatFunction:
     """A traced function without the matching of arguments, which takes 15 us for each tensor.
 
     No tape records it.
@@ -49,18 +52,18 @@ def partitioned_graphs() -> Iterator[list[Any]]:
         A list that is filled when the block ends: `GraphDef`s after placement and optimization,
         one for each function and device.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     context.enable_run_metadata()
     try:
-        yield found
+        yield result
     finally:
         metadata = context.export_run_metadata()
         context.disable_run_metadata()
         for function in metadata.function_graphs:
-            found.extend(function.partition_graphs)
+            result.extend(function.partition_graphs)
 
 
-def body_of(op: Any) -> Any:
+def body_of(op: Operation) -> FuncGraph | None:
     """The graph of the function that an operation calls; None for other operations."""
     if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
@@ -68,7 +71,7 @@ def body_of(op: Any) -> Any:
     return None if function is None else function.graph
 
 
-def called_in_line(function: Any, *args: Any, **kwargs: Any) -> Any:
+def called_in_line(function: types.Function, *args: object, **kwargs: object) -> object:
     """Calls what a `tf.function` was made of, by AutoGraph if the function is, in this graph."""
     python = function.python_function
     if not function._autograph:

@@ -14,6 +14,16 @@ from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import training_util
 
 from tfdist.errors import ConfigError
+from tfdist.types import (
+    ConfigProto,
+    Graph,
+    Launcher,
+    SavingHook,
+    Strategy,
+    Structure,
+    Tensor,
+    Variable,
+)
 
 __all__ = [
     "eagerly",
@@ -25,19 +35,19 @@ __all__ = [
 ]
 
 
-def listen_to(hook: Any, listeners: Sequence[Any]) -> None:
+def listen_to(hook: SavingHook, listeners: Sequence[Any]) -> None:
     """Adds listeners to a `tf.compat.v1.train.CheckpointSaverHook` that somebody else has made."""
     hook._listeners = [*hook._listeners, *listeners]
 
 
-def session_config_for(strategy: Any, config: Any) -> Any:
+def session_config_for(strategy: Strategy, config: ConfigProto | None) -> ConfigProto | None:
     """A session's configuration with what a strategy's collectives need."""
     return strategy.extended._update_config_proto(config) or config
 
 
 def on_replicas(
-    strategy: Any, function: Callable[..., Any], values: Sequence[tuple[Any, ...]]
-) -> Any:
+    strategy: Strategy, function: Callable[..., Any], values: Sequence[tuple[Any, ...]]
+) -> Structure:
     """Builds a function on each replica of this process, in the default graph.
 
     The losses of `tf.compat.v1.train` optimizers are scaled so that the replicas' gradients, which
@@ -59,7 +69,7 @@ def on_replicas(
         return strategy.extended.call_for_each_replica(function, args=tuple(arguments))
 
 
-def read_step_alone(strategy: Any, step: Any) -> None:
+def read_step_alone(strategy: Strategy, step: Variable) -> None:
     """Lets TensorFlow's hooks read a replicated global step without the other workers.
 
     The read that they make by themselves has the variable's initial value in its graph, and with it
@@ -70,7 +80,7 @@ def read_step_alone(strategy: Any, step: Any) -> None:
 
 
 @contextlib.contextmanager
-def eagerly(strategy: Any) -> Iterator[None]:
+def eagerly(strategy: Strategy) -> Iterator[None]:
     """Runs eagerly in `strategy`'s cross-replica context, also where a graph is the default.
 
     A program may have called `tf.compat.v1.disable_eager_execution()`. Then `tf.init_scope` ends in
@@ -85,7 +95,7 @@ def eagerly(strategy: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def graph_scope(strategy: Any) -> Iterator[None]:
+def graph_scope(strategy: Strategy) -> Iterator[None]:
     """TensorFlow's own scope of a strategy, in which Keras is not hooked.
 
     In the default graph sparse gradients may then have other numbers of rows in each run of a
@@ -101,12 +111,12 @@ def graph_scope(strategy: Any) -> Iterator[None]:
         yield
 
 
-def _launchers_of(extended: Any) -> list[Any]:
+def _launchers_of(extended: object) -> list[Any]:
     """What launches the collectives of a strategy, one for each device."""
     names = ("_cross_device_ops", "_host_cross_device_ops", "_collective_ops")
     ops = [getattr(extended, name, None) for name in names]
-    found = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
-    return list({id(launcher): launcher for launcher in found}.values())
+    result = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
+    return list({id(launcher): launcher for launcher in result}.values())
 
 
 class _GatherByRun:
@@ -127,21 +137,21 @@ class _GatherByRun:
     #: Keys of a run; and those that TensorFlow gives to other collectives of a graph and to groups.
     RUN_KEYS, OTHER_KEYS, OTHER_GROUPS = 512, 1 << 20, 1 << 16
 
-    def __init__(self, launcher: Any) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._gather = launcher._all_gather
         self._served = 0
         self._groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._gathers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def serve(self, graph: Any) -> None:
+    def serve(self, graph: Graph) -> None:
         """Gathers by run in a graph from now on. All workers serve theirs in one order."""
         if graph not in self._groups:
             self._groups[graph] = self._launcher._group_key + self.OTHER_GROUPS * self._served
             self._gathers[graph] = 0
             self._served += 1
 
-    def __call__(self, input_tensor: Any, options: Any) -> Any:
+    def __call__(self, input_tensor: Tensor, options: object) -> Tensor:
         """Concatenates the tensors of all launchers of the group."""
         graph = tf.compat.v1.get_default_graph()
         while getattr(graph, "is_control_flow_graph", False):
@@ -165,7 +175,7 @@ class _GatherByRun:
             launcher._group_key = group
 
 
-def _number_of_run(graph: Any) -> Any:
+def _number_of_run(graph: Graph) -> Tensor:
     """How many runs of a session have gathered, this one included: the same on all workers."""
     (*made,) = graph.get_collection(_RUN_NUMBERS)
     if not made:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._tf.graphs import body_of
+from tfdist.types import Graph, Tensor
 
 __all__ = ["WEIGHT", "Dependence", "Rows", "common_rows", "rows_of"]
 
@@ -44,7 +45,7 @@ class Dependence:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, bool]] = {}
 
-    def __call__(self, tensor: Any) -> bool:
+    def __call__(self, tensor: Tensor) -> bool:
         """Whether a symbolic tensor depends on an argument; False for an eager one."""
         waiting = [tensor]
         while waiting:
@@ -56,14 +57,14 @@ class Dependence:
             if unknown:
                 waiting.extend(unknown)
                 continue
-            found = _is_own(current) or any(self._known[id(t)][1] for t in _sources(current))
+            result = _is_own(current) or any(self._known[id(t)][1] for t in _sources(current))
             # The tensor is kept with its answer: another one could be given its `id` otherwise.
-            self._known[id(current)] = (current, found)
+            self._known[id(current)] = (current, result)
             waiting.pop()
         return self._known[id(tensor)][1]
 
 
-def _sources(tensor: Any) -> list[Any]:
+def _sources(tensor: Tensor) -> list[Any]:
     """The tensors from which a tensor is computed."""
     op = getattr(tensor, "op", None) if _is_symbolic(tensor) else None
     if op is None or _is_padded_length(op):
@@ -73,13 +74,14 @@ def _sources(tensor: Any) -> list[Any]:
     if body_of(op) is None:
         return list(op.inputs)
     places, _ = _inside_of_call(tensor)
-    return [op.inputs[place] for place in places]
+    return [op.inputs[index] for index in places]
 
 
-def _inside_of_call(result: Any) -> tuple[set[int], bool]:
+def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
     """The places of the arguments that a call's result is computed from; and see `_is_own`."""
     body = body_of(result.op)
-    places = {id(placeholder): place for place, placeholder in enumerate(body.inputs)}
+    assert body is not None
+    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
     used: set[int] = set()
     seen: set[int] = set()
     waiting = [body.outputs[result.value_index]]
@@ -95,7 +97,7 @@ def _inside_of_call(result: Any) -> tuple[set[int], bool]:
     return used, False
 
 
-def _is_own(tensor: Any) -> bool:
+def _is_own(tensor: Tensor) -> bool:
     """Whether a tensor differs from replica to replica by itself: an argument, or a random one."""
     if not _is_symbolic(tensor):
         return False
@@ -122,11 +124,11 @@ def _is_padded_length(op: Any) -> bool:
     return bool(op.get_attr("shrink_axis_mask") == 1 and begin[0] % measured.shape.rank > 0)
 
 
-def _captures(graph: Any) -> list[Any]:
+def _captures(graph: Graph) -> list[Any]:
     return list(getattr(graph, "captures", ()))
 
 
-def _is_symbolic(tensor: Any) -> bool:
+def _is_symbolic(tensor: Tensor) -> bool:
     return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
 
 
@@ -138,11 +140,11 @@ class Rows(NamedTuple):
         sources: tensors from which these elements, and no others, are computed.
     """
 
-    like: Any
+    like: Tensor
     sources: tuple[Any, ...]
 
 
-def rows_of(vector: Any) -> list[Rows]:
+def rows_of(vector: Tensor) -> list[Rows]:
     """The parts that a vector was put together from, in order; one part if it was not.
 
     Sees through casts, reshapes and what is computed element by element, as `keras.ops.take` does
@@ -169,7 +171,7 @@ def rows_of(vector: Any) -> list[Rows]:
     ]
 
 
-def common_rows(indices: Any) -> Any:
+def common_rows(indices: Tensor) -> Tensor | bool:
     """Which rows of a sparse gradient all replicas have in common, whatever their batches are.
 
     Args:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.types import Scalar, Structure, Tensor
+
 #: Parts of a batch that are listed one by one, at most.
 _LISTED = 8
 
@@ -25,9 +27,9 @@ class Slice(NamedTuple):
         total: examples in the global batch.
     """
 
-    batch: Any
-    count: Any
-    total: Any
+    batch: Structure
+    count: Tensor  # type: ignore[assignment]  # `tuple.count` is not used.
+    total: Tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Shard:
         return [replica * self.workers + self.worker for replica in range(self.local)]
 
 
-def slice_bounds(size: Any, position: Any, parts: int) -> tuple[Any, Any]:
+def slice_bounds(size: Any, position: Tensor | int, parts: int) -> tuple[Any, Any]:
     """Start and end of one of `parts` contiguous slices whose sizes differ by one at most.
 
     Args:
@@ -82,7 +84,7 @@ def split_in_words(batch: int, parts: int) -> str:
     return f"{each} or {each + 1} on each" if more else f"{each} on each of {parts}"
 
 
-def slice_batch(batch: Any, position: Any, parts: int) -> Any:
+def slice_batch(batch: Structure, position: Tensor | int, parts: int) -> Structure:
     """One slice of every component of a batch; scalars and None are kept whole."""
     rows = _rows_of(batch)
     if rows is None:
@@ -91,7 +93,7 @@ def slice_batch(batch: Any, position: Any, parts: int) -> Any:
     return tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, start, end), batch)
 
 
-def slice_with_share(batch: Any, position: Any, parts: int) -> Any:
+def slice_with_share(batch: Structure, position: Tensor | int, parts: int) -> Slice | Structure:
     """One slice and what it counts; an empty one is stood in for by the batch's first example.
 
     A batch without any component of shape `(batch, ...)` is kept as it is.
@@ -109,20 +111,21 @@ def slice_with_share(batch: Any, position: Any, parts: int) -> Any:
     return Slice(part, count, rows)
 
 
-def _slice_of_values(batch: Any, position: int, parts: int) -> Slice:
+def _slice_of_values(batch: Structure, position: int, parts: int) -> Slice:
     """`slice_with_share` of arrays and eager tensors, without an operation for each number."""
-    rows = int(_rows_of(batch))
+    rows = rows_of(batch)
+    assert rows is not None
     start, end = slice_bounds(rows, position, parts)
     first, last = (start, end) if end > start else (0, 1)
     part = tf.nest.map_structure(lambda leaf: _slice_leaf(leaf, first, last), batch)
     return Slice(part, tf.constant(end - start, tf.int64), tf.constant(rows, tf.int64))
 
 
-def _rows_of(batch: Any) -> Any:
+def _rows_of(batch: Structure) -> Tensor | int | None:
     return next((r for r in map(_rows, tf.nest.flatten(batch)) if r is not None), None)
 
 
-def _rows(leaf: Any) -> Any:
+def _rows(leaf: Any) -> Tensor | int | None:
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, tf.RaggedTensor):
@@ -136,13 +139,13 @@ def _rows(leaf: Any) -> Any:
     return tf.shape(leaf, tf.int64)[0]
 
 
-def rows_of(batch: Any) -> int | None:
+def rows_of(batch: Structure) -> int | None:
     """Examples in a batch of arrays or eager tensors; None if nothing has shape `(batch, ...)`."""
     rows = _rows_of(batch)
     return None if rows is None else int(rows)
 
 
-def _slice_leaf(leaf: Any, start: Any, end: Any) -> Any:
+def _slice_leaf(leaf: Any, start: Scalar, end: Scalar) -> Structure:
     if _rows(leaf) is None:
         return leaf
     if isinstance(leaf, tf.SparseTensor):
@@ -154,7 +157,7 @@ def _slice_leaf(leaf: Any, start: Any, end: Any) -> Any:
     return leaf[start:end]
 
 
-def policy_of(dataset: tf.data.Dataset) -> Any:
+def policy_of(dataset: tf.data.Dataset) -> tf.data.experimental.AutoShardPolicy:
     """The auto-shard policy that the data set's options ask for."""
     return dataset.options().experimental_distribute.auto_shard_policy
 
@@ -183,12 +186,12 @@ def local_dataset(
     # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
     several = type(dataset.element_spec) is tuple
 
-    def replica_slice(position: Any, whole: Any) -> Any:
+    def replica_slice(position: Tensor, whole: Structure) -> Structure:
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, static)
 
-    def spread(index: Any, whole: Any) -> tf.data.Dataset:
-        positions = tf.cond(index == 0, lambda: previewed, lambda: own) if preview else own
+    def spread(index: Tensor, whole: Structure) -> tf.data.Dataset:
+        positions = tf.cond(tf.equal(index, 0), lambda: previewed, lambda: own) if preview else own
         each = tf.data.Dataset.from_tensor_slices(positions)
         return each.map(lambda position: replica_slice(position, whole))
 
@@ -217,11 +220,11 @@ def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:
     return None if size is None or size % replicas else size // replicas
 
 
-def _with_static_batch(part: Any, size: int | None) -> Any:
+def _with_static_batch(part: Structure, size: int | None) -> Structure:
     if size is None:
         return part
 
-    def fix(leaf: Any) -> Any:
+    def fix(leaf: Structure) -> Structure:
         if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
             return tf.ensure_shape(leaf, [size, *leaf.shape[1:]])
         return leaf

@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.distribute import collective_ops, cross_device_utils
+from tfdist.types import Tensor
 
 __all__ = ["ChunkedLauncher", "launch_in_chunks"]
 
@@ -23,7 +24,9 @@ CHUNK_BYTES = 4 << 20
 class ChunkedLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[misc]
     """Launches the collectives of a CPU device."""
 
-    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+    def all_reduce(
+        self, input_tensor: Tensor, control_input: Tensor | None = None, options: object = None
+    ) -> Tensor:
         """The sum of a dense tensor over the replicas."""
         length = input_tensor.shape.num_elements()
         chunks = chunk_lengths(length, input_tensor.dtype.size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -13,34 +14,55 @@ from tfdist._tf.distribute import (
     cross_device_ops,
     cross_device_utils,
 )
+from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
 from tfdist.utils.logging import log_without
 
 __all__ = ["RingExtended", "RingLauncher"]
 
 
+class Ring(Protocol):
+    """Collectives of a library outside of TensorFlow, on tensors."""
+
+    rank: int
+    size: int
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over the processes."""
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The processes' tensors, one after the other along the first axis."""
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The tensor of rank 0."""
+
+
 class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[misc]
     """Hands a replica's collectives to a ring (see `RingExtended`)."""
 
-    ring: Any
+    ring: Ring
 
-    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+    def all_reduce(
+        self, input_tensor: Tensor, control_input: Tensor | None = None, options: object = None
+    ) -> Tensor:
         """The sum of a dense tensor over the ring."""
         del control_input, options
         with tf.device(self._device):
             return self.ring.sum([input_tensor])[0]
 
-    def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> Any:
+    def batch_all_reduce(
+        self, input_tensor_packs: Sequence[Sequence[Tensor]], options: object = None
+    ) -> list[Tensor]:
         """The sums of a list of lists of dense tensors, as one list."""
         del options
         with tf.device(self._device):
             return self.ring.sum([tensor for pack in input_tensor_packs for tensor in pack])
 
-    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
+    def _all_gather(self, input_tensor: Tensor, options: object) -> Tensor:
         del options
         with tf.device(self._device):
             return self.ring.gather(input_tensor)
 
-    def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
+    def all_gather(self, input_tensor: Tensor, axis: Scalar, options: object = None) -> Tensor:
         """The processes' tensors, one after the other along an axis."""
         del options
         rank = tf.rank(input_tensor)
@@ -49,7 +71,9 @@ class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignor
             gathered = self.ring.gather(tf.transpose(input_tensor, order))
             return tf.transpose(gathered, tf.argsort(order))
 
-    def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
+    def all_reduce_indexed_slices(
+        self, input_slices: IndexedSlices, options: object = None
+    ) -> IndexedSlices:
         """The slices of all processes, one after the other."""
         del options
         with tf.device(self._device):
@@ -68,14 +92,14 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
             axis, whose length may differ, and `broadcast(tensor)` from rank 0.
     """
 
-    def __init__(self, strategy: Any, device: str, ring: Any) -> None:
+    def __init__(self, strategy: Strategy, device: str, ring: Ring) -> None:
         self._ring = ring
         self._ring_device = device
         nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         options = tf.distribute.experimental.CommunicationOptions()
         super().__init__(strategy, nobody, options)
 
-    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+    def _initialize_local(self, cluster_resolver: object, devices: object = None) -> None:
         with log_without(lambda _: True):  # It warns that its own collectives are not set up.
             super()._initialize_local(cluster_resolver, devices=(self._ring_device,))
         self._num_workers = self._ring.size
@@ -84,7 +108,7 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
         self._cross_device_ops = self._ring_ops(self.worker_devices[0])
         self._host_cross_device_ops = self._ring_ops(self._worker_device)
 
-    def _ring_ops(self, device: str) -> Any:
+    def _ring_ops(self, device: str) -> RingLauncher:
         ops = cross_device_ops.CollectiveAllReduce(
             devices=(device,),
             group_size=self._ring.size,
@@ -97,11 +121,11 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
         return ops
 
     def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
-    ) -> Any:
+        self, replica_id: int, device: str, primary_var: object, **kwargs: object
+    ) -> object:
         given = super()._get_variable_creator_initial_value
 
-        def initial_value() -> Any:
+        def initial_value() -> Tensor:
             alone, self._num_workers = self._num_workers, 1
             try:
                 value = given(replica_id, device, primary_var, **kwargs)()

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
+from tfdist.types import AnyStrategy, Array, Json, Scalar, Strategy, Tensor
 from tfdist.utils.watchdog import calling_after
 
 __all__ = [
@@ -46,19 +47,19 @@ _SAY_AFTER_SECONDS = 60.0
 _SHARED = "_tfdist_shared"
 
 
-def worker_count(strategy: Any) -> int:
+def worker_count(strategy: AnyStrategy) -> int:
     """Number of processes that train together; 1 for a strategy that is not tfdist's."""
     shard = getattr(strategy, "shard", None)
     return 1 if shard is None else int(shard.workers)
 
 
-def rank(strategy: Any) -> int:
+def rank(strategy: AnyStrategy) -> int:
     """This process's number among those that train together; 0 for a strategy not tfdist's."""
     shard = getattr(strategy, "shard", None)
     return 0 if shard is None else int(shard.worker)
 
 
-def barrier(strategy: Any, name: str) -> None:
+def barrier(strategy: Strategy, name: str) -> None:
     """Waits until all workers have come here.
 
     Args:
@@ -72,7 +73,7 @@ def barrier(strategy: Any, name: str) -> None:
     all_gather_json(strategy, None, name)
 
 
-def from_chief(strategy: Any, value: Any, name: str = "from_chief") -> Any:
+def from_chief(strategy: Strategy, value: Json, name: str = "from_chief") -> Any:
     """The chief's value, on every worker.
 
     Args:
@@ -88,7 +89,7 @@ def from_chief(strategy: Any, value: Any, name: str = "from_chief") -> Any:
     return all_gather_json(strategy, own, name)[0]
 
 
-def all_gather_json(strategy: Any, value: Any, name: str = "all_gather_json") -> list[Any]:
+def all_gather_json(strategy: Strategy, value: Json, name: str = "all_gather_json") -> list[Any]:
     """Every worker's value, by worker number, on every worker.
 
     Args:
@@ -105,7 +106,7 @@ def all_gather_json(strategy: Any, value: Any, name: str = "all_gather_json") ->
     return [message["said"] for message in _exchange(strategy, name, value)]
 
 
-def any_worker(strategy: Any, flag: bool, name: str) -> bool:
+def any_worker(strategy: Strategy, flag: bool, name: str) -> bool:
     """Whether a flag is up on any worker: an all-reduce of one number, made for each step.
 
     Args:
@@ -125,16 +126,16 @@ def any_worker(strategy: Any, flag: bool, name: str) -> bool:
 _totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
 
 
-def _total(strategy: Any) -> Callable[[Any], Any]:
+def _total(strategy: Strategy) -> Callable[[Any], Any]:
     """The compiled sum of a number over all replicas, kept as long as the strategy."""
     if strategy not in _totals:
         alive: Callable[[], Any] = weakref.ref(strategy)
 
-        def add(value: Any) -> Any:
+        def add(value: Tensor) -> Tensor:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
-        def total(number: Any) -> Any:
+        def total(number: Scalar) -> Tensor:
             sums = alive().run(add, args=(number,))
             return alive().experimental_local_results(sums)[0]
 
@@ -143,7 +144,7 @@ def _total(strategy: Any) -> Callable[[Any], Any]:
     return _totals[strategy]
 
 
-def on_chief(strategy: Any, action: Callable[[], Any], name: str = "on_chief") -> Any:
+def on_chief(strategy: Strategy, action: Callable[[], Any], name: str = "on_chief") -> Any:
     """Runs an action on the chief; every worker gets its result or its error.
 
     Args:
@@ -155,7 +156,7 @@ def on_chief(strategy: Any, action: Callable[[], Any], name: str = "on_chief") -
     return together(strategy, action if chief else None, name)[0]
 
 
-def together(strategy: Any, action: Callable[[], Any] | None, name: str) -> list[Any]:
+def together(strategy: Strategy, action: Callable[[], Any] | None, name: str) -> list[Any]:
     """Runs an action on the workers that have one; if one fails, all raise.
 
     Args:
@@ -183,7 +184,7 @@ def together(strategy: Any, action: Callable[[], Any] | None, name: str) -> list
 
 
 def _exchange(
-    strategy: Any, name: str, value: Any, error: Exception | None = None
+    strategy: Strategy, name: str, value: Json, error: Exception | None = None
 ) -> list[dict[str, Any]]:
     """What every worker says, under which name; raises if one has failed or is elsewhere."""
     own = {"at": name, "said": value, "failed": error and _told(error)}
@@ -198,7 +199,7 @@ def _exchange(
 
 
 @contextlib.contextmanager
-def _saying_what_for(strategy: Any, name: str) -> Iterator[None]:
+def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
     """Tells the user, after a while, what this worker waits for."""
     message = (
         f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
@@ -250,10 +251,10 @@ def _made(kinds: list[str], message: str) -> Iterator[Exception]:
 
 def _types(base: type[Any]) -> dict[str, type[Any]]:
     """A class and all its subclasses by name."""
-    found = {base.__name__: base}
+    result = {base.__name__: base}
     for subclass in base.__subclasses__():
-        found.update(_types(subclass))
-    return found
+        result.update(_types(subclass))
+    return result
 
 
 def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
@@ -268,7 +269,7 @@ def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
     )
 
 
-def _all_gather_bytes(strategy: Any, message: bytes) -> list[bytes]:
+def _all_gather_bytes(strategy: Strategy, message: bytes) -> list[bytes]:
     """Each worker's bytes: lengths and beginnings in one exchange, the rest in another."""
     head = [len(message), *message[:_HEAD].ljust(_HEAD, b"\0")]
     table = _rows_of_all(strategy, np.asarray(head, np.int64))
@@ -281,14 +282,14 @@ def _all_gather_bytes(strategy: Any, message: bytes) -> list[bytes]:
     return [row[:length].tobytes() for row, length in cut]
 
 
-def _rows_of_all(strategy: Any, row: Any) -> Any:
+def _rows_of_all(strategy: Strategy, row: Array) -> Array:
     """Every worker's row of small numbers, as a table with one row a worker."""
     table = np.zeros((strategy.shard.workers, len(row)), np.float32)
     table[strategy.shard.worker] = row
     return _sum_over_workers(strategy, table)
 
 
-def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
+def _sum_over_workers(strategy: Strategy, numbers: Array) -> Array:
     """Adds up one small array of each worker; its first replica speaks for it.
 
     The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
@@ -297,7 +298,7 @@ def _sum_over_workers(strategy: Any, numbers: Any) -> Any:
     own, silent = numbers, np.zeros_like(numbers)
     first = strategy.shard.worker * strategy.shard.local
 
-    def value_of(context: Any) -> Any:
+    def value_of(context: Any) -> Tensor:
         speaks = context.replica_id_in_sync_group == first
         return tf.constant(own if speaks else silent)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from tfdist._tf.distribute import all_to_all, gather_alike
 from tfdist.comm.batch_dependence import Dependence, rows_of
 from tfdist.errors import EquivalenceWarning
+from tfdist.types import Gradient, IndexedSlices, Scalar, Strategy, Tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 
 __all__ = [
     "CountedLink",
@@ -70,17 +75,22 @@ class Piece(NamedTuple):
         alike: whether all replicas look up the same rows in it.
     """
 
-    value: Any
+    value: Gradient
     alike: bool = False
 
 
-def pieces_of(value: Any) -> list[Piece]:
+def is_sparse(value: object) -> TypeIs[IndexedSlices]:
+    """Whether a gradient has the rows of a table only."""
+    return isinstance(value, tf.IndexedSlices)
+
+
+def pieces_of(value: Gradient) -> list[Piece]:
     """A gradient in the pieces that are to be summed over the replicas."""
-    if not isinstance(value, tf.IndexedSlices):
+    if not is_sparse(value):
         return [Piece(value)]
     if not tf.is_tensor(value.indices):
         indices = tf.convert_to_tensor(value.indices)
-        value = tf.IndexedSlices(value.values, indices, value.dense_shape)
+        return pieces_of(tf.IndexedSlices(value.values, indices, value.dense_shape))
     if hasattr(value.indices, "numpy"):
         _warn_of_eager_rows()
         return [Piece(value)]
@@ -103,7 +113,7 @@ def pieces_of(value: Any) -> list[Piece]:
     ]
 
 
-def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Any:
+def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
     """The sum of a gradient over the replicas.
 
     Args:
@@ -119,7 +129,7 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Any:
     )
 
 
-def _added(gathered: Any, replicas: int) -> Any:
+def _added(gathered: IndexedSlices, replicas: int) -> IndexedSlices:
     """Adds the replicas' rows, of which all have the same."""
     by_replica = tf.reshape(gathered.indices, [replicas, -1])
     alike = tf.debugging.Assert(
@@ -137,7 +147,7 @@ def _added(gathered: Any, replicas: int) -> Any:
     return tf.IndexedSlices(values, indices, gathered.dense_shape)
 
 
-def _concatenated(slices: list[Any]) -> Any:
+def _concatenated(slices: list[Any]) -> Gradient:
     if len(slices) == 1:
         return slices[0]
     values = tf.concat([each.values for each in slices], 0)
@@ -167,15 +177,15 @@ class Link(Protocol):
     """
 
     count: int
-    index: Any
+    index: Scalar
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums of dense tensors over the replicas, in the order of `tensors`."""
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Tensor) -> Tensor:
         """The replicas' tensors of shape `(n, ...)` one after the other: `(count * n, ...)`."""
 
-    def all_to_all(self, tensor: Any) -> Any:
+    def all_to_all(self, tensor: Tensor) -> Tensor:
         """Sends row `i` of a tensor of shape `(count, n)` to replica `i`; what came, by sender."""
 
 
@@ -186,20 +196,20 @@ class ReplicaLink:
         strategy: the strategy, in a replica context of which this is made.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self.count: int = strategy.num_replicas_in_sync
-        self.index: Any = tf.distribute.get_replica_context().replica_id_in_sync_group
+        self.index: Scalar = tf.distribute.get_replica_context().replica_id_in_sync_group
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """See `Link.sum`."""
         return sum_over_replicas(list(tensors)) if tensors else []
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Tensor) -> Tensor:
         """See `Link.gather`."""
         return tensor if self.count == 1 else gather_alike(self._strategy, tensor)
 
-    def all_to_all(self, tensor: Any) -> Any:
+    def all_to_all(self, tensor: Tensor) -> Tensor:
         """See `Link.all_to_all`."""
         return tensor if self.count == 1 else all_to_all(self._strategy, tensor)
 
@@ -227,18 +237,18 @@ class CountedLink:
         self.sent += sum(sent_by_ring(tensor, self.count) for tensor in tensors)
         return self._link.sum(tensors)
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Tensor) -> Tensor:
         """See `Link.gather`."""
         self.sent += size_of(tensor) * (self.count - 1)
         return self._link.gather(tensor)
 
-    def all_to_all(self, tensor: Any) -> Any:
+    def all_to_all(self, tensor: Tensor) -> Tensor:
         """See `Link.all_to_all`."""
         self.sent += size_of(tensor) * (self.count - 1) / self.count
         return self._link.all_to_all(tensor)
 
 
-def sent_by_ring(tensor: Any, count: int) -> float:
+def sent_by_ring(tensor: Tensor, count: int) -> float:
     """Bytes that a replica of a ring sends for an all-reduce: 2 n (p - 1) / p of n over p.
 
     Args:
@@ -248,6 +258,6 @@ def sent_by_ring(tensor: Any, count: int) -> float:
     return size_of(tensor) * 2 * (count - 1) / count
 
 
-def size_of(tensor: Any) -> int:
+def size_of(tensor: Tensor) -> int:
     """The bytes of a dense tensor of static shape; 0 where the shape is not known."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

@@ -10,7 +10,7 @@ import functools
 import json
 import types
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tfdist._keras import TensorFlowTrainer, random_module
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.pipeline.train_function import PipelineFunction
+from tfdist.types import Array, KerasVariable, Logs, Model, Structure, Tensor
 
 #: Elements of each weight that are compared, evenly spaced.
 SAMPLES = 1000
@@ -57,7 +58,7 @@ class Recorder:
         """Dropout that drops nothing, in all runs: masks differ between replicas by design."""
 
         @functools.wraps(original)
-        def dropout(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def dropout(inputs: Tensor, *args: object, **kwargs: object) -> Tensor:
             self._notes.add("dropout was switched off in both runs")
             return inputs
 
@@ -75,7 +76,7 @@ class Recorder:
 
     def _recorded(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def fit(model: Model, *args: object, **kwargs: object) -> object:
             self._watch(model)
             callbacks = kwargs.get("callbacks") or []
             if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -87,14 +88,14 @@ class Recorder:
 
         return fit
 
-    def _watch(self, model: Any) -> None:
+    def _watch(self, model: Model) -> None:
         """Lets the model's `train_step` tell which examples it was given."""
         if "train_step" in vars(model):
             return
         original = type(model).train_step
 
         @functools.wraps(original)
-        def train_step(self_: Any, data: Any) -> Any:
+        def train_step(self_: Model, data: Structure) -> Logs:
             self._note_examples(data)
             return original(self_, data)
 
@@ -105,18 +106,18 @@ class Recorder:
             model.train_function.seen = self._note_examples
         self._notes.update(_random_layers(model))
 
-    def _note_examples(self, data: Any) -> None:
+    def _note_examples(self, data: Structure) -> None:
         leaves = [t for t in tf.nest.flatten(data) if isinstance(t, tf.Tensor) and t.shape.rank]
         step = current_step()
         count = tf.constant(-1, tf.int64) if step is None else step.count
         tf.numpy_function(self._collect, [count, *leaves], [], stateful=True)
 
-    def _collect(self, count: Any, *leaves: Any) -> None:
+    def _collect(self, count: Tensor, *leaves: Sequence[Array]) -> None:
         rows = len(leaves[0]) if count < 0 else int(count)
         for row in range(rows):
             self._examples.append(zlib.crc32(b"|".join(_bytes(leaf[row]) for leaf in leaves)))
 
-    def observe(self, model: Any, logs: Any) -> None:
+    def observe(self, model: Model, logs: Logs | None) -> None:
         """Records the end of one execution of training steps.
 
         Raises:
@@ -134,7 +135,7 @@ class _Observe(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._recorder = recorder
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._recorder.observe(self.model, logs)
 
 
@@ -155,23 +156,23 @@ def recording_if_asked() -> Iterator[None]:
         recorder.write()
 
 
-def _bytes(row: Any) -> bytes:
+def _bytes(row: Array) -> bytes:
     array = np.asarray(row)
     return bytes(array.astype(bytes).tobytes() if array.dtype == object else array.tobytes())
 
 
-def _sample(weight: Any) -> list[float]:
+def _sample(weight: KerasVariable) -> list[float]:
     flat = np.asarray(weight.numpy(), np.float64).ravel()
     stride = max(1, len(flat) // SAMPLES)
     return [float(v) for v in flat[::stride][:SAMPLES]]
 
 
-def _random_layers(model: Any) -> Iterator[str]:
+def _random_layers(model: Model) -> Iterator[str]:
     for layer in model._flatten_layers():
         kind = type(layer).__name__
         if any(word in kind for word in _RANDOM_LAYERS):
             yield f"{layer.name} ({kind}) draws other random numbers on each replica"
-        elif kind == "BatchNormalization" and not layer.synchronized:
+        elif kind == "BatchNormalization" and not getattr(layer, "synchronized", False):
             yield (
                 f"{layer.name} (BatchNormalization) uses each replica's own statistics; "
                 "synchronized=True makes it use those of the global batch"

@@ -8,7 +8,9 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.estimator.calling import call_with, parameters_of
 from tfdist.estimator.estimator import Estimator
+from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.types import Features, Tensor
 
 __all__ = ["add_metrics"]
 
@@ -32,7 +34,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Any]) -> Estimato
             f"metric_fn takes {unknown[0]!r}. It may take any of {', '.join(_TAKES)}."
         )
 
-    def model_fn(features: Any, labels: Any, mode: str, config: Any) -> EstimatorSpec:
+    def model_fn(features: Features, labels: Tensor, mode: str, config: RunConfig) -> EstimatorSpec:
         spec = estimator.call_model_fn(features, labels, mode, config)
         if mode != ModeKeys.EVAL:
             return spec

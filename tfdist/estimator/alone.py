@@ -9,13 +9,15 @@ import tensorflow as tf
 
 from tfdist.estimator.job_specs import EvalSpec, TrainSpec
 from tfdist.estimator.rounds import Rounds
+from tfdist.estimator.types import Estimator
+from tfdist.types import Session
 
 __all__ = ["run"]
 
 tf1 = tf.compat.v1
 
 
-def run(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, list[Any]]:
+def run(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any, list[Any]]:
     """Trains, evaluates after checkpoints, and at the end.
 
     Returns:
@@ -35,22 +37,23 @@ def run(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> tuple[Any
 class _EvaluatingListener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
     """Evaluates what has been saved, not more often than is asked for."""
 
-    def __init__(self, estimator: Any, rounds: Rounds, throttle: float) -> None:
+    def __init__(self, estimator: Estimator, rounds: Rounds, throttle: float) -> None:
         self._estimator = estimator
         self._rounds = rounds
         self._throttle = throttle
         self._saved_before = False
         self._begun: float | None = None
 
-    def after_save(self, session: Any, global_step_value: int) -> Any:
+    def after_save(self, session: Session, global_step_value: int) -> bool | None:
         """Evaluates, but for the checkpoint that is saved before training."""
         first, self._saved_before = not self._saved_before, True
         now = time.monotonic()
         if not first and (self._begun is None or now - self._begun >= self._throttle):
             self._begun = now
             self._run(ended=False)
+        return None
 
-    def end(self, session: Any, global_step_value: int) -> None:
+    def end(self, session: Session, global_step_value: int) -> None:
         """Evaluates the last checkpoint."""
         self._run(ended=True)
 

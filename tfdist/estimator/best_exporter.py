@@ -11,6 +11,7 @@ from tfdist.errors import ConfigError
 from tfdist.estimator import events
 from tfdist.estimator.calling import parameters_of
 from tfdist.estimator.exporters import WritingExporter
+from tfdist.estimator.types import Estimator
 
 __all__ = ["BestExporter", "loss_smaller"]
 
@@ -43,7 +44,7 @@ class BestExporter(WritingExporter):
     def __init__(
         self,
         name: str = "best_exporter",
-        serving_input_receiver_fn: Any = None,
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
         event_file_pattern: str | None = None,
         compare_fn: Callable[..., bool] = loss_smaller,
         assets_extra: Mapping[str, str] | None = None,
@@ -63,7 +64,7 @@ class BestExporter(WritingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],

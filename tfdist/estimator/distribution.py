@@ -6,6 +6,7 @@ the gradients, and hidden local variables add up the metrics, as `tf.distribute`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 from tfdist.estimator.together import Together
 from tfdist.strategies import factory
 from tfdist.strategies.multi_worker.strategy import MultiWorker
+from tfdist.types import ConfigProto, Features, Strategy, Structure, Tensor, Variable
 
 __all__ = ["Distribution", "for_evaluation", "for_training"]
 
@@ -41,7 +43,7 @@ class Distribution:
         worker: the number of this one.
     """
 
-    strategy: Any
+    strategy: Strategy
     workers: int = 1
     worker: int = 0
 
@@ -50,7 +52,7 @@ class Distribution:
         """The replicas of this process."""
         return len(self.strategy.extended.worker_devices)
 
-    def input_context(self) -> Any:
+    def input_context(self) -> object:
         """What an `input_fn` may ask for, to read this process's part of the data."""
         return tf.distribute.InputContext(
             num_input_pipelines=self.workers,
@@ -67,22 +69,22 @@ class Distribution:
         if self.workers > 1:
             host_collectives.barrier(self.strategy, place)
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """In which the model is built."""
         return private.graph_scope(self.strategy)
 
-    def make_step(self) -> Any:
+    def make_step(self) -> Variable:
         """The global step in the default graph, which this process may read by itself."""
         step = tf1.train.get_or_create_global_step()
         private.read_step_alone(self.strategy, step)
         return step
 
-    def session_config(self, config: Any) -> Any:
+    def session_config(self, config: ConfigProto | None) -> ConfigProto | None:
         """A session's configuration with what the collectives need."""
         return private.session_config_for(self.strategy, config) if self.workers > 1 else config
 
     def spec(
-        self, model: Callable[[Any, Any], EstimatorSpec], result: Any, mode: str
+        self, model: Callable[[Any, Any], EstimatorSpec], result: Structure, mode: str
     ) -> EstimatorSpec:
         """The model on all replicas, as one spec.
 
@@ -97,7 +99,9 @@ class Distribution:
         )
         specs: dict[int, EstimatorSpec] = {}
 
-        def build(features: Any, labels: Any, number: int, present: Any, more: Any) -> Any:
+        def build(
+            features: Features, labels: tuple[Structure], number: int, present: Tensor, more: Tensor
+        ) -> object:
             spec = model(features, labels[0])
             specs[number] = spec
             if mode == ModeKeys.EVAL:
@@ -110,14 +114,14 @@ class Distribution:
             (batch.features, (batch.labels,), number, batch.present, batch.more)
             for number, batch in enumerate(batches)
         ]
-        built = private.on_replicas(self.strategy, build, values)
+        built: Any = private.on_replicas(self.strategy, build, values)
         ordered = [specs[number] for number in sorted(specs)]
         if mode == ModeKeys.EVAL:
             return _with_hooks(self._for_evaluation(ordered, built), ordered)
         return _with_hooks(self._for_training(ordered, built, together), ordered, together)
 
     def _for_training(
-        self, specs: list[EstimatorSpec], built: Any, together: Together | None
+        self, specs: list[EstimatorSpec], built: tuple[Any, Any], together: Together | None
     ) -> EstimatorSpec:
         losses, train_ops = built
         loss = self.strategy.extended.reduce_to(
@@ -130,7 +134,7 @@ class Distribution:
         )
         return merged
 
-    def _for_evaluation(self, specs: list[EstimatorSpec], built: Any) -> EstimatorSpec:
+    def _for_evaluation(self, specs: list[EstimatorSpec], built: tuple[Any, Any]) -> EstimatorSpec:
         metrics = {
             name: (
                 value,
@@ -143,10 +147,10 @@ class Distribution:
         merged: EstimatorSpec = specs[0]._replace(eval_metric_ops=metrics)
         return merged
 
-    def _results(self, value: Any) -> tuple[Any, ...]:
+    def _results(self, value: object) -> tuple[Any, ...]:
         return tuple(self.strategy.experimental_local_results(value))
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: object) -> Any:
         return self._results(value)[0]
 
     def _first_device(self) -> str:
@@ -226,7 +230,7 @@ def _advice(chosen: str) -> str:
     return f"Choose one of {', '.join(_NAMES)}."
 
 
-def _settled(name: str, chosen: Any) -> Distribution | None:
+def _settled(name: str, chosen: object) -> Distribution | None:
     """The replicas of a strategy that is given by its name or itself."""
     if isinstance(chosen, str):
         if chosen not in _NAMES:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator import events
 from tfdist.estimator.estimator import Estimator
+from tfdist.types import (
+    RunArgs,
+    RunContext,
+    RunValues,
+    Session,
+    SessionHook,
+    SessionTimer,
+    Variable,
+)
 from tfdist.utils import validation
 
 __all__ = [
@@ -36,7 +44,7 @@ def make_early_stopping_hook(
     should_stop_fn: Callable[[], bool],
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """A hook that stops the training of all workers when a function says so.
 
     Args:
@@ -62,7 +70,7 @@ def make_early_stopping_hook(
     return _DecidingHook(should_stop_fn, timer)
 
 
-def _stop_variable() -> Any:
+def _stop_variable() -> Variable:
     with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
         return tf1.get_variable(
             _VARIABLE,
@@ -77,7 +85,7 @@ def _stop_variable() -> Any:
 class _DecidingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Asks, and tells the workers."""
 
-    def __init__(self, should_stop: Callable[[], bool], timer: Any) -> None:
+    def __init__(self, should_stop: Callable[[], bool], timer: SessionTimer) -> None:
         self._should_stop = should_stop
         self._timer = timer
 
@@ -88,15 +96,15 @@ class _DecidingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._reset = variable.initializer
         self._stop = tf1.assign(variable, True)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Nothing is decided yet."""
         session.run(self._reset)
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for the global step."""
         return tf1.train.SessionRunArgs(self._step)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Decides from time to time."""
         step = run_values.results
         if self._timer.should_trigger_for_step(step):
@@ -117,11 +125,11 @@ class _FollowingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
             tf1.is_variable_initialized(variable), variable.read_value, lambda: False
         )
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Asks for the decision."""
         return tf1.train.SessionRunArgs(self._asked)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Follows it."""
         if run_values.results:
             tf1.logging.info("Early stopping requested by the chief.")
@@ -137,7 +145,7 @@ def _threshold_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """A hook that stops when a metric of an evaluation has crossed a threshold.
 
     Args:
@@ -172,7 +180,7 @@ def _stagnation_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """A hook that stops when a metric has not become better for some steps.
 
     The arguments are those of `_threshold_hook`, but for `max_steps_without_change`: the global
@@ -205,7 +213,7 @@ def stop_if_higher_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """Stops when a metric is higher than a threshold; see `_threshold_hook`."""
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
     return _threshold_hook(operator.gt, estimator, metric_name, threshold, *more)
@@ -219,7 +227,7 @@ def stop_if_lower_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """Stops when a metric is lower than a threshold; see `_threshold_hook`."""
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
     return _threshold_hook(operator.lt, estimator, metric_name, threshold, *more)
@@ -233,7 +241,7 @@ def stop_if_no_increase_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """Stops when a metric has not increased for some steps; see `_stagnation_hook`."""
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
     return _stagnation_hook(operator.gt, estimator, metric_name, max_steps_without_increase, *more)
@@ -247,7 +255,7 @@ def stop_if_no_decrease_hook(
     min_steps: int = 0,
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
-) -> Any:
+) -> SessionHook:
     """Stops when a metric has not decreased for some steps; see `_stagnation_hook`."""
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
     return _stagnation_hook(operator.lt, estimator, metric_name, max_steps_without_decrease, *more)

@@ -22,6 +22,8 @@ from tfdist.estimator import (
 )
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.types import Array, Features, Structure
 from tfdist.utils import validation
 
 __all__ = ["Estimator"]
@@ -51,7 +53,7 @@ class Estimator:
         model_dir: str | Path | None = None,
         config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
     ) -> None:
         modeling.check_model_fn(model_fn)
         if config is not None and not isinstance(config, RunConfig):
@@ -79,7 +81,7 @@ class Estimator:
         return copy.deepcopy(self._params)
 
     @property
-    def warm_start_settings(self) -> Any:
+    def warm_start_settings(self) -> WarmStartSettings | None:
         """`WarmStartSettings`, or None."""
         return self._warm_start
 
@@ -87,13 +89,15 @@ class Estimator:
     def model_fn(self) -> Callable[..., EstimatorSpec]:
         """The `model_fn` as a function of features, labels, mode and config."""
 
-        def call(features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
+        def call(
+            features: Features, labels: Structure, mode: str, config: RunConfig
+        ) -> EstimatorSpec:
             return self.call_model_fn(features, labels, mode, config)
 
         return call
 
     def call_model_fn(
-        self, features: Any, labels: Any, mode: str, config: RunConfig | None = None
+        self, features: Features, labels: Structure, mode: str, config: RunConfig | None = None
     ) -> EstimatorSpec:
         """Builds the model in the default graph.
 
@@ -280,8 +284,8 @@ class Estimator:
 
     def latest_checkpoint(self) -> str | None:
         """The prefix of the latest checkpoint, or None."""
-        found = tf.train.latest_checkpoint(self.model_dir)
-        return None if found is None else str(found)
+        result = tf.train.latest_checkpoint(self.model_dir)
+        return None if result is None else str(result)
 
     def get_variable_names(self) -> list[str]:
         """The names of the variables of the latest checkpoint.
@@ -291,7 +295,7 @@ class Estimator:
         """
         return [name for name, _ in tf.train.list_variables(self._needed_checkpoint())]
 
-    def get_variable_value(self, name: str) -> Any:
+    def get_variable_value(self, name: str) -> Array:
         """The value of a variable of the latest checkpoint.
 
         Raises:
@@ -302,20 +306,20 @@ class Estimator:
         return tf.train.load_variable(self._needed_checkpoint(), name)
 
     def _needed_checkpoint(self) -> str:
-        found = self.latest_checkpoint()
-        if found is None:
+        result = self.latest_checkpoint()
+        if result is None:
             raise ConfigError(f"model_dir={self.model_dir!r} has no checkpoint. Train first.")
-        return found
+        return result
 
     def _checkpoint(self, given: str | None, purpose: str) -> str | None:
-        found = given or self.latest_checkpoint()
-        if found is None:
+        result = given or self.latest_checkpoint()
+        if result is None:
             tf1.logging.info(
                 "Could not find trained model in model_dir: %s, running initialization to %s.",
                 self.model_dir,
                 purpose,
             )
-        return found
+        return result
 
     def _global_step(self) -> int:
         """The global step of the latest checkpoint, or 0."""
@@ -325,7 +329,7 @@ class Estimator:
         return int(tf.train.load_variable(latest, tf1.GraphKeys.GLOBAL_STEP))
 
 
-def _plain(params: Any) -> bool:
+def _plain(params: object) -> bool:
     return params is None or type(params) is dict
 
 

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator import distribution, modeling, sessions
-from tfdist.estimator.spec import ModeKeys
+from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.estimator.types import Estimator
+from tfdist.types import Session
 
 __all__ = ["evaluate"]
 
@@ -24,13 +26,13 @@ class _LastValues(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._fetches = dict(fetches)
         self.values: dict[str, Any] = {}
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Reads them; a hook of `MonitoredSession`."""
         self.values = session.run(self._fetches)
 
 
 def evaluate(
-    estimator: Any,
+    estimator: Estimator,
     input_fn: Callable[..., Any],
     *,
     steps: int | None,
@@ -72,7 +74,7 @@ def evaluate(
     return results
 
 
-def _metrics(spec: Any) -> tuple[dict[str, Any], Any]:
+def _metrics(spec: EstimatorSpec) -> tuple[dict[str, Any], Any]:
     """The metrics' values by name, and the op that updates all."""
     metrics = {"loss": None, **spec.eval_metric_ops}
     metrics["loss"] = metrics["loss"] or tf1.metrics.mean(spec.loss)

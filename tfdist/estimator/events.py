@@ -26,15 +26,15 @@ def eval_metrics(eval_dir: str) -> collections.OrderedDict[int, dict[str, float]
 
 def eval_metrics_of(paths: list[str]) -> collections.OrderedDict[int, dict[str, float]]:
     """As `eval_metrics`, from certain files."""
-    found: dict[int, dict[str, float]] = {}
+    result: dict[int, dict[str, float]] = {}
     for path in paths:
         for event in _events(path):
             values = {
                 v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")
             }
             if values:
-                found.setdefault(event.step, {}).update(values)
-    return collections.OrderedDict(sorted(found.items()))
+                result.setdefault(event.step, {}).update(values)
+    return collections.OrderedDict(sorted(result.items()))
 
 
 def _events(path: str) -> Iterator[Any]:

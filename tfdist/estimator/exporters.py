@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.estimator.types import Estimator
 from tfdist.utils import validation
 
 __all__ = ["Exporter", "FinalExporter", "LatestExporter", "WritingExporter"]
@@ -27,12 +28,12 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
-    ) -> Any:
+    ) -> bytes | None:
         """Exports the model, or does not.
 
         Args:
@@ -64,7 +65,7 @@ class WritingExporter(Exporter):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Callable[[], Any],
+        serving_input_receiver_fn: Callable[[], Any] | None,
         assets_extra: Mapping[str, str] | None,
         as_text: bool,
         exports_to_keep: int | None = None,
@@ -87,7 +88,7 @@ class WritingExporter(Exporter):
         """The name; see `Exporter.name`."""
         return self._name
 
-    def _write(self, estimator: Any, export_path: str, checkpoint_path: str) -> bytes:
+    def _write(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
         """Exports the model of a checkpoint, removes old exports and returns the directory."""
         path: bytes = estimator.export_saved_model(
             export_path,
@@ -106,7 +107,7 @@ class FinalExporter(WritingExporter):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Callable[[], Any],
+        serving_input_receiver_fn: Callable[[], Any] | None,
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
     ) -> None:
@@ -114,7 +115,7 @@ class FinalExporter(WritingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -133,7 +134,7 @@ class LatestExporter(WritingExporter):
     def __init__(
         self,
         name: str,
-        serving_input_receiver_fn: Callable[[], Any],
+        serving_input_receiver_fn: Callable[[], Any] | None,
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = 5,
@@ -142,7 +143,7 @@ class LatestExporter(WritingExporter):
 
     def export(
         self,
-        estimator: Any,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -157,8 +158,8 @@ def _keep_newest(place: str, count: int | None) -> None:
     """Removes all but the newest exports of a directory; None keeps all."""
     if count is None:
         return
-    found = sorted((each for each in Path(place).iterdir() if each.name.isdecimal()), key=_age)
-    for old in found[:-count]:
+    result = sorted((each for each in Path(place).iterdir() if each.name.isdecimal()), key=_age)
+    for old in result[:-count]:
         try:
             shutil.rmtree(old)
         except OSError as error:

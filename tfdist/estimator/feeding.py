@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator.calling import call_with
+from tfdist.types import Dataset, DatasetIterator, Structure
 
 __all__ = ["call_input_fn", "features_and_labels", "iterator_of", "split"]
 
@@ -32,7 +33,7 @@ def call_input_fn(input_fn: Callable[..., Any], offered: Mapping[str, Any]) -> A
         return call_with("input_fn", input_fn, taken)
 
 
-def iterator_of(dataset: Any) -> Any:
+def iterator_of(dataset: Dataset) -> DatasetIterator:
     """An iterator over a data set, initialized with the tables of the graph."""
     iterator = tf1.data.make_initializable_iterator(dataset)
     tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
@@ -50,7 +51,7 @@ def features_and_labels(result: Any) -> tuple[Any, Any]:
     return split(result)
 
 
-def split(batch: Any) -> tuple[Any, Any]:
+def split(batch: Structure) -> tuple[Any, Any]:
     """Features and labels of a batch.
 
     Raises:

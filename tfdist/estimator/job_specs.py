@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.estimator.exporters import Exporter
 from tfdist.utils import validation
 
 __all__ = ["EvalSpec", "TrainSpec"]
@@ -78,7 +79,7 @@ class EvalSpec(_EvalFields):
         steps: int | None = 100,
         name: str | None = None,
         hooks: Sequence[Any] | None = None,
-        exporters: Any = None,
+        exporters: Exporter | Iterable[Exporter] | None = None,
         start_delay_secs: float = 120,
         throttle_secs: float = 600,
     ) -> EvalSpec:
@@ -95,7 +96,7 @@ class EvalSpec(_EvalFields):
         )
 
 
-def _check_input_fn(owner: str, input_fn: Any) -> None:
+def _check_input_fn(owner: str, input_fn: object) -> None:
     if not callable(input_fn):
         raise ConfigError(
             f"{owner}(input_fn={input_fn!r}) is no function. Give one that returns a data set."
@@ -111,7 +112,7 @@ def _checked_hooks(owner: str, hooks: Sequence[Any] | None) -> tuple[Any, ...]:
     return tuple(hooks or ())
 
 
-def _checked_exporters(given: Any) -> tuple[Any, ...]:
+def _checked_exporters(given: object) -> tuple[Any, ...]:
     exporters = (
         () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,6 +21,15 @@ from tfdist.estimator.keras_variables import GraphVariables
 from tfdist.estimator.outputs import PredictOutput
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.types import (
+    Array,
+    Features,
+    KerasVariable,
+    Model,
+    Scaffold,
+    Structure,
+    Tensor,
+)
 
 __all__ = ["model_to_estimator"]
 
@@ -33,10 +43,10 @@ _SEED = "seed_generator_state"
 
 
 def model_to_estimator(
-    keras_model: Any = None,
-    keras_model_path: Any = None,
+    keras_model: Model | None = None,
+    keras_model_path: str | Path | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    model_dir: Any = None,
+    model_dir: str | Path | None = None,
     config: RunConfig | None = None,
     checkpoint_format: str | None = None,
     metric_names_map: Mapping[str, str] | None = None,
@@ -72,7 +82,7 @@ def model_to_estimator(
         keras_model = keras.saving.load_model(keras_model_path, custom_objects=custom_objects)
     _check(keras_model)
 
-    def model_fn(features: Any, labels: Any, mode: str) -> EstimatorSpec:
+    def model_fn(features: Features, labels: Structure, mode: str) -> EstimatorSpec:
         graph = _Graph(keras_model, features, labels)
         if mode == ModeKeys.TRAIN:
             return graph.training()
@@ -83,7 +93,7 @@ def model_to_estimator(
     return Estimator(model_fn, model_dir, config)
 
 
-def _check(model: Any) -> None:
+def _check(model: Model) -> None:
     if not isinstance(model, keras.Model):
         raise ConfigError(
             f"keras_model={model!r} is no keras.Model of Keras {keras.__version__}. Models of "
@@ -111,7 +121,7 @@ def _check(model: Any) -> None:
 class _Graph:
     """A Keras model in the default graph, on the input of one mode."""
 
-    def __init__(self, model: Any, features: Any, labels: Any) -> None:
+    def __init__(self, model: Model, features: Structure, labels: Structure) -> None:
         self._model = model
         self._x, self._y = _as_inputs(model, features), labels
         _build(model, self._x, self._y)
@@ -121,6 +131,7 @@ class _Graph:
     def training(self) -> EstimatorSpec:
         """The graph of training."""
         model, weights = self._model, self._weights.read()
+        assert model.optimizer is not None
         with self._after_batch():
             state = [_for_replica(*pair) for pair in self._state.read()]
         # A loss of several outputs updates metrics; those of training are not looked at.
@@ -204,7 +215,7 @@ class _Graph:
         dependencies: contextlib.AbstractContextManager[Any] = tf.control_dependencies(batch)
         return dependencies
 
-    def _loss(self, outputs: Any, training: bool) -> Any:
+    def _loss(self, outputs: Structure, training: bool) -> Tensor:
         if self._y is None and self._model.loss is not None:
             raise ConfigError(
                 f"The model {self._model.name!r} has loss={self._model.loss!r} but got no labels. "
@@ -212,7 +223,7 @@ class _Graph:
             )
         return self._model.compute_loss(self._x, self._y, outputs, None, training=training)
 
-    def _named(self, outputs: Any) -> dict[str, Any]:
+    def _named(self, outputs: Structure) -> dict[str, Any]:
         """The model's outputs by name."""
         if isinstance(outputs, Mapping):
             return dict(outputs)
@@ -222,12 +233,12 @@ class _Graph:
             names = [f"output_{i + 1}" for i in range(len(tensors))]
         return dict(zip(names, tensors, strict=True))
 
-    def _scaffold(self, more: Mapping[Any, Any] | None = None) -> Any:
+    def _scaffold(self, more: Mapping[Any, Any] | None = None) -> Scaffold:
         feed = {**self._weights.feed, **self._state.feed, **(more or {})}
         return tf1.train.Scaffold(init_feed_dict=feed)
 
 
-def _for_replica(variable: Any, value: Any) -> tuple[Any, Any]:
+def _for_replica(variable: KerasVariable, value: Array) -> tuple[Any, Any]:
     """A variable and its value, where it is the state of random numbers with another seed."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     if not variable.path.endswith(_SEED):
@@ -235,7 +246,7 @@ def _for_replica(variable: Any, value: Any) -> tuple[Any, Any]:
     return variable, value + tf.cast(tf.stack([replica, 0]), value.dtype)
 
 
-def _metric_variables(model: Any) -> list[Any]:
+def _metric_variables(model: Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
@@ -246,7 +257,7 @@ def _stateless(pairs: list[tuple[Any, Any]]) -> Iterator[Any]:
         yield scope
 
 
-def _build(model: Any, x: Any, y: Any) -> None:
+def _build(model: Model, x: Structure, y: Structure) -> None:
     """Makes what Keras has left to the first batch, outside of the graph, from a batch's shapes.
 
     The optimizer is left alone: within a strategy's scope its variables need all processes.
@@ -263,13 +274,13 @@ def _build(model: Any, x: Any, y: Any) -> None:
             backend.compute_output_spec(model._compute_loss, x, y, outputs, None, training=False)
 
 
-def _symbol(value: Any) -> Any:
+def _symbol(value: Tensor | None) -> object:
     if value is None:
         return None
     return keras.KerasTensor(tuple(value.shape), value.dtype.name)
 
 
-def _at_rest(model: Any, variables: list[Any]) -> list[Any]:
+def _at_rest(model: Model, variables: list[Any]) -> list[Any]:
     """The values that variables of metrics have before the first batch."""
     with eagerly_outside_of_scope():
         zeros = [(each, tf.zeros(each.shape, each.dtype)) for each in variables]
@@ -279,7 +290,7 @@ def _at_rest(model: Any, variables: list[Any]) -> list[Any]:
         return [np.asarray(scope.get_current_value(each)) for each in variables]
 
 
-def _as_inputs(model: Any, features: Any) -> Any:
+def _as_inputs(model: Model, features: Structure) -> Structure:
     """Features as the model takes them: by the names of its inputs where there are several."""
     names = [each.name for each in getattr(model, "inputs", None) or ()]
     if not isinstance(features, Mapping) or not names:
@@ -295,7 +306,7 @@ def _as_inputs(model: Any, features: Any) -> Any:
     return {name: features[name] for name in names}
 
 
-def _only(features: Mapping[str, Any], name: str) -> Any:
+def _only(features: Mapping[str, Any], name: str) -> Tensor:
     if len(features) == 1:
         return next(iter(features.values()))
     raise ConfigError(

@@ -18,6 +18,7 @@ from tfdist._keras import BaseOptimizer, to_snake_case
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.keras_variables import GraphVariables, assigned, read
+from tfdist.types import Gradient, KerasVariable, Operation, Optimizer, Strategy, Tensor, Variable
 
 __all__ = ["GraphOptimizer", "minimized"]
 
@@ -38,8 +39,11 @@ class _Pure(BaseOptimizer):  # type: ignore[misc]
     )
 
     def add_variable_from_reference(
-        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
-    ) -> Any:
+        self,
+        reference_variable: KerasVariable,
+        name: str | None = None,
+        initializer: object = "zeros",
+    ) -> KerasVariable:
         """Makes a variable as Keras does, and notes which weight it belongs to."""
         made = BaseOptimizer.add_variable_from_reference(
             self, reference_variable, name, initializer
@@ -48,7 +52,10 @@ class _Pure(BaseOptimizer):  # type: ignore[misc]
         return made
 
     def _backend_update_step(
-        self, grads: Any, trainable_variables: Any, learning_rate: Any
+        self,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[KerasVariable],
+        learning_rate: Tensor,
     ) -> None:
         """Updates each weight where it is, such as on its parameter server."""
         devices = self.__dict__.get("devices", {})
@@ -56,7 +63,9 @@ class _Pure(BaseOptimizer):  # type: ignore[misc]
             with tf1.device(devices.get(id(variable), "")):
                 _plainly(type(self).update_step, self, grad, variable, learning_rate)
 
-    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+    def _backend_apply_gradients(
+        self, grads: Sequence[Gradient], trainable_variables: Sequence[KerasVariable]
+    ) -> None:
         """As Keras's, without conditionals: an update that is not due is computed and not taken."""
         steps = self.gradient_accumulation_steps
         if steps:
@@ -72,7 +81,7 @@ class _Pure(BaseOptimizer):  # type: ignore[misc]
             for variable, average in zip(self._trainable_variables, averages, strict=True):
                 variable.assign(tf.where(due, average.value, variable.value))
 
-    def _update(self, grads: Any, variables: Any) -> None:
+    def _update(self, grads: Sequence[Gradient], variables: Sequence[KerasVariable]) -> None:
         grads = self._clip_gradients(grads)
         self._apply_weight_decay(variables)
         self._backend_update_step(grads, variables, self.learning_rate)
@@ -116,7 +125,7 @@ class GraphOptimizer:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: Optimizer,
         references: Sequence[Any],
         weights: Sequence[Any],
         *,
@@ -147,11 +156,11 @@ class GraphOptimizer:
         """Initial values of the optimizer's variables; see `GraphVariables`."""
         return self._own.feed
 
-    def scaled(self, loss: Any) -> Any:
+    def scaled(self, loss: Tensor) -> Tensor:
         """The loss that is to be differentiated, for `loss_scale_factor`."""
         return self._pure.scale_loss(loss)
 
-    def apply(self, grads: Sequence[Any]) -> Any:
+    def apply(self, grads: Sequence[Any]) -> Operation:
         """The op of one update.
 
         Args:
@@ -170,7 +179,7 @@ class GraphOptimizer:
             )
         return context.merge_call(self._on_replicas, args=(dense, weights))
 
-    def _on_replicas(self, strategy: Any, grads: list[Any], weights: list[Any]) -> Any:
+    def _on_replicas(self, strategy: Strategy, grads: list[Any], weights: list[Any]) -> Operation:
         """Updates each replica's copy of the variables by the gradients of all."""
         reduced = strategy.extended.batch_reduce_to(
             self._reduce, list(zip(grads, weights, strict=True))
@@ -185,7 +194,7 @@ class GraphOptimizer:
                 ops.append(self._updated(*parts))
         return tf.group(*ops)
 
-    def _updated(self, grads: list[Any], weights: Sequence[Any], own: Sequence[Any]) -> Any:
+    def _updated(self, grads: list[Any], weights: Sequence[Any], own: Sequence[Any]) -> Operation:
         """The op that updates weights and the optimizer's own variables."""
         # Read only now: another worker may have changed the weights since the forward pass.
         with tf.control_dependencies([grad for grad in grads if grad is not None]):
@@ -197,8 +206,12 @@ class GraphOptimizer:
 
 
 def minimized(
-    optimizer: Any, loss: Any, variables: Sequence[Any], global_step: Any, prefix: str = ""
-) -> Any:
+    optimizer: Optimizer,
+    loss: Tensor,
+    variables: Sequence[Any],
+    global_step: Variable | None,
+    prefix: str = "",
+) -> Operation:
     """The op of one step of an optimizer of Keras on variables of the default graph.
 
     Args:
@@ -223,7 +236,7 @@ def minimized(
         return global_step.assign_add(1, read_value=False)
 
 
-def _pure(optimizer: Any, references: Sequence[Any], with_state: bool) -> Any:
+def _pure(optimizer: Optimizer, references: Sequence[Any], with_state: bool) -> _Pure:
     """A copy of an optimizer that leaves no effect, built for Keras variables."""
     kind = type(optimizer)
     with eagerly_outside_of_scope():
@@ -242,7 +255,7 @@ def _pure(optimizer: Any, references: Sequence[Any], with_state: bool) -> Any:
     return pure
 
 
-def _exclude_as(optimizer: Any, pure: Any, references: Sequence[Any]) -> None:
+def _exclude_as(optimizer: Optimizer, pure: Optimizer, references: Sequence[Any]) -> None:
     """Leaves the same weights out of weight decay."""
     excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)

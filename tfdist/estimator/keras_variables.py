@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
+from tfdist.types import Array, DType, Operation, StatelessScope, Tensor, Variable
 
 __all__ = ["GraphVariables", "assigned", "changed", "read"]
 
@@ -72,7 +73,7 @@ class GraphVariables:
         """Keras's variables, each with the value that the graph's has when the step reads it."""
         return read(self.keras, self.graph)
 
-    def assigned(self, before: Sequence[tuple[Any, Any]], scope: Any) -> list[Any]:
+    def assigned(self, before: Sequence[tuple[Any, Any]], scope: StatelessScope) -> list[Any]:
         """Ops that bring what was assigned in a stateless scope into the graph's variables.
 
         Args:
@@ -81,13 +82,13 @@ class GraphVariables:
         """
         return assigned(self.graph, before, scope)
 
-    def _initializer(self, value: Any) -> Any:
+    def _initializer(self, value: Array) -> Callable[..., Any]:
         if value.size < _FED_FROM:
             return tf1.constant_initializer(value)
         if (value == value.flat[0]).all():
             return tf1.constant_initializer(value.flat[0])
 
-        def fed(shape: Any, dtype: Any = None, partition_info: Any = None) -> Any:
+        def fed(shape: object, dtype: object = None, partition_info: object = None) -> Tensor:
             del partition_info
             placeholder = tf1.placeholder(dtype, shape)
             self.feed[placeholder] = value
@@ -111,16 +112,18 @@ def read(keys: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]
     return [(key, each.read_value()) for key, each in zip(keys, variables, strict=True)]
 
 
-def assigned(variables: Sequence[Any], before: Sequence[tuple[Any, Any]], scope: Any) -> list[Any]:
+def assigned(
+    variables: Sequence[Any], before: Sequence[tuple[Any, Any]], scope: StatelessScope
+) -> list[Any]:
     """See `GraphVariables.assigned`."""
-    found = (
+    result = (
         changed(variable, value, scope.get_current_value(key))
         for variable, (key, value) in zip(variables, before, strict=True)
     )
-    return [op for op in found if op is not None]
+    return [op for op in result if op is not None]
 
 
-def changed(variable: Any, before: Any, after: Any) -> Any:
+def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operation | None:
     """The op that changes a variable by what has been computed from a value of it.
 
     Numbers are added, so that no change of another worker in the meantime is lost.
@@ -142,7 +145,7 @@ def changed(variable: Any, before: Any, after: Any) -> Any:
         return variable.assign(after, read_value=False)
 
 
-def _aggregation(dtype: Any, is_metric: bool) -> Any:
+def _aggregation(dtype: DType, is_metric: bool) -> object:
     """How replicas that each change a variable agree: statistics become their mean."""
     if is_metric:
         return tf.VariableAggregation.SUM

@@ -11,9 +11,12 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator import feeding
 from tfdist.estimator.calling import call_with, parameters_of
+from tfdist.estimator.distribution import Distribution
 from tfdist.estimator.quiet import without_own_deprecations
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec
+from tfdist.estimator.types import Estimator
+from tfdist.types import Features, Structure, Variable
 
 __all__ = ["call_model_fn", "check_model_fn", "graph_for", "make_step", "spec_on_input"]
 
@@ -24,7 +27,7 @@ _MODEL_FN_TAKES = ("features", "labels", "mode", "params", "config")
 
 
 @contextlib.contextmanager
-def graph_for(config: RunConfig, distribution: Any = None) -> Iterator[Any]:
+def graph_for(config: RunConfig, distribution: Distribution | None = None) -> Iterator[Any]:
     """A new graph with the run's seed, in the scope of the replicas if there are several."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_own_deprecations())
@@ -36,14 +39,14 @@ def graph_for(config: RunConfig, distribution: Any = None) -> Iterator[Any]:
         yield graph
 
 
-def make_step(distribution: Any = None) -> Any:
+def make_step(distribution: Distribution | None = None) -> Variable:
     """The global step of the default graph."""
     if distribution is not None:
         return distribution.make_step()
     return tf1.train.get_or_create_global_step()
 
 
-def check_model_fn(model_fn: Any) -> None:
+def check_model_fn(model_fn: object) -> None:
     """Refuses what cannot be a `model_fn`.
 
     Raises:
@@ -62,11 +65,11 @@ def check_model_fn(model_fn: Any) -> None:
 
 def call_model_fn(
     model_fn: Callable[..., Any],
-    features: Any,
-    labels: Any,
+    features: Features,
+    labels: Structure,
     mode: str,
     *,
-    params: Any,
+    params: object,
     config: RunConfig,
 ) -> EstimatorSpec:
     """Calls a `model_fn` with the arguments that it takes.
@@ -90,12 +93,12 @@ def call_model_fn(
 
 
 def spec_on_input(
-    estimator: Any,
+    estimator: Estimator,
     input_fn: Callable[..., Any],
     mode: str,
     *,
     without_labels: bool = False,
-    distribution: Any = None,
+    distribution: Distribution | None = None,
 ) -> EstimatorSpec:
     """The model of an Estimator on what an `input_fn` gives, in the default graph.
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import SignatureDef, Tensor
 
 __all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"]
 
@@ -19,7 +20,7 @@ class ExportOutput(abc.ABC):
     """One signature of an exported model."""
 
     @abc.abstractmethod
-    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> SignatureDef:
         """The signature from what the model is fed with to this output.
 
         Args:
@@ -38,7 +39,7 @@ class ClassificationOutput(ExportOutput):
         classes: a string tensor `(batch, classes)` or `(classes,)`. One of both may be left out.
     """
 
-    def __init__(self, scores: Any = None, classes: Any = None) -> None:
+    def __init__(self, scores: Tensor | None = None, classes: Tensor | None = None) -> None:
         if scores is None and classes is None:
             raise ConfigError("ClassificationOutput() has neither scores nor classes. Give one.")
         if scores is not None and not scores.dtype.is_floating:
@@ -51,7 +52,7 @@ class ClassificationOutput(ExportOutput):
         self.scores = scores
         self.classes = classes
 
-    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> SignatureDef:
         """A signature of Classify; see `ExportOutput.as_signature_def`."""
         examples = _only_examples(receiver_tensors, "ClassificationOutput")
         return tf1.saved_model.classification_signature_def(examples, self.classes, self.scores)
@@ -64,12 +65,12 @@ class RegressionOutput(ExportOutput):
         value: a float tensor `(batch,)` or `(batch, 1)`.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Tensor) -> None:
         if not value.dtype.is_floating:
             raise ConfigError(f"RegressionOutput(value=…) is of {value.dtype}, not floating.")
         self.value = value
 
-    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> SignatureDef:
         """A signature of Regress; see `ExportOutput.as_signature_def`."""
         examples = _only_examples(receiver_tensors, "RegressionOutput")
         return tf1.saved_model.regression_signature_def(examples, self.value)
@@ -82,7 +83,7 @@ class PredictOutput(ExportOutput):
         outputs: tensors by name; a single tensor is named "output".
     """
 
-    def __init__(self, outputs: Any) -> None:
+    def __init__(self, outputs: Tensor | Mapping[str, Tensor]) -> None:
         named = outputs if isinstance(outputs, Mapping) else {"output": outputs}
         wrong = [name for name, value in named.items() if not tf.is_tensor(value)]
         if wrong or not named:
@@ -90,12 +91,12 @@ class PredictOutput(ExportOutput):
             raise ConfigError(f"PredictOutput(…) {what}. Give tensors by name.")
         self.outputs = dict(named)
 
-    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> Any:
+    def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> SignatureDef:
         """A signature of Predict; see `ExportOutput.as_signature_def`."""
         return tf1.saved_model.predict_signature_def(dict(receiver_tensors), self.outputs)
 
 
-def _only_examples(receiver_tensors: Mapping[str, Any], owner: str) -> Any:
+def _only_examples(receiver_tensors: Mapping[str, Any], owner: str) -> Tensor:
     """The only tensor that is fed, which must be of serialized examples."""
     tensors = list(receiver_tensors.values())
     if len(tensors) != 1 or tensors[0].dtype != tf.string:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster.spec import Task
 from tfdist.cluster.tf_config import own_tf_config, parse_tf_config, refuse_gaps
 from tfdist.cluster.validation.structure import SPARSE
 from tfdist.errors import ConfigError
+from tfdist.types import Json
 
 __all__ = ["Place", "own_place", "place_of"]
 
@@ -39,7 +40,7 @@ class Place:
     index: int = 0
     chief: Task = _ALONE
     model_dir: str | None = None
-    service: Any = None
+    service: Json = None
     evaluated: bool = False
 
     @property
@@ -172,7 +173,7 @@ def _check_alone(content: Mapping[str, Any]) -> None:
         )
 
 
-def _listed(names: Any) -> Mapping[int, str]:
+def _listed(names: Mapping[str, str] | Sequence[str]) -> Mapping[int, str]:
     """The addresses of one type by index."""
     if isinstance(names, Mapping):
         return {int(index): name for index, name in names.items()}

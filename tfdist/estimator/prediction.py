@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator import modeling, sessions
 from tfdist.estimator.spec import ModeKeys
+from tfdist.estimator.types import Estimator
+from tfdist.types import Array, Structure
 
 __all__ = ["predict"]
 
@@ -17,7 +19,7 @@ tf1 = tf.compat.v1
 
 
 def predict(
-    estimator: Any,
+    estimator: Estimator,
     input_fn: Callable[..., Any],
     *,
     keys: Sequence[str] | str | None,
@@ -54,7 +56,7 @@ def predict(
                 yield batch
 
 
-def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
+def _chosen(predictions: Structure, keys: Sequence[str] | str | None) -> Structure:
     if not keys:
         return predictions
     if not isinstance(predictions, Mapping):
@@ -71,7 +73,7 @@ def _chosen(predictions: Any, keys: Sequence[str] | str | None) -> Any:
     return chosen
 
 
-def _examples(batch: Any) -> Iterator[Any]:
+def _examples(batch: Array | Mapping[str, Array]) -> Iterator[Any]:
     if not isinstance(batch, Mapping):
         yield from batch
         return

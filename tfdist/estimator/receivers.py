@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import Features, Shape, Tensor
 
 __all__ = [
     "ServingInputReceiver",
@@ -19,13 +20,13 @@ __all__ = [
 tf1 = tf.compat.v1
 
 
-class _Receiver(NamedTuple):
-    features: Any
-    receiver_tensors: Any
-    receiver_tensors_alternatives: Any
+class Receiver(NamedTuple):
+    features: Features
+    receiver_tensors: Mapping[str, Tensor]
+    receiver_tensors_alternatives: Mapping[str, Mapping[str, Tensor]] | None
 
 
-class ServingInputReceiver(_Receiver):
+class ServingInputReceiver(Receiver):
     """The features of a model, and the placeholders that they are made from.
 
     Args:
@@ -41,8 +42,8 @@ class ServingInputReceiver(_Receiver):
 
     def __new__(
         cls,
-        features: Any,
-        receiver_tensors: Any,
+        features: Features,
+        receiver_tensors: Tensor | Mapping[str, Tensor],
         receiver_tensors_alternatives: Mapping[str, Any] | None = None,
     ) -> ServingInputReceiver:
         """See the class."""
@@ -54,15 +55,15 @@ class ServingInputReceiver(_Receiver):
         )
 
 
-class TensorServingInputReceiver(_Receiver):
+class TensorServingInputReceiver(Receiver):
     """As `ServingInputReceiver`, for a model whose features are one tensor, not a dictionary."""
 
     __slots__ = ()
 
     def __new__(
         cls,
-        features: Any,
-        receiver_tensors: Any,
+        features: Features,
+        receiver_tensors: Tensor | Mapping[str, Tensor],
         receiver_tensors_alternatives: Mapping[str, Any] | None = None,
     ) -> TensorServingInputReceiver:
         """See the class."""
@@ -124,7 +125,7 @@ def build_raw_serving_input_receiver_fn(
     return receive
 
 
-def _batched(shape: Any, size: int | None) -> Any:
+def _batched(shape: Shape, size: int | None) -> Shape | list[int | None]:
     return shape if shape.rank is None else [size, *shape.as_list()[1:]]
 
 
@@ -134,11 +135,11 @@ def _op_name(name: str) -> str:
     return kept if kept[:1].isalnum() or kept[:1] == "." else f"feature{kept}"
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> bool:
     return tf.is_tensor(value) or isinstance(value, tf.SparseTensor | tf.RaggedTensor)
 
 
-def _named(what: str, given: Any, single: str) -> dict[Any, Any]:
+def _named(what: str, given: Tensor | Mapping[str, Tensor], single: str) -> dict[Any, Any]:
     named = dict(given) if isinstance(given, Mapping) else {single: given}
     for name, value in named.items():
         if not _is_tensor(value):

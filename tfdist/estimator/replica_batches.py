@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator import feeding
+from tfdist.types import Dataset, DatasetIterator, Structure, Tensor, TensorSpec
 
 __all__ = ["Batch", "of"]
 
@@ -24,10 +25,10 @@ class Batch:
         more: whether there is a batch after this one, as far as that is known: a scalar tensor.
     """
 
-    features: Any
-    labels: Any
-    present: Any
-    more: Any
+    features: Structure
+    labels: Structure
+    present: Tensor
+    more: Tensor
 
 
 def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list[Batch]:
@@ -67,7 +68,7 @@ def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list
     return batches
 
 
-def _marked(dataset: Any) -> Any:
+def _marked(dataset: Dataset) -> Dataset:
     """The elements of a data set, each with the word whether there is another after it."""
     blank = tf.nest.map_structure(_empty, dataset.element_spec)
     end = tf.data.Dataset.from_tensors((blank, False))
@@ -78,7 +79,7 @@ def _marked(dataset: Any) -> Any:
     return late.skip(1)
 
 
-def _next(iterator: Any, spec: Any, fill: bool) -> tuple[Any, Any]:
+def _next(iterator: DatasetIterator, spec: Structure, fill: bool) -> tuple[Any, Any]:
     """The next element, and whether there was one."""
     if not fill:
         return iterator.get_next(), tf.constant(True)
@@ -88,12 +89,12 @@ def _next(iterator: Any, spec: Any, fill: bool) -> tuple[Any, Any]:
     return element, present
 
 
-def _can_be_empty(spec: Any) -> bool:
+def _can_be_empty(spec: TensorSpec) -> bool:
     return all(
         isinstance(each, tf.TensorSpec) and each.shape.rank for each in tf.nest.flatten(spec)
     )
 
 
-def _empty(spec: Any) -> Any:
+def _empty(spec: TensorSpec) -> Tensor:
     """A batch of no examples."""
     return tf.zeros([0, *(size or 0 for size in spec.shape.as_list()[1:])], spec.dtype)

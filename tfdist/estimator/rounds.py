@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.estimator.job_specs import EvalSpec
+from tfdist.estimator.types import Estimator
 
 __all__ = ["Round", "Rounds"]
 
@@ -33,7 +34,7 @@ class Rounds:
         max_steps: the global step at which the training ends; None if it is not known.
     """
 
-    def __init__(self, estimator: Any, spec: EvalSpec, max_steps: int | None) -> None:
+    def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None) -> None:
         self._estimator = estimator
         self._spec = spec
         self._max_steps = max_steps

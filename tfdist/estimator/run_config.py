@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator.place import Place, own_place
+from tfdist.types import ClusterSpec, ConfigProto, Json, Strategy
 from tfdist.utils import validation
 
 __all__ = ["RunConfig", "TaskType"]
@@ -64,15 +65,15 @@ class RunConfig:
     save_summary_steps: int | None = 100
     save_checkpoints_steps: int | None = _Unset
     save_checkpoints_secs: float | None = _Unset
-    session_config: Any = None
+    session_config: ConfigProto | None = None
     keep_checkpoint_max: int | None = 5
     keep_checkpoint_every_n_hours: float = 10000
     log_step_count_steps: int | None = 100
-    train_distribute: Any = None
+    train_distribute: Strategy | str | None = None
     device_fn: Callable[[Any], str] | None = None
     protocol: str | None = None
-    eval_distribute: Any = None
-    experimental_distribute: Any = None
+    eval_distribute: Strategy | str | None = None
+    experimental_distribute: object = None
     experimental_max_worker_delay_secs: float | None = None
     session_creation_timeout_secs: float = 7200
     checkpoint_save_graph_def: bool = True
@@ -138,7 +139,7 @@ class RunConfig:
         return RunConfig(**{**values, **changes})
 
     @property
-    def cluster_spec(self) -> Any:
+    def cluster_spec(self) -> ClusterSpec:
         """The tasks that train, as `tf.train.ClusterSpec`; empty for one process.
 
         An evaluator that TF_CONFIG lists is left out: no server knows of it, and workers divide the
@@ -197,7 +198,7 @@ class RunConfig:
         return self._place.global_id
 
     @property
-    def service(self) -> Any:
+    def service(self) -> Json:
         """The `service` of TF_CONFIG."""
         return self._place.service
 

@@ -13,7 +13,9 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator import modeling, sessions
 from tfdist.estimator.outputs import PredictOutput
+from tfdist.estimator.receivers import Receiver
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.estimator.types import Estimator
 
 __all__ = ["export", "new_directory", "signatures"]
 
@@ -25,7 +27,7 @@ _ATTEMPTS = 10
 
 
 def export(
-    estimator: Any,
+    estimator: Estimator,
     base: str | Path,
     receiver_fn: Callable[[], Any],
     *,
@@ -83,7 +85,7 @@ def new_directory(base: str | Path) -> Path:
 
 
 def _write(
-    estimator: Any,
+    estimator: Estimator,
     place: Path,
     receiver_fn: Callable[[], Any],
     *,
@@ -113,7 +115,7 @@ def _write(
             builder.save(as_text)
 
 
-def signatures(spec: EstimatorSpec, receiver: Any) -> dict[str, Any]:
+def signatures(spec: EstimatorSpec, receiver: Receiver) -> dict[str, Any]:
     """The signatures of a model by name.
 
     Args:
@@ -145,7 +147,7 @@ def signatures(spec: EstimatorSpec, receiver: Any) -> dict[str, Any]:
     return made
 
 
-def _receivers(receiver: Any) -> list[tuple[str, Mapping[str, Any]]]:
+def _receivers(receiver: Receiver) -> list[tuple[str, Mapping[str, Any]]]:
     """What may be fed, with the prefix of its signatures."""
     others = receiver.receiver_tensors_alternatives or {}
     named = [(f"{name}:", tensors) for name, tensors in others.items()]

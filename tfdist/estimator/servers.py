@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.cluster.resources import inter_op_threads
 from tfdist.errors import ConfigError, StartError
 from tfdist.estimator.run_config import RunConfig
+from tfdist.types import Server
 
 __all__ = ["TRAINERS", "any_listens", "await_servers", "await_silence", "ensure"]
 
@@ -51,7 +52,7 @@ def ensure(config: RunConfig) -> str:
     return config.master
 
 
-def _started(config: RunConfig) -> Any:
+def _started(config: RunConfig) -> Server:
     settings = tf1.ConfigProto()
     if config.session_config is not None:
         settings.CopyFrom(config.session_config)
@@ -118,9 +119,9 @@ def any_listens(cluster: Mapping[str, Any], kinds: tuple[str, ...]) -> bool:
     return any(map(_listens, addresses))
 
 
-def _named(kind: str, addresses: Any) -> list[tuple[str, str]]:
-    found = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
-    return [(f"{kind} {index}", address) for index, address in found]
+def _named(kind: str, addresses: Mapping[str, Any]) -> list[tuple[str, str]]:
+    result = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
+    return [(f"{kind} {index}", address) for index, address in result]
 
 
 def _listens(address: str) -> bool:

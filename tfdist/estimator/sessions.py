@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import StartError
 from tfdist.estimator import servers
 from tfdist.estimator.run_config import RunConfig
+from tfdist.types import ConfigProto, MonitoredSession, Operation, Scaffold, Session, SessionHook
 
 __all__ = [
     "device_function",
@@ -30,7 +31,7 @@ _LOOK_EVERY = 1
 _GRACE = 1
 
 
-def local_config(config: RunConfig) -> Any:
+def local_config(config: RunConfig) -> ConfigProto:
     """The configuration of a session in this process."""
     own = tf1.ConfigProto(allow_soft_placement=True)
     if config.session_config is not None:
@@ -41,7 +42,7 @@ def local_config(config: RunConfig) -> Any:
     return own
 
 
-def _cluster_config(config: RunConfig) -> Any:
+def _cluster_config(config: RunConfig) -> ConfigProto:
     """The configuration of a session on the cluster: it sees this task and the servers alone.
 
     Otherwise it would wait for other workers, and fail with them.
@@ -55,7 +56,7 @@ def _cluster_config(config: RunConfig) -> Any:
     return settings
 
 
-def device_function(config: RunConfig) -> Any:
+def device_function(config: RunConfig) -> str | Callable[[Operation], str] | None:
     """Where the ops of training go: variables to the parameter servers, the rest to this task."""
     own = f"/job:{config.task_type}/task:{config.task_id}"
     if config.device_fn is not None or not config.master:
@@ -71,7 +72,9 @@ def device_function(config: RunConfig) -> Any:
     )
 
 
-def of_checkpoint(scaffold: Any, checkpoint: str | None, config: RunConfig, hooks: Any) -> Any:
+def of_checkpoint(
+    scaffold: Scaffold, checkpoint: str | None, config: RunConfig, hooks: Sequence[SessionHook]
+) -> MonitoredSession:
     """A session in this process with the variables of a checkpoint.
 
     Args:
@@ -88,7 +91,9 @@ def of_checkpoint(scaffold: Any, checkpoint: str | None, config: RunConfig, hook
     return tf1.train.MonitoredSession(session_creator=creator, hooks=list(hooks))
 
 
-def for_training(scaffold: Any, config: RunConfig, hooks: Any, replicas: Any = None) -> Any:
+def for_training(
+    scaffold: Scaffold, config: RunConfig, hooks: Sequence[SessionHook], replicas: Any = None
+) -> MonitoredSession:
     """The session in which this task trains.
 
     Args:
@@ -103,7 +108,7 @@ def for_training(scaffold: Any, config: RunConfig, hooks: Any, replicas: Any = N
     if not config.num_ps_replicas:
         together = replicas is not None and replicas.workers > 1
         settings = local_config(config)
-        creator: Any = tf1.train.ChiefSessionCreator(
+        creator: object = tf1.train.ChiefSessionCreator(
             scaffold=scaffold,
             master=config.master if together else "",
             checkpoint_dir=config.model_dir,
@@ -129,12 +134,12 @@ def for_training(scaffold: Any, config: RunConfig, hooks: Any, replicas: Any = N
 class _SoonWorkerSessionCreator(tf.compat.v1.train.SessionCreator):  # type: ignore[misc]
     """Waits for the chief's variables; TensorFlow's own looks every 30 seconds only."""
 
-    def __init__(self, scaffold: Any, master: str, config: RunConfig) -> None:
+    def __init__(self, scaffold: Scaffold, master: str, config: RunConfig) -> None:
         self._scaffold = scaffold
         self._master = master
         self._config = config
 
-    def create_session(self) -> Any:
+    def create_session(self) -> Session:
         """A session on initialized variables.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import Operation, Scaffold, Structure, Tensor
 
 __all__ = ["EstimatorSpec", "ModeKeys"]
 
@@ -74,14 +75,14 @@ class EstimatorSpec(_Fields):
     def __new__(
         cls,
         mode: str,
-        predictions: Any = None,
-        loss: Any = None,
-        train_op: Any = None,
+        predictions: Structure = None,
+        loss: Tensor | None = None,
+        train_op: Operation | Tensor | None = None,
         eval_metric_ops: Mapping[str, Any] | None = None,
         export_outputs: Mapping[str, Any] | None = None,
         training_chief_hooks: Iterable[Any] | None = None,
         training_hooks: Iterable[Any] | None = None,
-        scaffold: Any = None,
+        scaffold: Scaffold | None = None,
         evaluation_hooks: Iterable[Any] | None = None,
         prediction_hooks: Iterable[Any] | None = None,
     ) -> EstimatorSpec:
@@ -117,7 +118,7 @@ def _check_mode(mode: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _checked_predictions(predictions: Any, mode: str) -> Any:
+def _checked_predictions(predictions: Structure, mode: str) -> Structure:
     if predictions is None:
         return {}
     values = predictions.values() if isinstance(predictions, Mapping) else [predictions]
@@ -130,7 +131,7 @@ def _checked_predictions(predictions: Any, mode: str) -> Any:
     return predictions
 
 
-def _scalar(loss: Any) -> Any:
+def _scalar(loss: Tensor | None) -> Tensor | None:
     if loss is None:
         return None
     loss = tf.convert_to_tensor(loss)
@@ -142,7 +143,7 @@ def _scalar(loss: Any) -> Any:
     return loss if loss.shape.rank == 0 else tf.reshape(loss, [])
 
 
-def _checked_train_op(train_op: Any) -> Any:
+def _checked_train_op(train_op: Any) -> Operation | Tensor | None:
     if train_op is None or isinstance(train_op, tf.Operation) or tf.is_tensor(train_op):
         return train_op
     if hasattr(train_op, "op"):  # A variable that is assigned to.
@@ -175,7 +176,7 @@ def _checked_outputs(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None
     return None if outputs is None else dict(outputs)
 
 
-def _checked_scaffold(scaffold: Any) -> Any:
+def _checked_scaffold(scaffold: Scaffold | None) -> Scaffold | None:
     if scaffold is None or isinstance(scaffold, tf1.train.Scaffold):
         return scaffold
     raise ConfigError(f"EstimatorSpec(scaffold={scaffold!r}) is no tf.compat.v1.train.Scaffold.")

@@ -11,6 +11,8 @@ from tfdist.errors import ConfigError
 from tfdist.estimator import alone, ending, servers
 from tfdist.estimator.job_specs import EvalSpec, TrainSpec
 from tfdist.estimator.rounds import Rounds
+from tfdist.estimator.run_config import RunConfig
+from tfdist.estimator.types import Estimator
 
 __all__ = ["evaluate_checkpoints", "serve", "train", "train_then_evaluate"]
 
@@ -22,7 +24,7 @@ _SILENCE = 300.0
 _LOOK_EVERY = 1.0
 
 
-def train(estimator: Any, spec: TrainSpec, evaluation: EvalSpec | None = None) -> Any:
+def train(estimator: Estimator, spec: TrainSpec, evaluation: EvalSpec | None = None) -> Any:
     """Trains, on the chief and on workers. The chief says when the training has ended.
 
     Args:
@@ -38,9 +40,9 @@ def train(estimator: Any, spec: TrainSpec, evaluation: EvalSpec | None = None) -
         servers.ensure(estimator.config)  # Also where there is nothing left to train: others look.
     if chief:
         ending.clear(estimator.config)
-    found = None
+    result = None
     if evaluation is not None:
-        found = alone.run(estimator, spec, evaluation)
+        result = alone.run(estimator, spec, evaluation)
     else:
         estimator.train(
             spec.input_fn,
@@ -50,10 +52,10 @@ def train(estimator: Any, spec: TrainSpec, evaluation: EvalSpec | None = None) -
         )
     if chief:
         ending.write(estimator.config)
-    return found
+    return result
 
 
-def train_then_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> Any:
+def train_then_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> Any:
     """Trains in lockstep with other workers; then the chief evaluates and exports.
 
     Returns:
@@ -68,7 +70,7 @@ def train_then_evaluate(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSp
     return rounds.last.metrics, rounds.last.exports
 
 
-def serve(estimator: Any) -> None:
+def serve(estimator: Estimator) -> None:
     """Holds weights until the job is over; then ends the program.
 
     `tfdist run` stops parameter servers when the other tasks have ended. Where each task was
@@ -86,7 +88,7 @@ def serve(estimator: Any) -> None:
     raise SystemExit(0)
 
 
-def evaluate_checkpoints(estimator: Any, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
+def evaluate_checkpoints(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
     """Evaluates each new checkpoint until the training has ended and its last one is evaluated.
 
     Raises:
@@ -127,7 +129,7 @@ def _evaluated(rounds: Rounds, checkpoint: str, ended: bool) -> bool:
 class _Watch:
     """Whether the training has ended: the chief has noted it, or nobody trains any more."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._found = ending.note_of(config)  # Perhaps of a training before this one.
         self._heard = time.monotonic()

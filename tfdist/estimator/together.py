@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.types import RunArgs, RunContext, RunValues, Session, SessionHook, Tensor
+
 __all__ = ["Together", "wrapped"]
 
 tf1 = tf.compat.v1
@@ -27,9 +29,9 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self) -> None:
         self.asked = False
         self._flag = tf1.placeholder_with_default(0.0, [], name="wants_to_stop")
-        self._votes: Any = None
+        self._votes: Tensor | None = None
 
-    def with_loss(self, loss: Any, more: Any) -> Any:
+    def with_loss(self, loss: Tensor, more: Tensor | None) -> Tensor:
         """The loss and this replica's wish, as one tensor that is to be averaged.
 
         Args:
@@ -39,16 +41,16 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         wish = tf.maximum(self._flag, 1.0 - tf.cast(more, tf.float32))
         return tf.stack([loss, tf.cast(wish, loss.dtype)])
 
-    def loss_of(self, mean: Any) -> Any:
+    def loss_of(self, mean: Tensor) -> Tensor:
         """The mean loss, out of the average of `with_loss`."""
         self._votes = mean[1]
         return mean[0]
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Tells this process's wish."""
         return tf1.train.SessionRunArgs(self._votes, feed_dict={self._flag: float(self.asked)})
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Stops if somebody has asked for it."""
         if run_values.results > 0:
             run_context.request_stop()
@@ -69,7 +71,7 @@ def wrapped(hooks: Sequence[Any]) -> list[Any]:
 class _Asking(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """A hook that asks to stop rather than stops."""
 
-    def __init__(self, hook: Any, together: Together) -> None:
+    def __init__(self, hook: SessionHook, together: Together) -> None:
         self._hook = hook
         self._together = together
 
@@ -77,19 +79,19 @@ class _Asking(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         """Passed on."""
         self._hook.begin()
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: Session, coord: object) -> None:
         """Passed on."""
         self._hook.after_create_session(session, coord)
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, run_context: RunContext) -> RunArgs:
         """Passed on."""
         return self._hook.before_run(_Context(run_context, self._together))
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
         """Passed on."""
         self._hook.after_run(_Context(run_context, self._together), run_values)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: Session) -> None:
         """Passed on."""
         self._hook.end(session)
 
@@ -97,7 +99,7 @@ class _Asking(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 class _Context(tf.compat.v1.train.SessionRunContext):  # type: ignore[misc]
     """What a hook sees of a step."""
 
-    def __init__(self, context: Any, together: Together) -> None:
+    def __init__(self, context: RunContext, together: Together) -> None:
         super().__init__(context.original_args, context.session)
         self._together = together
 

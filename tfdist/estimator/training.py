@@ -10,7 +10,10 @@ import tensorflow as tf
 from tfdist._tf.sessions import listen_to
 from tfdist.errors import ConfigError
 from tfdist.estimator import distribution, modeling, sessions, together, warm_starting
+from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.estimator.types import Estimator
+from tfdist.types import Scaffold, Tensor
 
 __all__ = ["train"]
 
@@ -18,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 def train(
-    estimator: Any,
+    estimator: Estimator,
     input_fn: Callable[..., Any],
     hooks: Sequence[Any],
     listeners: Sequence[Any],
@@ -55,7 +58,7 @@ def train(
         replicas.meet("the end of Estimator.train")
 
 
-def _own_hooks(spec: EstimatorSpec, config: Any) -> list[Any]:
+def _own_hooks(spec: EstimatorSpec, config: RunConfig) -> list[Any]:
     """Hooks on every worker."""
     hooks = [tf1.train.NanTensorHook(spec.loss)]
     if config.log_step_count_steps:
@@ -64,7 +67,7 @@ def _own_hooks(spec: EstimatorSpec, config: Any) -> list[Any]:
     return hooks
 
 
-def _chief_hooks(estimator: Any, spec: EstimatorSpec, scaffold: Any) -> list[Any]:
+def _chief_hooks(estimator: Estimator, spec: EstimatorSpec, scaffold: Scaffold) -> list[Any]:
     """Hooks on the chief alone: they write."""
     config, hooks = estimator.config, list(spec.training_chief_hooks)
     place = estimator.model_dir
@@ -82,7 +85,7 @@ def _chief_hooks(estimator: Any, spec: EstimatorSpec, scaffold: Any) -> list[Any
 
 
 def _saving_hooks(
-    config: Any, scaffold: Any, given: Sequence[Any], listeners: Sequence[Any]
+    config: RunConfig, scaffold: Scaffold, given: Sequence[Any], listeners: Sequence[Any]
 ) -> list[Any]:
     """The hook that saves, unless the caller or the model has brought one.
 
@@ -111,13 +114,13 @@ def _saving_hooks(
     return [hook]
 
 
-def _add_loss_summary(loss: Any) -> None:
+def _add_loss_summary(loss: Tensor) -> None:
     summaries = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
     if not any(each.op.name == "loss" for each in summaries):
         tf1.summary.scalar("loss", loss)
 
 
-def _add_saver(spec: EstimatorSpec, config: Any) -> None:
+def _add_saver(spec: EstimatorSpec, config: RunConfig) -> None:
     """Adds the saver to the graph, unless the model has brought its own."""
     brought = spec.scaffold is not None and spec.scaffold.saver is not None
     if brought or tf1.get_collection(tf1.GraphKeys.SAVERS):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import Variable
 
 __all__ = ["VocabInfo", "WarmStartSettings", "apply", "settings_of"]
 
@@ -35,7 +36,7 @@ class WarmStartSettings:
     """
 
     ckpt_to_initialize_from: str
-    vars_to_warm_start: Any = ".*"
+    vars_to_warm_start: str | Sequence[str] | Sequence[Variable] | None = ".*"
     var_name_to_vocab_info: Mapping[str, Any] | None = None
     var_name_to_prev_var_name: Mapping[str, str] | None = None
 
@@ -47,7 +48,7 @@ class WarmStartSettings:
             )
 
 
-def settings_of(given: Any) -> WarmStartSettings | None:
+def settings_of(given: object) -> WarmStartSettings | None:
     """The settings that `warm_start_from` stands for.
 
     Args:

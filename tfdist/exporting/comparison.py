@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from tfdist.exporting.errors import ExportError
 from tfdist.exporting.packages import package
 from tfdist.exporting.samples import Case
 from tfdist.exporting.subject import Arrays
+from tfdist.types import Array, OnnxModel, OnnxSession
 
 __all__ = ["Comparison", "Difference", "compared", "difference", "runner", "session_of"]
 
@@ -64,7 +64,7 @@ class Comparison:
         return max(mine, key=lambda each: each.relative)
 
 
-def difference(expected: Any, actual: Any) -> tuple[float, float]:
+def difference(expected: Array, actual: Array) -> tuple[float, float]:
     """The largest difference of two arrays: absolute, and relative to the first's magnitude."""
     if expected.shape != actual.shape:
         return np.inf, np.inf
@@ -96,7 +96,7 @@ def compared(
     Raises:
         ExportError: if it does not run.
     """
-    found: list[Difference] = []
+    result: list[Difference] = []
     for case in cases:
         try:
             actual = run(case.inputs)
@@ -112,11 +112,11 @@ def compared(
                     f"{', '.join(map(repr, actual))}. It is of another model."
                 )
             absolute, relative = difference(expected, actual[name])
-            found.append(Difference(name, case.title, absolute, relative))
-    return Comparison(tolerance, tuple(found))
+            result.append(Difference(name, case.title, absolute, relative))
+    return Comparison(tolerance, tuple(result))
 
 
-def session_of(model: Any) -> Any:
+def session_of(model: OnnxModel | str) -> OnnxSession:
     """An onnxruntime session on the CPU.
 
     Args:
@@ -136,7 +136,7 @@ def session_of(model: Any) -> Any:
         raise ExportError(f"onnxruntime refuses the model: {text}") from error
 
 
-def runner(session: Any) -> Callable[[Arrays], Arrays]:
+def runner(session: OnnxSession) -> Callable[[Arrays], Arrays]:
     """A function of arrays by name, on a session; inputs that it does not have are left out."""
     inputs = [each.name for each in session.get_inputs()]
     outputs = [each.name for each in session.get_outputs()]

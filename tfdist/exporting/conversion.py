@@ -13,13 +13,14 @@ from tfdist.exporting.errors import ExportError
 from tfdist.exporting.packages import package
 from tfdist.exporting.subject import Subject
 from tfdist.exporting.tracing import joined
+from tfdist.types import Function, OnnxModel
 
 __all__ = ["check", "convert", "convertible", "frozen", "write"]
 
 _TOO_LARGE = ("2GB", "string too long", "exceeds maximum protobuf size")
 
 
-def convert(subject: Subject, opset: int) -> Any:
+def convert(subject: Subject, opset: int) -> OnnxModel:
     """A subject as an ONNX `ModelProto`, accepted by the ONNX checker.
 
     Args:
@@ -49,7 +50,7 @@ def convert(subject: Subject, opset: int) -> Any:
     return model
 
 
-def convertible(subject: Subject) -> Any:
+def convertible(subject: Subject) -> Function:
     """The subject's function, if ONNX has an operator for each of its operations.
 
     Raises:
@@ -60,7 +61,7 @@ def convertible(subject: Subject) -> Any:
     return traced
 
 
-def check(model: Any) -> None:
+def check(model: OnnxModel) -> None:
     """Has the ONNX checker look at a model, shapes and types included.
 
     Raises:
@@ -95,7 +96,7 @@ def frozen(subject: Subject) -> tuple[Any, dict[str, str]]:
     }
 
 
-def write(model: Any, path: str) -> None:
+def write(model: OnnxModel, path: str) -> None:
     """Writes a `ModelProto`."""
     package("onnx").save_model(model, path)
 
@@ -111,7 +112,7 @@ def _failure(error: Exception, messages: list[str]) -> ExportError:
     return ExportError(f"tf2onnx could not convert the model ({type(error).__name__}): {told}")
 
 
-def _tidy(model: Any, outputs: dict[str, Any], subject: Subject) -> None:
+def _tidy(model: OnnxModel, outputs: dict[str, Any], subject: Subject) -> None:
     """Puts outputs in the model's order, and names open sizes after what they are."""
     order = list(outputs)
     there = sorted(model.graph.output, key=lambda output: order.index(output.name))

@@ -16,6 +16,7 @@ from tfdist.exporting.packages import package
 from tfdist.exporting.places import layer_of
 from tfdist.exporting.samples import Case
 from tfdist.exporting.subject import Subject
+from tfdist.types import Array, GraphDef, OnnxModel
 
 __all__ = ["Culprit", "first_difference", "refuse_overflow"]
 
@@ -42,7 +43,9 @@ class Culprit:
     relative: float
 
 
-def first_difference(subject: Subject, model: Any, case: Case, tolerance: float) -> Culprit | None:
+def first_difference(
+    subject: Subject, model: OnnxModel, case: Case, tolerance: float
+) -> Culprit | None:
     """Looks for the first layer, in the order of computation, whose result differs.
 
     The tensors that an ONNX model and the graph it was converted from have in common keep their
@@ -63,9 +66,9 @@ def first_difference(subject: Subject, model: Any, case: Case, tolerance: float)
     expected = _in_tensorflow(graph_def, list(shared.values()), subject, renamed, case)
     off = {}
     for name, there in shared.items():
-        found = _difference(expected[there], actual[name])
-        if found is not None:
-            off[name] = found
+        result = _difference(expected[there], actual[name])
+        if result is not None:
+            off[name] = result
     places = _places(model, subject.layers)
     last = {places[name] or name: name for name in off}  # in the order of computation
     order = list(off)
@@ -76,7 +79,7 @@ def first_difference(subject: Subject, model: Any, case: Case, tolerance: float)
     return None
 
 
-def _shared(model: Any, operations: Set[str], renamed: dict[str, str]) -> dict[str, str]:
+def _shared(model: OnnxModel, operations: Set[str], renamed: dict[str, str]) -> dict[str, str]:
     """The tensors of an ONNX model that TensorFlow's graph has too, each with its name there."""
     shared = {}
     for node in model.graph.node:
@@ -87,7 +90,7 @@ def _shared(model: Any, operations: Set[str], renamed: dict[str, str]) -> dict[s
     return shared
 
 
-def _places(model: Any, layers: Set[str]) -> dict[str, str]:
+def _places(model: OnnxModel, layers: Set[str]) -> dict[str, str]:
     """The layer of each tensor of an ONNX model, by its own name or its operation's."""
     return {
         name: layer_of(name, layers) or layer_of(node.name, layers)
@@ -97,7 +100,7 @@ def _places(model: Any, layers: Set[str]) -> dict[str, str]:
 
 
 def _origin(
-    model: Any, tensor: str, off: dict[str, float], tolerance: float, places: dict[str, str]
+    model: OnnxModel, tensor: str, off: dict[str, float], tolerance: float, places: dict[str, str]
 ) -> str:
     """The layer behind a tensor that no layer made, such as a sum of two.
 
@@ -125,7 +128,7 @@ def _origin(
     return ""
 
 
-def refuse_overflow(model: Any, layers: Set[str], cases: Sequence[Case]) -> None:
+def refuse_overflow(model: OnnxModel, layers: Set[str], cases: Sequence[Case]) -> None:
     """Refuses a float32 model whose values are too large for float16 on the way.
 
     onnxruntime's CPU computes float16 models in float32 and would not notice what other devices
@@ -157,7 +160,7 @@ def refuse_overflow(model: Any, layers: Set[str], cases: Sequence[Case]) -> None
                 )
 
 
-def _difference(expected: Any, actual: Any) -> float | None:
+def _difference(expected: Array, actual: Array) -> float | None:
     """The relative difference, in whichever order of dimensions fits; None where none does.
 
     Only of numbers: tf2onnx writes some conditions as the opposite and its negation, and the first
@@ -165,15 +168,15 @@ def _difference(expected: Any, actual: Any) -> float | None:
     """
     if expected.dtype.kind != "f":
         return None
-    found = []
+    result = []
     order = _CHANNELS_LAST.get(actual.ndim)
     for each in (actual, *([actual.transpose(order)] if order else ())):
         if each.shape == expected.shape:
-            found.append(comparison.difference(expected, each)[1])
-    return min(found, default=None)
+            result.append(comparison.difference(expected, each)[1])
+    return min(result, default=None)
 
 
-def _in_onnx(model: Any, names: list[str], case: Case) -> dict[str, Any]:
+def _in_onnx(model: OnnxModel, names: list[str], case: Case) -> dict[str, Any]:
     onnx = package("onnx")
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
@@ -185,7 +188,7 @@ def _in_onnx(model: Any, names: list[str], case: Case) -> dict[str, Any]:
 
 
 def _in_tensorflow(
-    graph_def: Any, names: list[str], subject: Subject, renamed: dict[str, str], case: Case
+    graph_def: GraphDef, names: list[str], subject: Subject, renamed: dict[str, str], case: Case
 ) -> dict[str, Any]:
     """Values of a frozen graph's tensors, in a graph of its own.
 

@@ -46,9 +46,9 @@ class Examples:
         missing = [name for name in names if name not in arrays]
         if missing:
             raise ConfigError(_unnamed(arrays, names, ()))
-        found = {each.name: _fitting(arrays.pop(each.name), each) for each in subject.inputs}
-        _check_counts({**found, **arrays})
-        return cls(found, _labels(arrays, names, _outputs(subject, found)))
+        result = {each.name: _fitting(arrays.pop(each.name), each) for each in subject.inputs}
+        _check_counts({**result, **arrays})
+        return cls(result, _labels(arrays, names, _outputs(subject, result)))
 
     def __len__(self) -> int:
         return len(next(iter(self.inputs.values())))

@@ -26,6 +26,7 @@ from tfdist.exporting.scoring import Score, scores
 from tfdist.exporting.signature import Input
 from tfdist.exporting.subject import KerasSubject, Subject, subject_of
 from tfdist.keras import saving, updating
+from tfdist.types import Model, OnnxModel
 
 __all__ = ["Report", "compare", "export"]
 
@@ -56,7 +57,7 @@ class Report:
 
 
 def export(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     format: str | None = None,
@@ -113,12 +114,12 @@ def _run(
         raise
     task = _Task(subject, options, examples, cases, note)
     make = _onnx if options.format == "onnx" else _saved_model
-    found, scored = make(task, path)
-    return Report(path, options, subject.inputs, found, scored, _size(Path(path)))
+    result, scored = make(task, path)
+    return Report(path, options, subject.inputs, result, scored, _size(Path(path)))
 
 
 def compare(
-    model: Any,
+    model: Model | str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
     inputs: Inputs = (),
@@ -157,8 +158,8 @@ def compare(
     with subject.scope():
         examples = None if arrays is None else Examples.of(arrays, subject)
         cases = _cases(subject, examples, kind)
-        found = comparison.compared(run, cases, allowed)
-        return found if found.ok else _blamed(found, subject, written, cases)
+        result = comparison.compared(run, cases, allowed)
+        return result if result.ok else _blamed(result, subject, written, cases)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,13 +181,13 @@ def _onnx(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]:
     exact = options.precision == "float32"
     task.note("comparing with the model")
     allowed = options.allowed if exact else TOLERANCES["float32"]
-    found = _checked(model, task, allowed)
+    result = _checked(model, task, allowed)
     scored: tuple[Score, ...] = ()
     if not exact:
         task.note(f"converting to {options.precision}")
         model = _coarser(model, task)
         conversion.check(model)
-        found = _checked(model, task, options.allowed)
+        result = _checked(model, task, options.allowed)
     if task.examples is not None:
         task.note("scoring on the data")
         run = comparison.runner(comparison.session_of(model))
@@ -194,7 +195,7 @@ def _onnx(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]:
         scored = scores(subject.compute, run, unseen) if len(unseen) else ()
         check_loss(scored, options)
     _publish(subject, path, lambda place: conversion.write(model, place))
-    return found, scored
+    return result, scored
 
 
 def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]:
@@ -211,24 +212,24 @@ def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]
         saved_model.write(subject, place)
         task.note("loading it back and comparing")
         run = saved_model.reloaded(subject, place)
-        found = comparison.compared(run, task.cases, task.options.allowed)
-        if not found.ok:
-            raise _difference(found)
+        result = comparison.compared(run, task.cases, task.options.allowed)
+        if not result.ok:
+            raise _difference(result)
         scored = scores(subject.compute, run, task.examples) if task.examples else ()
         _publish(subject, path, lambda final: shutil.copytree(place, final))
-    return found, scored
+    return result, scored
 
 
-def _checked(model: Any, task: _Task, allowed: float) -> Comparison:
+def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
     """Compares an ONNX model with the model, and names the layer where it fails."""
     run = comparison.runner(comparison.session_of(model))
-    found = comparison.compared(run, task.cases, allowed)
-    if not found.ok:
-        raise _difference(_blamed(found, task.subject, model, task.cases))
-    return found
+    result = comparison.compared(run, task.cases, allowed)
+    if not result.ok:
+        raise _difference(_blamed(result, task.subject, model, task.cases))
+    return result
 
 
-def _blamed(found: Comparison, subject: Subject, model: Any, cases: list[Case]) -> Comparison:
+def _blamed(found: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]) -> Comparison:
     """A failed comparison with the first layer that differs, where one can be found."""
     case = next(case for case in cases if case.title == found.worst.case)
     culprit = first_difference(subject, model, case, found.tolerance)
@@ -246,7 +247,7 @@ def _difference(found: Comparison) -> ExportError:
     )
 
 
-def _coarser(model: Any, task: _Task) -> Any:
+def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
     if task.options.precision == "float16":
         refuse_overflow(model, task.subject.layers, task.cases)
         return precision.to_float16(model)
@@ -268,7 +269,12 @@ def _publish(subject: Subject, path: str, write: Callable[[str], Any]) -> None:
         put()
 
 
-def _subject(model: Any, weights: Any, signature: str | None, given: tuple[Input, ...]) -> Subject:
+def _subject(
+    model: Model | str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None,
+    signature: str | None,
+    given: tuple[Input, ...],
+) -> Subject:
     if isinstance(model, str | os.PathLike):
         model = loading.load(os.fspath(model), None if weights is None else os.fspath(weights))
     elif weights is not None:

@@ -9,12 +9,13 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import Model
 
 __all__ = ["import_modules", "load", "restore"]
 
@@ -33,7 +34,7 @@ def import_modules(names: Sequence[str]) -> None:
         _module(name, f"--import {name}")
 
 
-def load(source: str, weights: str | None = None) -> Any:
+def load(source: str, weights: str | None = None) -> Model | str:
     """A model from where it was saved.
 
     Args:
@@ -68,7 +69,7 @@ def load(source: str, weights: str | None = None) -> Any:
     return model
 
 
-def restore(model: Any, weights: str) -> None:
+def restore(model: Model, weights: str) -> None:
     """Reads a model's weights.
 
     Args:
@@ -96,7 +97,7 @@ def restore(model: Any, weights: str) -> None:
         ) from error
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> Model:
     if path.is_dir():
         raise ConfigError(
             f"{str(path)!r} is a directory without a saved_model.pb, so it is no SavedModel."
@@ -129,7 +130,7 @@ def _explained(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{str(path)!r} cannot be read: {str(error).strip().splitlines()[0]}")
 
 
-def _made(source: str) -> Any:
+def _made(source: str) -> Model:
     """A model from a factory."""
     module, colon, name = source.rpartition(":")
     if not colon or not name.isidentifier() or not module:
@@ -151,7 +152,7 @@ def _made(source: str) -> Any:
     return model
 
 
-def _module(name: str, asked: str) -> Any:
+def _module(name: str, asked: str) -> ModuleType:
     """A module by its name, as seen from here, or by the path of its file."""
     here = str(Path.cwd())
     try:
@@ -196,7 +197,7 @@ def _prefix(path: Path) -> str:
     return prefix
 
 
-def _restore_checkpoint(model: Any, prefix: str) -> None:
+def _restore_checkpoint(model: Model, prefix: str) -> None:
     """Restores a model that was saved as some attribute of a checkpoint, or as its root."""
     keys = [key for key, _ in tf.train.list_variables(prefix)]
     roots = dict.fromkeys(key.split("/")[0] for key in keys if "/" in key)

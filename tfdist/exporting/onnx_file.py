@@ -8,11 +8,12 @@ from typing import Any
 from tfdist.errors import ConfigError
 from tfdist.exporting.packages import package
 from tfdist.exporting.signature import Input
+from tfdist.types import OnnxModel
 
 __all__ = ["described", "opened", "precision_of"]
 
 
-def opened(path: str) -> Any:
+def opened(path: str) -> OnnxModel:
     """The `ModelProto` of a file.
 
     Raises:
@@ -30,13 +31,13 @@ def opened(path: str) -> Any:
     return model
 
 
-def described(model: Any) -> tuple[Input, ...]:
+def described(model: OnnxModel) -> tuple[Input, ...]:
     """The inputs of a `ModelProto`; weights that are listed among them are not."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return tuple(_input(value) for value in model.graph.input if value.name not in weights)
 
 
-def precision_of(model: Any) -> str:
+def precision_of(model: OnnxModel) -> str:
     """The key of `options.PRECISIONS` that a `ModelProto` was most likely written with."""
     kinds = {node.op_type for node in model.graph.node}
     if "DynamicQuantizeLinear" in kinds:

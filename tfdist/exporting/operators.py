@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.exporting.errors import ExportError
 from tfdist.exporting.packages import package
 from tfdist.exporting.places import layer_of
+from tfdist.types import GraphDef, OnnxGraph, OnnxModel
 
 __all__ = ["HANDLERS", "collected", "refuse_foreign", "refuse_leftovers"]
 
@@ -26,7 +27,7 @@ _ADVICE = {
 }
 
 
-def _erfc(context: Any, node: Any, name: str, args: Any) -> None:
+def _erfc(context: Any, node: Any, name: str, args: object) -> None:
     """Erfc(x) = 1 - Erf(x).
 
     A workaround: TensorFlow's exact GELU uses Erfc since 2.21, which tf2onnx 1.17 does not know
@@ -49,7 +50,7 @@ def _erfc(context: Any, node: Any, name: str, args: Any) -> None:
 HANDLERS: dict[str, tuple[Any, list[Any]]] = {"Erfc": (_erfc, [])}
 
 
-def refuse_foreign(graph_def: Any, layers: Set[str]) -> None:
+def refuse_foreign(graph_def: GraphDef, layers: Set[str]) -> None:
     """Refuses a graph with operations that can never be converted, before it is tried.
 
     Args:
@@ -66,7 +67,7 @@ def refuse_foreign(graph_def: Any, layers: Set[str]) -> None:
             raise _refusal(node.op, layer_of(caller or node.name, layers), kind)
 
 
-def refuse_leftovers(model: Any, layers: Set[str]) -> None:
+def refuse_leftovers(model: OnnxModel, layers: Set[str]) -> None:
     """Refuses an ONNX model that still holds operations of TensorFlow.
 
     Args:
@@ -131,7 +132,7 @@ def _all_nodes(
                 yield from _all_nodes(body.node_def, functions, inside)
 
 
-def _nodes_of(graph: Any) -> Iterator[Any]:
+def _nodes_of(graph: OnnxGraph) -> Iterator[Any]:
     for node in graph.node:
         yield node
         for attribute in node.attribute:

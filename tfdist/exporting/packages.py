@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import Any
+from types import ModuleType
 
 from tfdist import environment
 from tfdist.errors import ConfigError
@@ -22,7 +22,7 @@ _NAMES = {
 }
 
 
-def package(name: str) -> Any:
+def package(name: str) -> ModuleType:
     """A module of tf2onnx, onnx or onnxruntime.
 
     Args:

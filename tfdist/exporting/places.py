@@ -26,10 +26,10 @@ def layer_of(operation: str, layers: Set[str]) -> str:
     parts = operation.split("/")[:-1]
     if not layers:
         return "/".join(parts)
-    found: list[str] = []
+    result: list[str] = []
     for part in parts:
         name = _COUNT.sub("", part)
         name = name if name in layers else part
-        if name in layers and name not in found[-1:]:
-            found.append(name)
-    return "/".join(found)
+        if name in layers and name not in result[-1:]:
+            result.append(name)
+    return "/".join(result)

@@ -6,20 +6,22 @@ import contextlib
 import io
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tfdist.exporting.errors import ExportError
 from tfdist.exporting.examples import Examples
 from tfdist.exporting.packages import package
+from tfdist.exporting.subject import Arrays
+from tfdist.types import OnnxGraph, OnnxModel
 
 __all__ = ["to_float16", "to_int8", "to_int8_static"]
 
 _BATCH = 16
 
 
-def to_float16(model: Any) -> Any:
+def to_float16(model: OnnxModel) -> OnnxModel:
     """The model with weights and sums in float16. Inputs and outputs keep their types.
 
     By onnxruntime's converter. That of onnxconverter-common leaves Cast operators behind that the
@@ -38,7 +40,7 @@ def to_float16(model: Any) -> Any:
     return converted
 
 
-def to_int8(model: Any) -> Any:
+def to_int8(model: OnnxModel) -> OnnxModel:
     """The model with int8 weights of its matrix products; activations are scaled as they come.
 
     Convolutions stay as they are: with scales found while it runs they get slower.
@@ -63,7 +65,7 @@ def to_int8(model: Any) -> Any:
     return _quantised(model, quantise)
 
 
-def to_int8_static(model: Any, calibration: Examples) -> Any:
+def to_int8_static(model: OnnxModel, calibration: Examples) -> OnnxModel:
     """The model with int8 weights and activations, whose scales are found on examples.
 
     Args:
@@ -80,7 +82,7 @@ def to_int8_static(model: Any, calibration: Examples) -> Any:
             starts = range(0, len(calibration), _BATCH)
             self._parts = iter([calibration.part(s, s + _BATCH).inputs for s in starts])
 
-        def get_next(self) -> Any:
+        def get_next(self) -> Arrays | None:
             return next(self._parts, None)
 
     def quantise(before: str, after: str) -> None:
@@ -89,7 +91,7 @@ def to_int8_static(model: Any, calibration: Examples) -> Any:
     return _quantised(model, quantise)
 
 
-def _quantised(model: Any, quantise: Any) -> Any:
+def _quantised(model: OnnxModel, quantise: Callable[..., Any]) -> OnnxModel:
     """Runs one of onnxruntime's quantisers, which work on files."""
     onnx = package("onnx")
     with tempfile.TemporaryDirectory(prefix="tfdist-int8-") as folder:
@@ -126,7 +128,7 @@ def _quiet() -> Iterator[None]:
         root.setLevel(level)
 
 
-def _sort(graph: Any) -> None:
+def _sort(graph: OnnxGraph) -> None:
     """Puts operators after those they depend on.
 
     A workaround: the converter appends the casts of inputs at the end (onnxconverter-common#208).

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +13,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.exporting.errors import ExportError
 from tfdist.exporting.subject import Arrays, KerasSubject
+from tfdist.types import GraphDef
 
 __all__ = ["reloaded", "write"]
 
@@ -70,13 +70,13 @@ def _join(path: Path) -> None:
     """
     file = path / "saved_model.pb"
     content = saved_model_pb2.SavedModel.FromString(file.read_bytes())
-    found = False
+    result = False
     for meta_graph in content.meta_graphs:
-        graph: Any = meta_graph.graph_def
+        graph: GraphDef = meta_graph.graph_def
         for nodes in (graph.node, *(body.node_def for body in graph.library.function)):
             for node in nodes:
                 if not _EVERYWHERE.fullmatch(node.device):
-                    found, node.device = True, ""
-    if found:
+                    result, node.device = True, ""
+    if result:
         file.write_bytes(content.SerializeToString(deterministic=True))
         (path / "fingerprint.pb").unlink(missing_ok=True)  # of the graph as it was

@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist.exporting.examples import Examples
 from tfdist.exporting.subject import Arrays
+from tfdist.types import Array
 
 __all__ = ["Score", "scores"]
 
@@ -55,12 +56,12 @@ def scores(
     if not examples.labels:
         return ()
     before, after = _outputs(model, examples), _outputs(written, examples)
-    found = []
+    result = []
     for name, labels in examples.labels.items():
         metric, score = _metric(labels, before[name])
         values = (score(labels, before[name]), score(labels, after[name]))
-        found.append(Score(name, metric, *values, len(examples)))
-    return tuple(found)
+        result.append(Score(name, metric, *values, len(examples)))
+    return tuple(result)
 
 
 def _outputs(run: Callable[[Arrays], Arrays], examples: Examples) -> Arrays:
@@ -73,7 +74,7 @@ def _batches(run: Callable[[Arrays], Arrays], examples: Examples) -> Iterator[Ar
         yield run(examples.part(start, start + _BATCH).inputs)
 
 
-def _metric(labels: Any, outputs: Any) -> tuple[str, Callable[[Any, Any], float]]:
+def _metric(labels: Array, outputs: Array) -> tuple[str, Callable[[Any, Any], float]]:
     """Accuracy for classes, as numbers or one-hot, and for yes or no; else the squared error."""
     classes = outputs.shape[-1] if outputs.ndim > 1 else 1
     whole = labels.dtype.kind in "iub" or bool((labels == np.round(labels)).all())
@@ -90,5 +91,5 @@ def _metric(labels: Any, outputs: Any) -> tuple[str, Callable[[Any, Any], float]
     return "mean squared error", lambda y, out: float(((out - _like(y, out)) ** 2).mean())
 
 
-def _like(labels: Any, outputs: Any) -> Any:
+def _like(labels: Array, outputs: Array) -> Array:
     return labels.reshape(outputs.shape)

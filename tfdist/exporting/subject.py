@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.exporting.signature import Input, fitted
+from tfdist.types import ConcreteFunction, Function, Model, Shape, Structure
 
 __all__ = ["KerasSubject", "SavedModelSubject", "Subject", "subject_of"]
 
@@ -46,7 +47,7 @@ class Subject(ABC):
         """The outputs by name, in the model's order; tensors come in the order of `inputs`."""
 
     @abstractmethod
-    def trace(self) -> Any:
+    def trace(self) -> Function:
         """A `tf.function` of the inputs under inference, whose trace holds the weights."""
 
     def compute(self, values: Mapping[str, Any]) -> Arrays:
@@ -74,7 +75,7 @@ class Subject(ABC):
 class KerasSubject(Subject):
     """A Keras model under inference (`training=False`)."""
 
-    def __init__(self, model: Any, given: Sequence[Input] = ()) -> None:
+    def __init__(self, model: Model, given: Sequence[Input] = ()) -> None:
         """Finds out the model's inputs.
 
         Args:
@@ -109,11 +110,11 @@ class KerasSubject(Subject):
         """Tensors in the order of `inputs` as the positional arguments of a call."""
         return list(self._arrange(self.inputs, tensors))
 
-    def named(self, outputs: Any) -> dict[str, Any]:
+    def named(self, outputs: Structure) -> dict[str, Any]:
         """What a call returns, by name."""
         return _named(self.model, outputs)
 
-    def trace(self) -> Any:
+    def trace(self) -> Function:
         """See `Subject`.
 
         Weights are read once, eagerly, and stand in the graph as constants, so that it holds no
@@ -166,7 +167,7 @@ class SavedModelSubject(Subject):
         named = {each.name: value for each, value in zip(self.inputs, tensors, strict=True)}
         return dict(sorted(self._function(**named).items()))  # a loaded one has no order
 
-    def trace(self) -> Any:
+    def trace(self) -> Function:
         """See `Subject`; its variables are frozen by the converter."""
 
         def infer(*tensors: Any) -> dict[str, Any]:
@@ -177,7 +178,9 @@ class SavedModelSubject(Subject):
         return function
 
 
-def subject_of(model: Any, given: Sequence[Input] = (), signature: str | None = None) -> Subject:
+def subject_of(
+    model: Model | str, given: Sequence[Input] = (), signature: str | None = None
+) -> Subject:
     """The subject of a Keras model or of the path of a SavedModel.
 
     Raises:
@@ -198,7 +201,7 @@ def subject_of(model: Any, given: Sequence[Input] = (), signature: str | None = 
     return KerasSubject(model, given)
 
 
-def _signature(loaded: Any, path: str, wanted: str | None) -> Any:
+def _signature(loaded: Any, path: str, wanted: str | None) -> ConcreteFunction:
     there = {n: f for n, f in loaded.signatures.items() if not n.startswith("__")}
     if wanted is None and ("serving_default" in there or len(there) == 1):
         wanted = "serving_default" if "serving_default" in there else next(iter(there))
@@ -211,18 +214,18 @@ def _signature(loaded: Any, path: str, wanted: str | None) -> Any:
     return there[wanted]
 
 
-def _sizes(shape: Any) -> tuple[int | None, ...]:
+def _sizes(shape: Shape) -> tuple[int | None, ...]:
     if shape.rank is None:
         raise ConfigError("A signature with an input of unknown rank cannot be exported.")
     return tuple(shape.as_list())
 
 
-def _layers(model: Any) -> Iterator[Any]:
+def _layers(model: Model) -> Iterator[Any]:
     """All layers of a model, nested ones too."""
     return iter(model._flatten_layers(include_self=False))
 
 
-def _inputs_of(model: Any) -> tuple[list[Input], Arrange]:
+def _inputs_of(model: Model) -> tuple[list[Input], Arrange]:
     """The inputs that a model says it has, and how to call it with them."""
     symbols = getattr(model, "inputs", None)
     if symbols:
@@ -234,7 +237,7 @@ def _inputs_of(model: Any) -> tuple[list[Input], Arrange]:
         ]
         structure = None if isinstance(model, keras.Sequential) else model.input
 
-        def arrange(_: Any, tensors: Sequence[Any]) -> list[Any]:
+        def arrange(_: object, tensors: Sequence[Any]) -> list[Any]:
             if structure is None:
                 return [tensors[0]]
             return [keras.tree.pack_sequence_as(structure, list(tensors))]
@@ -243,7 +246,7 @@ def _inputs_of(model: Any) -> tuple[list[Input], Arrange]:
     return _inputs_of_subclass(model)
 
 
-def _inputs_of_subclass(model: Any) -> tuple[list[Input], Arrange]:
+def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
     """The same for a subclass of `keras.Model`, from the shapes it was built with.
 
     Keras records the shapes of the first argument only.
@@ -267,20 +270,20 @@ def _inputs_of_subclass(model: Any) -> tuple[list[Input], Arrange]:
     return (own if len(own) == len(shapes) else []), arrange
 
 
-def _required_parameters(model: Any) -> list[str]:
+def _required_parameters(model: Model) -> list[str]:
     """The names of what a model's `call` needs."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [
+    result = [
         name
         for name, each in inspect.signature(model.call).parameters.items()
         if each.default is inspect.Parameter.empty
         and each.kind in positional
         and name not in ("training", "mask")
     ]
-    return found or ["inputs"]
+    return result or ["inputs"]
 
 
-def _arguments(model: Any, parameters: list[str], named: dict[str, Any]) -> list[Any]:
+def _arguments(model: Model, parameters: list[str], named: dict[str, Any]) -> list[Any]:
     if set(parameters) != set(named):
         raise ConfigError(
             f"The model {model.name!r} is called with {', '.join(parameters)}, and the inputs are "
@@ -295,7 +298,7 @@ def _input_name(symbol: Any, number: int, count: int) -> str:
     return "input" if count == 1 else f"input_{number + 1}"
 
 
-def _named(model: Any, outputs: Any) -> dict[str, Any]:
+def _named(model: Model, outputs: Structure) -> dict[str, Any]:
     """A model's outputs by name: its own keys, else its last layers' names, else `output`."""
     if isinstance(outputs, dict):
         paths = keras.tree.flatten_with_path(outputs)

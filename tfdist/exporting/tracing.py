@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.types import Function, GraphDef
+
 __all__ = ["joined", "strip_devices"]
 
 
-def joined(function: Any) -> Any:
+def joined(function: Function) -> Function:
     """A traced `tf.function`, without the devices that its layers were placed on.
 
     Args:
@@ -44,11 +46,11 @@ def joined(function: Any) -> Any:
     return again
 
 
-def strip_devices(graph_def: Any) -> bool:
+def strip_devices(graph_def: GraphDef) -> bool:
     """Takes the devices out of a `GraphDef`, its functions included; whether there were any."""
-    found = False
+    result = False
     bodies = (function.node_def for function in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *bodies):
-        found = found or bool(node.device)
+        result = result or bool(node.device)
         node.device = ""
-    return found
+    return result

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.gradients.modes import Apply, Late, Local, Mode, Sync, cost_if, only_if
 from tfdist.gradients.reducer import Reducer, check_floating, make_variable
 from tfdist.gradients.rule import GradientRule
+from tfdist.types import Strategy, Tensor
 
 __all__ = ["Exchange"]
 
@@ -36,7 +37,7 @@ class Exchange:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         rule: GradientRule,
         weights: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
@@ -81,7 +82,7 @@ class Exchange:
             "batches": make("batches", [], tf.int64, shared=True),
         }
 
-    def step(self, values: Sequence[Any], count: Any, total: Any, apply: Apply) -> Any:
+    def step(self, values: Sequence[Any], count: Tensor, total: Tensor, apply: Apply) -> Tensor:
         """Takes the gradients of one batch.
 
         Args:
@@ -130,14 +131,14 @@ class Exchange:
     def _kept(self) -> dict[str, Any]:
         return {**self._reducer.variables, **self._mode.variables}
 
-    def _add(self, values: Sequence[Any], count: Any, total: Any) -> None:
+    def _add(self, values: Sequence[Any], count: Tensor, total: Tensor) -> None:
         for i, value in enumerate(values):
             dense = tf.convert_to_tensor(value)
             self._sums[f"sum_{i}"].assign_add(dense * tf.cast(total, dense.dtype))
         self._sums["own_examples"].assign_add(count)
         self._sums["examples"].assign_add(total)
 
-    def _update(self, apply: Apply) -> Any:
+    def _update(self, apply: Apply) -> Tensor:
         """Makes an update of the batches that were added up."""
         examples = self._sums["examples"].read_value()
         values = [

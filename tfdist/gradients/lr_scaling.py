@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.gradients.reducer import make_variable
 from tfdist.gradients.rule import GradientRule
+from tfdist.types import KerasVariable, Scalar, Strategy, Tensor, Variable
 
 __all__ = ["Rate"]
 
@@ -25,14 +26,14 @@ class Rate:
         rule: says which.
     """
 
-    def __init__(self, strategy: Any, rule: GradientRule) -> None:
+    def __init__(self, strategy: Strategy, rule: GradientRule) -> None:
         self._rule = rule
         self._said = rule.lr_rule == "none"
-        self._largest: Any = None
+        self._largest: Variable | None = None
         if rule.lr_rule != "none":
             self._largest = make_variable(strategy, "largest_batch", [], tf.int64, shared=True)
 
-    def note_batch(self, total: Any) -> None:
+    def note_batch(self, total: Tensor | None) -> None:
         """Notes the examples of a batch, in a replica context.
 
         Args:
@@ -52,7 +53,7 @@ class Rate:
         larger = tf.maximum(self._largest.read_value(), tf.cast(total, tf.int64))
         self._largest.assign(larger)
 
-    def factor(self, iterations: Any) -> Any:
+    def factor(self, iterations: KerasVariable) -> Scalar | None:
         """The factor of the present update, a scalar; None where it is 1.
 
         Args:
@@ -84,6 +85,7 @@ class Rate:
         )
 
 
-def _grown(rule: GradientRule, batch: Any) -> Any:
+def _grown(rule: GradientRule, batch: Scalar) -> Scalar:
+    assert rule.base_batch is not None
     ratio = batch * rule.accumulate / rule.base_batch
     return ratio**0.5 if rule.lr_rule == "sqrt" else ratio

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.gradients.reducer import Reducer, make_variable
 from tfdist.gradients.rule import GradientRule
+from tfdist.types import Gradient, Strategy, Tensor, Variable
 
 __all__ = ["Apply", "Late", "Local", "Mode", "Sync", "cost_if", "only_if"]
 
@@ -30,9 +31,9 @@ class Mode(Protocol):
     """
 
     variables: dict[str, Any]
-    pending: Any
+    pending: Variable | None
 
-    def update(self, values: list[Any], share: Any, apply: Apply) -> Any:
+    def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """Takes the gradients of one update.
 
         Args:
@@ -48,15 +49,15 @@ class Mode(Protocol):
         """Applies what is pending, so that all replicas hold the same, complete weights."""
 
 
-def cost_if(condition: Any, then: Callable[[], Any]) -> Any:
+def cost_if(condition: Tensor, then: Callable[[], Any]) -> Tensor:
     """Runs what exchanges where a condition holds, and returns what it costs; else zeros."""
     return tf.cond(condition, then, lambda: tf.zeros([3], tf.float64))
 
 
-def only_if(condition: Any, then: Callable[[], Any]) -> None:
+def only_if(condition: Tensor, then: Callable[[], Any]) -> None:
     """Runs an action where a condition holds."""
 
-    def run() -> Any:
+    def run() -> Tensor:
         then()
         return tf.constant(True)
 
@@ -71,7 +72,7 @@ class Sync:
         self.variables: dict[str, Any] = {}
         self.pending: Any = None
 
-    def update(self, values: list[Any], share: Any, apply: Apply) -> Any:
+    def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """See `Mode.update`."""
         del share
         sums, cost = self._reducer(values)
@@ -98,7 +99,11 @@ class Late:
     """
 
     def __init__(
-        self, strategy: Any, reducer: Reducer, rule: GradientRule, specs: Sequence[tf.TensorSpec]
+        self,
+        strategy: Strategy,
+        reducer: Reducer,
+        rule: GradientRule,
+        specs: Sequence[tf.TensorSpec],
     ) -> None:
         self._reducer = reducer
         self._delay = rule.delay
@@ -117,7 +122,7 @@ class Late:
         self.pending: Any = make("pending", [], tf.int64, shared=True)
         self.variables: dict[str, Any] = {}  # A checkpoint is written when nothing is pending.
 
-    def update(self, values: list[Any], share: Any, apply: Apply) -> Any:
+    def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """See `Mode.update`."""
         del share
         waiting = self.pending.read_value()
@@ -179,7 +184,7 @@ class Local:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         reducer: Reducer,
         rule: GradientRule,
         weights: Sequence[Any],
@@ -204,17 +209,17 @@ class Local:
                 for i, w in enumerate(weights)
             )
 
-    def update(self, values: list[Any], share: Any, apply: Apply) -> Any:
+    def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """See `Mode.update`."""
 
-        def alone() -> Any:
+        def alone() -> Tensor:
             return self._alone(values, share, apply)
 
         done = self.variables.get("synchronous")
         if done is None:
             return alone()
 
-        def together() -> Any:
+        def together() -> Tensor:
             done.assign_add(tf.constant(1, tf.int64))
             cost = Sync(self._reducer).update(values, share, apply)
             self._average_extras(share)
@@ -227,7 +232,7 @@ class Local:
         del apply
         cost_if(self.pending.read_value() > 0, self._average)
 
-    def _alone(self, values: list[Any], share: Any, apply: Apply) -> Any:
+    def _alone(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         taken = self.pending.read_value()
         only_if(tf.equal(taken, 0), self._remember)
         share = tf.cast(share, tf.float32)
@@ -240,7 +245,7 @@ class Local:
         for before, weight in zip(self._before, self._weights, strict=True):
             before.assign(weight.read_value())
 
-    def _average(self) -> Any:
+    def _average(self) -> Tensor:
         """Averages the weights; returns what it costs."""
         part = self._share.read_value() / tf.cast(self.pending.read_value(), tf.float32)
         before = [variable.read_value() for variable in self._before]
@@ -256,13 +261,13 @@ class Local:
         self.pending.assign(tf.constant(0, tf.int64))
         return cost
 
-    def _average_extras(self, part: Any) -> None:
+    def _average_extras(self, part: Tensor) -> None:
         extras = [v for v in self._extras() if v.dtype.is_floating]
         weighed = [v.read_value() * tf.cast(part, v.dtype) for v in extras]
         for variable, value in zip(extras, self._strategy.link().sum(weighed), strict=True):
             variable.assign(value)
 
-    def _outer(self, number: int, change: Any) -> Any:
+    def _outer(self, number: int, change: Tensor) -> Tensor:
         """What the outer optimizer makes of an averaged change."""
         momentum = self._rule.outer_momentum
         if momentum:
@@ -273,7 +278,7 @@ class Local:
         return change * self._rule.outer_lr
 
 
-def _divided(value: Any, share: Any) -> Any:
+def _divided(value: Gradient, share: Tensor) -> Gradient:
     """A replica's own mean gradient; zeros where it has no examples."""
     if isinstance(value, tf.IndexedSlices):
         own = tf.math.divide_no_nan(value.values, tf.cast(share, value.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tfdist.gradients.exchange import Exchange
 from tfdist.gradients.lr_scaling import Rate
 from tfdist.gradients.modes import Apply
 from tfdist.gradients.rule import GradientRule
+from tfdist.types import Optimizer, Strategy, Tensor
 
 __all__ = ["Updater", "updater_of"]
 
@@ -42,7 +43,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         changed: variables that replicas change by themselves, noted when a step is traced.
     """
 
-    def __init__(self, strategy: Any, optimizer: Any, rule: GradientRule) -> None:
+    def __init__(self, strategy: Strategy, optimizer: Optimizer, rule: GradientRule) -> None:
         self.rule = rule
         self._strategy = weakref.ref(strategy)
         self._optimizer = weakref.ref(optimizer)
@@ -59,7 +60,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         values: Sequence[Any],
         shares: tuple[Any, Any],
         apply: Apply,
-    ) -> Any:
+    ) -> Tensor:
         """Takes the gradients of one batch, in a replica context; see `Exchange.step`.
 
         Args:
@@ -105,6 +106,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         with _lock:
             if places not in self._exchanges:
                 strategy = self._strategy()
+                assert strategy is not None
                 dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
                 specs = _specs(weights, values)
                 made = Exchange(strategy, self.rule, weights, specs, dense, self._extras)
@@ -116,16 +118,16 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             return self._exchanges[places]
 
     def _extras(self) -> list[Any]:
-        found = list(self.changed.values())
+        result = list(self.changed.values())
         optimizer = self._optimizer()
         if self.rule.average_state and optimizer is not None:
-            found += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
-        return found
+            result += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
+        return result
 
     def _obj_type(self) -> str:
         return "Optimizer"
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes what an exchange keeps beyond a flush, such as error feedback."""
         written = False
         for places, exchange in self._exchanges.items():
@@ -135,7 +137,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         if written:
             store["rule"] = np.frombuffer(self.rule.described.encode(), np.uint8)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads what `save_own_variables` has written.
 
         Raises:
@@ -151,17 +153,17 @@ class Updater(KerasSaveable):  # type: ignore[misc]
                 "same options as then; or load the weights into a model without optimizer, and "
                 "compile it afterwards."
             )
-        found: dict[str, dict[str, Any]] = {}
+        result: dict[str, dict[str, Any]] = {}
         for key in store.keys():  # noqa: SIM118
             group, _, name = key.partition(".")
             if name:
-                found.setdefault(group, {})[name] = np.asarray(store[key])
+                result.setdefault(group, {})[name] = np.asarray(store[key])
         for places, exchange in self._exchanges.items():
-            exchange.restore(found.pop(_key(places), {}))
-        self._loaded = found
+            exchange.restore(result.pop(_key(places), {}))
+        self._loaded = result
 
 
-def updater_of(optimizer: Any, strategy: Any) -> Updater | None:
+def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
     """The updater of an optimizer, made at the first call; None where gradients are plain.
 
     Args:
@@ -172,11 +174,11 @@ def updater_of(optimizer: Any, strategy: Any) -> Updater | None:
     if rule is None or rule.is_plain:
         return None
     with _lock:
-        found = vars(optimizer).get(_ATTRIBUTE)
-        if not isinstance(found, Updater) or found.rule != rule:
-            found = Updater(strategy, optimizer, rule)
-            object.__setattr__(optimizer, _ATTRIBUTE, found)
-        return found
+        result = vars(optimizer).get(_ATTRIBUTE)
+        if not isinstance(result, Updater) or result.rule != rule:
+            result = Updater(strategy, optimizer, rule)
+            object.__setattr__(optimizer, _ATTRIBUTE, result)
+        return result
 
 
 def _key(places: tuple[int, ...]) -> str:
@@ -198,7 +200,7 @@ def _specs(weights: Sequence[Any], values: Sequence[Any]) -> list[tf.TensorSpec]
 
 
 def _compiled(
-    strategy: Any,
+    strategy: Strategy,
     exchange: Exchange,
     apply: Callable[[tuple[int, ...], list[Any]], None],
     what: tuple[tuple[int, ...], bool, bool],

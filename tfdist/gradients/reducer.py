@@ -13,6 +13,7 @@ from tfdist.errors import ConfigError
 from tfdist.gradients import compression
 from tfdist.gradients.rule import GradientRule
 from tfdist.gradients.step_profiler import stamp
+from tfdist.types import DType, Scalar, Shape, Strategy, Variable
 
 __all__ = ["Reducer", "check_floating", "make_variable"]
 
@@ -21,14 +22,14 @@ __all__ = ["Reducer", "check_floating", "make_variable"]
 
 
 def make_variable(
-    strategy: Any,
+    strategy: Strategy,
     name: str,
-    shape: Any,
-    dtype: Any,
+    shape: Sequence[int] | Shape,
+    dtype: DType,
     *,
     shared: bool,
     initial: Callable[[], Any] | None = None,
-) -> Any:
+) -> Variable:
     """Makes a variable of each replica, from wherever the program is.
 
     Args:
@@ -70,7 +71,7 @@ class Reducer:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: Strategy,
         rule: GradientRule,
         specs: Sequence[tf.TensorSpec],
         names: Sequence[str],
@@ -116,10 +117,10 @@ class Reducer:
         if self._dense:
             memory = list(self.variables.values())
             dense = [values[i] for i in self._dense]
-            found, kept = self._compression(link, dense, [v.read_value() for v in memory])
+            result, kept = self._compression(link, dense, [v.read_value() for v in memory])
             for variable, value in zip(memory, kept, strict=True):
                 variable.assign(value)
-            sums.update(zip(self._dense, found, strict=True))
+            sums.update(zip(self._dense, result, strict=True))
         extra = self._bytes_of([values[i] for i in sparse])
         return [sums[i] for i in range(len(values))], link.sent + extra
 
@@ -148,10 +149,10 @@ class Reducer:
                 sums[i] = value
         return sums, self._bytes_of(values)
 
-    def _bytes_of(self, values: Sequence[Any]) -> Any:
+    def _bytes_of(self, values: Sequence[Any]) -> Scalar:
         """What a ring sends for an all-reduce of dense tensors and an all-gather of sparse ones."""
         count = self._strategy.num_replicas_in_sync
-        sent: Any = 0.0
+        sent: Scalar = 0.0
         for value in values:
             if isinstance(value, tf.IndexedSlices):
                 rows = tf.size(value.values) * value.dtype.size
@@ -177,16 +178,16 @@ def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
     """
     if bound is None:
         return [list(range(len(values)))]
-    found: list[list[int]] = [[]]
+    result: list[list[int]] = [[]]
     filled = 0
     for i in reversed(range(len(values))):
         if filled >= bound:
-            found.append([])
+            result.append([])
             filled = 0
-        found[-1].append(i)
+        result[-1].append(i)
         if not isinstance(values[i], tf.IndexedSlices):
             filled += size_of(values[i])
-    return found
+    return result
 
 
 def check_floating(

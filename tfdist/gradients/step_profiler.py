@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
+from tfdist.types import Structure, Tensor
 
 __all__ = ["Marks", "Meter", "Split", "current_marks", "stamp"]
 
@@ -22,7 +23,7 @@ _local = threading.local()
 _STEPS, _STEP, _INPUT, _COMPUTE, _WAITED, _HIDDEN, _SENT, _LAST_END = range(8)
 
 
-def stamp(values: Sequence[Any]) -> Any:
+def stamp(values: Sequence[Any]) -> Tensor:
     """The time in seconds at which values are there, a float64 scalar.
 
     Taken on the host, where an element of each value is looked at, so a device has computed it. It
@@ -40,7 +41,7 @@ def stamp(values: Sequence[Any]) -> Any:
     return tf.ensure_shape(tf.numpy_function(_now, [seen], tf.float64, stateful=False), [])
 
 
-def _now(seen: Any) -> Any:
+def _now(seen: object) -> np.float64:
     del seen
     return np.float64(time.perf_counter())
 
@@ -56,9 +57,9 @@ class Marks:
         exchanges: for each exchange its bytes, begin and end.
     """
 
-    begun: Any
-    fed: Any
-    computed: Any = None
+    begun: Tensor
+    fed: Tensor
+    computed: Tensor | None = None
     exchanges: list[Any] = dataclasses.field(default_factory=list)
 
 
@@ -109,7 +110,7 @@ class Meter:
             self._sums = tf.Variable(tf.zeros([8], tf.float64), trainable=False)
 
     @contextlib.contextmanager
-    def step(self, batch: Any) -> Iterator[None]:
+    def step(self, batch: Structure) -> Iterator[None]:
         """Measures the step of the block, in a replica context.
 
         Args:

@@ -8,19 +8,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfdist._keras import keras_backend as backend
 from tfdist._tf.distribute import in_xla
-from tfdist.comm.replica_collectives import joined, pieces_of
+from tfdist.comm.replica_collectives import is_sparse, joined, pieces_of
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Flag
 from tfdist.strategies.horovod import collectives
 from tfdist.strategies.horovod.collectives import Ring
 from tfdist.strategies.horovod.library import load
+from tfdist.types import (
+    Gradient,
+    KerasVariable,
+    LossScaler,
+    ProcessSet,
+    Variable,
+)
 
 __all__ = [
     "Applier",
@@ -65,7 +73,7 @@ class Averaging:
     gradient_predivide_factor: float = 1.0
     num_groups: int = 0
     groups: int | Sequence[Sequence[Any]] | None = None
-    process_set: Any = None
+    process_set: ProcessSet | None = None
     scale_local_gradients: bool = True
 
     @property
@@ -116,7 +124,7 @@ class Averager:
         refuse_strategy(self._who)
         _refuse_xla(self._who)
         ring = ring_of(self.settings.process_set)
-        result = [self._densified(grad) for grad in grads]
+        result: list[Any] = [self._densified(grad) for grad in grads]
         if ring is None:
             return result
         keys = [_key(variable) for variable in variables]
@@ -158,12 +166,12 @@ class Averager:
         grouped = {key for part in self._parts for key in part}
         parts = [*self._parts, *[[key] for key in keys if key not in grouped]]
         for part in parts:
-            places = [i for i, key in enumerate(keys) if key in part]
-            if places:
-                sums.update(zip(places, ring.sum([tensors[i] for i in places]), strict=True))
+            indices = [i for i, key in enumerate(keys) if key in part]
+            if indices:
+                sums.update(zip(indices, ring.sum([tensors[i] for i in indices]), strict=True))
         return [sums[i] for i in range(len(tensors))]
 
-    def _gather(self, hvd: Any, ring: Ring, grad: Any) -> Any:
+    def _gather(self, hvd: Any, ring: Ring, grad: Gradient) -> Gradient | None:
         if self._op == hvd.Adasum:
             raise ConfigError(
                 f"{self._who}(op=hvd.Adasum) has to combine a sparse gradient, as that of an "
@@ -171,16 +179,17 @@ class Averager:
             )
         with tf.device(self.settings.device_sparse):
             pieces = pieces_of(grad)
+            slices: list[Any] = [piece.value for piece in pieces]
             gathered = [
                 tf.IndexedSlices(
                     ring.gather(rows.values), ring.gather(rows.indices), rows.dense_shape
                 )
-                for rows, _ in pieces
+                for rows in slices
             ]
             total = joined(pieces, gathered, ring.size)
         return _scaled(total, 1 / ring.size) if self._op == hvd.Average else total
 
-    def _densified(self, grad: Any) -> Any:
+    def _densified(self, grad: Gradient | None) -> Gradient | None:
         sparse = isinstance(grad, tf.IndexedSlices)
         return tf.convert_to_tensor(grad) if sparse and self.settings.sparse_as_dense else grad
 
@@ -209,7 +218,7 @@ class Averager:
             )
 
 
-def initialized(who: str) -> Any:
+def initialized(who: str) -> ModuleType:
     """The module `horovod.tensorflow`, in a process that is a member of a job.
 
     Args:
@@ -243,7 +252,7 @@ def refuse_strategy(who: str) -> None:
         )
 
 
-def ring_of(process_set: Any = None) -> Ring | None:
+def ring_of(process_set: ProcessSet | None = None) -> Ring | None:
     """The processes of a process set, or None where there is no other to exchange with.
 
     Args:
@@ -269,7 +278,7 @@ def native(variable: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _ring(process_set: Any, size: int, rank: int) -> Ring:
+def _ring(process_set: ProcessSet, size: int, rank: int) -> Ring:
     del size, rank  # They tell jobs apart that one process is a member of, one after the other.
     return Ring(_Members(load(), process_set))
 
@@ -277,7 +286,7 @@ def _ring(process_set: Any, size: int, rank: int) -> Ring:
 class _Members:
     """Horovod, as a `Ring` uses it, on the members of a process set."""
 
-    def __init__(self, hvd: Any, process_set: Any) -> None:
+    def __init__(self, hvd: Any, process_set: ProcessSet) -> None:
         self._hvd, self._process_set = hvd, process_set
 
     def is_initialized(self) -> bool:
@@ -290,18 +299,20 @@ class _Members:
         return int(self._process_set.size())
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._hvd, name)
-        return functools.partial(found, process_set=self._process_set) if callable(found) else found
+        member = getattr(self._hvd, name)
+        if not callable(member):
+            return member
+        return functools.partial(member, process_set=self._process_set)
 
 
-def _key(variable: Any) -> int:
+def _key(variable: object) -> int:
     return id(native(variable))
 
 
-def _scaled(grad: Any, factor: float) -> Any:
+def _scaled(grad: Gradient | None, factor: float) -> Gradient | None:
     if grad is None or factor == 1.0:
         return grad
-    if isinstance(grad, tf.IndexedSlices):
+    if is_sparse(grad):
         values = grad.values * tf.cast(factor, grad.values.dtype)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     return grad * tf.cast(factor, grad.dtype)
@@ -329,6 +340,12 @@ averaged = Flag()
 Apply = Callable[[list[Any]], None]
 
 
+class Counting(Protocol):
+    """What counts the batches that an optimizer was given."""
+
+    _iterations: KerasVariable
+
+
 class Applier:
     """Averages gradients and hands them on.
 
@@ -346,10 +363,10 @@ class Applier:
         self.passes = passes
         self._factor = 1 / passes if average_passes else 1.0
         self._sums: dict[int, Any] = {}
-        self.counter: Any = None
+        self.counter: Variable | None = None
 
     def __call__(
-        self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any], apply: Apply
+        self, optimizer: Counting, grads: Sequence[Any], variables: Sequence[Any], apply: Apply
     ) -> None:
         """Applies the averages of gradients, or adds them to those of the passes before.
 
@@ -364,6 +381,8 @@ class Applier:
                 apply(self.averager(grads, variables))
             return
         sums = self._add(list(grads), variables)
+        counter = self.counter
+        assert counter is not None
 
         def update() -> None:
             scaled = [None if s is None else s * tf.cast(self._factor, s.dtype) for s in sums]
@@ -372,7 +391,7 @@ class Applier:
             for total in sums:
                 if total is not None:
                     total.assign(tf.zeros_like(total))
-            self.counter.assign(0)
+            counter.assign(0)
 
         def wait() -> None:
             optimizer._iterations.assign_add(1)
@@ -400,7 +419,7 @@ class Applier:
         self.counter.assign_add(1)
         return sums
 
-    def _sum_of(self, grad: Any, variable: Any) -> Any:
+    def _sum_of(self, grad: Gradient, variable: KerasVariable) -> Variable:
         if id(variable) not in self._sums:
             shape, dtype = variable.shape, grad.dtype
             with tf.init_scope():
@@ -409,10 +428,10 @@ class Applier:
         return self._sums[id(variable)]
 
 
-def applier_of(optimizer: Any) -> Applier | None:
+def applier_of(optimizer: object) -> Applier | None:
     """What averages the gradients that an optimizer is given, if it has been distributed."""
-    found = getattr(optimizer, "_tfdist_applier", None)
-    return found if isinstance(found, Applier) else None
+    result = getattr(optimizer, "_tfdist_applier", None)
+    return result if isinstance(result, Applier) else None
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -431,7 +450,11 @@ def average_before_scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        self: LossScaler,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> object:
         applier = applier_of(self.inner_optimizer)
         if applier is None or averaged.is_up:
             return original(self, grads, trainable_variables)

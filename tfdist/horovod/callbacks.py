@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import build, initialized, refuse_strategy, ring_of
 from tfdist.horovod.values import broadcast_variables
+from tfdist.types import Logs, Model, Optimizer, Scalar
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -28,7 +29,7 @@ class _Callback(keras.callbacks.Callback):  # type: ignore[misc]
     def _who(self) -> str:
         return f"hvd.callbacks.{type(self).__name__}"
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: Model) -> None:
         """Refuses a model whose strategy does the same."""
         initialized(self._who)
         refuse_strategy(self._who)
@@ -59,22 +60,22 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local = {id(v) for v in ([local_variables] if single else local_variables or ())}
         self._waiting: list[str] = []
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: object) -> None:
         """Leaves a variable to each process."""
         self._local.add(id(variable))
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Notes what is to be sent."""
         self._waiting = ["weights", *self._optimizers()]
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Sends what is there before the first batch, if it is on all processes."""
         if self._waiting and self._is_built_everywhere():
             if getattr(self.model, "optimizer", None) is not None:
                 build(self.model.optimizer, self.model.trainable_variables)
             self._send("weights", "optimizer")
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Sends what the first batch has made."""
         if self._waiting:
             self._send(*self._waiting)
@@ -166,7 +167,7 @@ class LearningRateScheduleCallback(_Callback):
         self._epoch = 0
         self._scale: Any = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Checks that the learning rate can be set, and when."""
         self._check_learning_rate()
         self._scale = None
@@ -178,11 +179,11 @@ class LearningRateScheduleCallback(_Callback):
                     "data set does not say how many batches an epoch has. Add steps_per_epoch=..."
                 )
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Notes the epoch."""
         self._epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Sets the learning rate, where it is due."""
         over = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or over or (self.staircase and batch > 0):
@@ -275,7 +276,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             print(f"\nEpoch {epoch + 1}: the learning rate is warmed up, at {reached:g}.")
 
 
-def _gathered_by_momentum(optimizer: Any) -> list[Any]:
+def _gathered_by_momentum(optimizer: Optimizer) -> list[Any]:
     """The variables of an optimizer that add up past updates, learning rate included."""
     if isinstance(optimizer, keras.optimizers.SGD):
         return [v for v in getattr(optimizer, "momentums", []) if v is not None]
@@ -284,6 +285,6 @@ def _gathered_by_momentum(optimizer: Any) -> list[Any]:
     return []
 
 
-def _scale(variables: list[Any], factor: Any) -> None:
+def _scale(variables: list[Any], factor: Scalar) -> None:
     for variable in variables:
         variable.assign(variable * tf.cast(factor, variable.dtype))

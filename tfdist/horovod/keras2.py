@@ -8,14 +8,15 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import Applier, applier_of, averaged
+from tfdist.types import Callback, Gradient, GradientTape, KerasVariable, Scalar, Tensor
 
 __all__ = ["OldNames", "old_arguments"]
 
@@ -27,26 +28,30 @@ class _Averages(list[tuple[Any, Any]]):
 class OldNames:
     """Names of Keras 2 on a distributed optimizer."""
 
-    learning_rate: Any
+    learning_rate: Scalar
     _tfdist_pairs_given = False
 
     @property
-    def lr(self) -> Any:
+    def lr(self) -> Scalar:
         """The learning rate."""
         return self.learning_rate
 
     @lr.setter
-    def lr(self, value: Any) -> None:
+    def lr(self, value: Scalar) -> None:
         self.learning_rate = value
 
     @property
     def _agg_helper(self) -> Applier:
-        found = applier_of(self)
-        assert found is not None
-        return found
+        result = applier_of(self)
+        assert result is not None
+        return result
 
     def _compute_gradients(
-        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+        self,
+        loss: Tensor | Callable[[], Tensor],
+        var_list: Sequence[KerasVariable] | Callable[[], Sequence[KerasVariable]],
+        grad_loss: Tensor | None = None,
+        tape: GradientTape | None = None,
     ) -> list[tuple[Any, Any]]:
         """The gradients of a loss, averaged over the processes unless several passes are added up.
 
@@ -77,7 +82,9 @@ class OldNames:
         object.__setattr__(self, "_tfdist_pairs_given", True)
         return _Averages(zip(applier.averager(grads, variables), variables, strict=True))
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: object
+    ) -> object:
         """Applies gradients, which are averaged unless `_compute_gradients` has done so.
 
         Args:
@@ -102,7 +109,9 @@ class OldNames:
             )
         return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
 
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+    def update_step(
+        self, gradient: Gradient, variable: KerasVariable, learning_rate: Tensor
+    ) -> object:
         """Applies one gradient, by a subclass's own method if it has one of Keras 2."""
         dense = getattr(self, "_resource_apply_dense", None)
         if dense is not None:
@@ -113,7 +122,7 @@ class OldNames:
             return update(gradient, variable)
         return update(gradient, variable, learning_rate)
 
-    def get_gradients(self, loss: Any, params: Any) -> Any:
+    def get_gradients(self, loss: object, params: object) -> NoReturn:
         """Refuses what only graphs of TensorFlow 1 had.
 
         Raises:
@@ -130,7 +139,7 @@ def old_arguments(original: Callable[..., None]) -> Callable[..., None]:
     """Lets optimizers take `lr`, and subclasses of the program leave the learning rate out."""
 
     @functools.wraps(original)
-    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+    def begin(self: Callback, *args: object, **kwargs: object) -> None:
         if "lr" in kwargs:
             _warn(f"{type(self).__name__}(lr=...) is Keras 2's; write learning_rate=...")
             args, kwargs = args[1:], {**kwargs, "learning_rate": kwargs["lr"]}

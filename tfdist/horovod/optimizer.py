@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -24,6 +25,7 @@ from tfdist.horovod.averaging import (
     refuse_strategy,
 )
 from tfdist.horovod.keras2 import OldNames
+from tfdist.types import Gradient, KerasVariable, Layer, Model, Optimizer, Tensor
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
 
@@ -31,14 +33,14 @@ _WHO = "hvd.DistributedOptimizer"
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: Optimizer,
     name: str | None = None,
     *,
     use_locking: bool = False,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     **averaging: Any,
-) -> Any:
+) -> Optimizer:
     """Makes an optimizer average gradients over all processes before it applies them.
 
     The optimizer itself is changed and returned, with all its state. Clipping, weight decay, moving
@@ -76,8 +78,11 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def PartialDistributedOptimizer(  # noqa: N802
-    optimizer: Any, *args: Any, local_layers: Any = None, **kwargs: Any
-) -> Any:
+    optimizer: Optimizer,
+    *args: Any,
+    local_layers: Layer | Sequence[Layer] | None = None,
+    **kwargs: Any,
+) -> Optimizer:
     """`DistributedOptimizer`, but each process keeps the gradients of some layers to itself.
 
     Args:
@@ -94,12 +99,12 @@ def PartialDistributedOptimizer(  # noqa: N802
 
 
 def load_model(
-    filepath: Any,
+    filepath: str | os.PathLike[str],
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = None,
+    compression: object = None,
     legacy_opts: bool = False,
-) -> Any:
+) -> Model:
     """Loads a compiled model and distributes its optimizer, which keeps its state.
 
     Args:
@@ -119,12 +124,13 @@ def load_model(
     return model
 
 
-def _restore_state(model: Any, filepath: Any) -> None:
+def _restore_state(model: Model, filepath: str | os.PathLike[str]) -> None:
     """Restores an optimizer from an `.h5` file, of which Keras 3 restores two numbers only.
 
     It builds the optimizer before the model has its weights; such a model cannot be trained.
     """
     optimizer, weights = model.optimizer, model.trainable_variables
+    assert optimizer is not None
     if not optimizer.built or optimizer._trainable_variables or not weights:
         return
     optimizer.built = False
@@ -134,13 +140,15 @@ def _restore_state(model: Any, filepath: Any) -> None:
             optimizer.set_weights(load_optimizer_weights_from_hdf5_group(file))
 
 
-def weights_of(layers: Any) -> list[Any]:
+def weights_of(layers: Layer | Sequence[Layer] | None) -> list[Any]:
     """The trainable weights of one layer, several or none."""
-    layers = [] if layers is None else [layers] if isinstance(layers, keras.Layer) else layers
-    for layer in layers:
+    listed: Any = [] if layers is None else layers
+    if isinstance(listed, keras.Layer):
+        listed = [listed]
+    for layer in listed:
         if not isinstance(layer, keras.Layer):
             raise ConfigError(f"local_layers has {layer!r}, which is not a Keras layer.")
-    return [weight for layer in layers for weight in layer.trainable_weights]
+    return [weight for layer in listed for weight in layer.trainable_weights]
 
 
 class _Distributed(OldNames):
@@ -150,29 +158,34 @@ class _Distributed(OldNames):
     #: Of Keras's optimizers.
     built: bool
     _trainable_variables: list[Any]
+    _iterations: KerasVariable
 
     @property
     def _tfdist_applier(self) -> Applier:
-        found = vars(self).get("_tfdist_made")
-        if found is None:
+        result = vars(self).get("_tfdist_made")
+        if result is None:
             settings, passes, average_passes = self._tfdist_settings
-            found = Applier(Averager(settings, _WHO), passes, average_passes)
-            object.__setattr__(self, "_tfdist_made", found)
-        return found
+            result = Applier(Averager(settings, _WHO), passes, average_passes)
+            object.__setattr__(self, "_tfdist_made", result)
+        return result
 
-    def register_local_var(self, variable: Any) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Leaves the gradient of a variable to each process."""
         self._tfdist_applier.averager.keep_local([variable])
 
     @property
-    def iterations(self) -> Any:
+    def iterations(self) -> Tensor | KerasVariable:
         """The number of updates."""
         count = super().iterations  # type: ignore[misc]
         passes = self._tfdist_settings[1]
         return count if passes == 1 else ops.floor_divide(count, passes)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> None:
         """Averages gradients, then applies them as the optimizer does."""
         original = super().apply  # type: ignore[misc]
         if averaged.is_up or not grads or (trainable_variables is None and not self.built):
@@ -184,7 +197,9 @@ class _Distributed(OldNames):
         self._tfdist_applier(self, list(grads), variables, lambda g: original(g, variables))
 
 
-def _distribute(optimizer: Any, settings: Averaging, passes: int, average_passes: bool) -> None:
+def _distribute(
+    optimizer: Optimizer, settings: Averaging, passes: int, average_passes: bool
+) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             f"{_WHO} was given a {type(optimizer).__name__}, which is not an optimizer of Keras "
@@ -206,7 +221,7 @@ def _distribute(optimizer: Any, settings: Averaging, passes: int, average_passes
     object.__setattr__(inner, "_tfdist_made", Applier(averager, passes, average_passes))
 
 
-def _check_passes(optimizer: Any, passes: int) -> None:
+def _check_passes(optimizer: Optimizer, passes: int) -> None:
     if passes < 1:
         raise ConfigError(f"backward_passes_per_step={passes} must be a positive number.")
     accumulates = optimizer.gradient_accumulation_steps
@@ -229,5 +244,5 @@ def _distributed_class(base: type, settings: tuple[Averaging, int, bool]) -> typ
     return made
 
 
-def _by_horovod(optimizer: Any, **kwargs: Any) -> Any:
+def _by_horovod(optimizer: Optimizer, **kwargs: object) -> Optimizer:
     return initialized(_WHO).DistributedOptimizer(optimizer, **kwargs)

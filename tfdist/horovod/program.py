@@ -19,6 +19,7 @@ from tfdist.horovod.averaging import applier_of, average_before_scaling
 from tfdist.horovod.keras2 import old_arguments
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.strategies.horovod.library import load
+from tfdist.types import Model
 
 __all__ = ["adapt_keras", "hooks", "init", "shutdown"]
 
@@ -45,7 +46,7 @@ def hooks() -> list[Hook]:
 _hooks = HookSet(hooks)
 
 
-def init(*args: Any, **kwargs: Any) -> None:
+def init(*args: object, **kwargs: object) -> None:
     """Makes this process a member of the job: Horovod's own `init`, with the same arguments."""
     load().init(*args, **kwargs)
     adapt_keras()
@@ -70,7 +71,7 @@ def _for_horovod(original: Callable[..., None]) -> Callable[..., None]:
     """Leaves XLA off, and drops an argument of Keras 2 that Horovod's examples give."""
 
     @functools.wraps(original)
-    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+    def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if "experimental_run_tf_function" in kwargs:
             del kwargs["experimental_run_tf_function"]
             _warn("compile(experimental_run_tf_function=...) is Keras 2's and has no effect.")
@@ -101,10 +102,10 @@ class _Callable(list[Any]):
         return self
 
 
-def _of_today(name: str, original: Any) -> Callable[..., Any]:
+def _of_today(name: str, original: type) -> Callable[..., Any]:
     del original  # It only says that Keras 3 does not have it.
 
-    def make(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: object, **kwargs: object) -> object:
         _warn(
             f"keras.optimizers.legacy.{name} is Keras 2's. In its place is "
             f"keras.optimizers.{name}; write that."

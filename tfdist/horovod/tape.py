@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.horovod.averaging import Averager, Averaging
 from tfdist.horovod.optimizer import weights_of
+from tfdist.types import GradientTape, Layer, Structure
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -15,7 +17,7 @@ _WHO = "hvd.DistributedGradientTape"
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def DistributedGradientTape(gradtape: Any, **averaging: Any) -> Any:  # noqa: N802
+def DistributedGradientTape(gradtape: GradientTape, **averaging: Any) -> GradientTape:  # noqa: N802
     """A tape whose `gradient` returns averages over all processes.
 
     It can be made before or after the tape has recorded: both are the same tape from then on.
@@ -33,8 +35,8 @@ def DistributedGradientTape(gradtape: Any, **averaging: Any) -> Any:  # noqa: N8
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def PartialDistributedGradientTape(  # noqa: N802
-    gradtape: Any, *, local_layers: Any = None, **averaging: Any
-) -> Any:
+    gradtape: GradientTape, *, local_layers: Layer | Sequence[Layer] | None = None, **averaging: Any
+) -> GradientTape:
     """`DistributedGradientTape`, but each process keeps the gradients of some layers to itself.
 
     Args:
@@ -53,23 +55,23 @@ class _Tape(tf.GradientTape):  # type: ignore[misc]
 
     _tfdist_averager: Averager
 
-    def __init__(self, gradtape: Any, averager: Averager) -> None:
+    def __init__(self, gradtape: GradientTape, averager: Averager) -> None:
         self.__dict__ = vars(gradtape)
         self._tfdist_averager = averager
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_source(self, source: object) -> None:
         """Leaves the gradient with respect to a source to each process."""
         self._tfdist_averager.keep_local([source])
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        target: Structure,
+        sources: Structure,
+        output_gradients: Structure = None,
+        unconnected_gradients: object = tf.UnconnectedGradients.NONE,
         use_generic_names: bool = False,
-    ) -> Any:
+    ) -> Structure:
         """The gradients of `tf.GradientTape.gradient`, averaged.
 
         Args:

@@ -10,12 +10,13 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import initialized, native, ring_of
 from tfdist.strategies.horovod.collectives import Ring, as_bits, from_bits, not_folded
+from tfdist.types import ProcessSet, Structure
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables", "reducescatter"]
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def allreduce(value: Any, *args: Any, **kwargs: Any) -> Any:
+def allreduce(value: Structure, *args: object, **kwargs: object) -> Structure:
     """Horovod's `allreduce`, by default the average.
 
     Args:
@@ -27,7 +28,7 @@ def allreduce(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def allgather(value: Any, *args: Any, **kwargs: Any) -> Any:
+def allgather(value: Structure, *args: object, **kwargs: object) -> Structure:
     """Horovod's `allgather`; see `allreduce`.
 
     Args:
@@ -39,7 +40,7 @@ def allgather(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def broadcast(value: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
+def broadcast(value: Structure, root_rank: int, *args: object, **kwargs: object) -> Structure:
     """Horovod's `broadcast`; see `allreduce`.
 
     Args:
@@ -52,7 +53,7 @@ def broadcast(value: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def reducescatter(value: Any, *args: Any, **kwargs: Any) -> Any:
+def reducescatter(value: Structure, *args: object, **kwargs: object) -> Structure:
     """Horovod's `reducescatter`; see `allreduce`.
 
     Args:
@@ -65,7 +66,10 @@ def reducescatter(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: Any = None, inplace: bool = False
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet | None = None,
+    inplace: bool = False,
 ) -> None:
     """Gives variables the values that they have on one process.
 
@@ -120,7 +124,7 @@ def _sent(ring: Ring, tensors: list[Any], root_rank: int) -> list[Any]:
     ]
 
 
-def _call(function: str, value: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _call(function: str, value: Structure, /, *args: object, **kwargs: object) -> Structure:
     hvd = initialized(f"hvd.{function}")
     if args and isinstance(args[0], str):
         kwargs["name"], args = args[0], args[1:]

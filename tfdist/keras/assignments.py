@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.reductions import batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
+from tfdist.types import KerasVariable, Tensor
 
 __all__ = ["on_whole_batch", "warn_unless_added"]
 
@@ -23,7 +23,7 @@ _ADDING = frozenset(
 )
 
 
-def on_whole_batch(step: Step, value: Any, name: str) -> Any:
+def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
     """The value that a weight would have been given on one device.
 
     Args:
@@ -46,13 +46,13 @@ def on_whole_batch(step: Step, value: Any, name: str) -> Any:
             "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
             ".all_gather(rows, axis=0)), or train on one replica."
         )
-    found = reduction_of(value, step.depends, step.means)
-    if found.unknown or found.is_mean:
+    result = reduction_of(value, step.depends, step.means)
+    if result.unknown or result.is_mean:
         return None
-    return computed_again(value, found, over_whole_batch(step, found.leaves))
+    return computed_again(value, result, over_whole_batch(step, result.leaves))
 
 
-def _holds_examples(step: Step, value: Any) -> bool:
+def _holds_examples(step: Step, value: Tensor) -> bool:
     op = value.op
     while op.type in _PASSING and step.depends(op.inputs[0]):
         op = op.inputs[0].op
@@ -68,7 +68,9 @@ def _holds_examples(step: Step, value: Any) -> bool:
     )
 
 
-def warn_unless_added(depends: Dependence, variable: Any, value: Any, old: Any) -> None:
+def warn_unless_added(
+    depends: Dependence, variable: KerasVariable, value: Tensor, old: Tensor | None
+) -> None:
     """Warns of a metric's variable that is not given its old value plus something.
 
     Replicas' states of metrics are added up when they are read.
@@ -91,7 +93,7 @@ def warn_unless_added(depends: Dependence, variable: Any, value: Any, old: Any) 
     )
 
 
-def _adds_to_old(value: Any, old: Any) -> bool:
+def _adds_to_old(value: Tensor, old: Tensor | None) -> bool:
     """Whether a value is that of a variable, or the old one, plus something."""
     waiting = [value.op]
     while waiting:

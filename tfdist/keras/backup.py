@@ -25,12 +25,14 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import BackupAndRestore, EpochIterator, TFEpochIterator, file_utils, tree
 from tfdist.comm import host_collectives
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
 from tfdist.keras import hdf5, saving
 from tfdist.keras.hooks import Hook
+from tfdist.types import Backup, Logs, Model, Strategy
 from tfdist.utils.atomic_io import replacing
 
 #: Where the weights file holds the state of training, and the metrics of an unfinished epoch.
@@ -55,7 +57,7 @@ def _restore_together(original: Callable[..., None]) -> Callable[..., None]:
     del original  # it decides on each worker alone
 
     @functools.wraps(BackupAndRestore.on_train_begin)
-    def on_train_begin(self: Any, logs: Any = None) -> None:
+    def on_train_begin(self: Backup, logs: Logs | None = None) -> None:
         del logs
         if not _backup_is_there(self):
             return
@@ -79,7 +81,7 @@ def _continue_metrics(original: Callable[..., None]) -> Callable[..., None]:
     """Puts back the metrics of an interrupted epoch, which Keras resets when it starts."""
 
     @functools.wraps(original)
-    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self: Backup, epoch: int, logs: Logs | None = None) -> None:
         for variable, value in self.__dict__.pop("_tfdist_metrics", ()):
             variable.assign(value)
         original(self, epoch, logs)
@@ -89,7 +91,7 @@ def _continue_metrics(original: Callable[..., None]) -> Callable[..., None]:
 
 def _save_together(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def save_model(self: Any) -> None:
+    def save_model(self: Backup) -> None:
         state = _state(self)
         # Keras does not save the metrics of `compile`. Reading them takes all workers.
         metrics = _metric_values(self.model) if state["steps"] else []
@@ -109,7 +111,7 @@ def _end_together(original: Callable[..., None]) -> Callable[..., None]:
     """Deletes the backup once all workers have finished."""
 
     @functools.wraps(original)
-    def on_train_end(self: Any, logs: Any = None) -> None:
+    def on_train_end(self: Backup, logs: Logs | None = None) -> None:
         strategy = _strategy()
         host_collectives.barrier(strategy, "the end of training with a backup")
         host_collectives.on_chief(strategy, lambda: original(self, logs), "deleting the backup")
@@ -118,11 +120,11 @@ def _end_together(original: Callable[..., None]) -> Callable[..., None]:
     return on_train_end
 
 
-def _strategy() -> Any:
+def _strategy() -> Strategy:
     return tf.distribute.get_strategy()
 
 
-def _backup_is_there(callback: Any) -> bool:
+def _backup_is_there(callback: Backup) -> bool:
     """Whether there is a backup, on which all workers must agree."""
     exists = bool(file_utils.exists(callback._weights_path))
     seen = host_collectives.all_gather_json(_strategy(), exists, "looking for a backup")
@@ -136,7 +138,7 @@ def _backup_is_there(callback: Any) -> bool:
     return any(seen)
 
 
-def _load(callback: Any) -> None:
+def _load(callback: Backup) -> None:
     """Loads the backup on every worker; the one before, if the last one cannot be read."""
     strategy, path = _strategy(), callback._weights_path
 
@@ -160,7 +162,7 @@ def _load(callback: Any) -> None:
         host_collectives.together(strategy, load, "loading the backup before")
 
 
-def _write(callback: Any, state: dict[str, int], metrics: list[Any]) -> None:
+def _write(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
     """Writes weights and state in one file; a copy of the last one first, where asked for."""
     os.makedirs(callback.backup_dir, exist_ok=True)
     weights, described = callback._weights_path, callback._training_metadata_path
@@ -194,14 +196,14 @@ def _copy(path: str, copy: str) -> None:
         shutil.copyfile(path, temporary)
 
 
-def _state(callback: Any) -> dict[str, int]:
+def _state(callback: Backup) -> dict[str, int]:
     """Where training is: `epoch` and `batch` as Keras writes them, and the epoch's steps so far."""
     epoch, batch = callback._current_epoch, callback._last_batch_seen
     steps = 0 if callback.save_freq == "epoch" else batch + 1
     return {"epoch": epoch, "batch": batch, "steps": steps}
 
 
-def _read_state(callback: Any) -> dict[str, int]:
+def _read_state(callback: Backup) -> dict[str, int]:
     state: dict[str, int] = {"epoch": 0}
     with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
         if _STATE in file.attrs:
@@ -213,7 +215,7 @@ def _read_state(callback: Any) -> dict[str, int]:
     return state
 
 
-def build(model: Any, iterator: Any) -> None:
+def build(model: Model, iterator: types.EpochIterator | None) -> None:
     """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
     if iterator is not None:
         spec = iterator._distributed_dataset.element_spec
@@ -232,15 +234,15 @@ def build(model: Any, iterator: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def _of_one_replica(spec: Any) -> Any:
+def _of_one_replica(spec: object) -> object:
     return getattr(spec, "_value_specs", [spec])[0]
 
 
-def _metric_values(model: Any) -> list[Any]:
+def _metric_values(model: Model) -> list[Any]:
     return [tf.convert_to_tensor(v.value).numpy() for v in model.metrics_variables]
 
 
-def _saved_metrics(callback: Any) -> list[tuple[Any, Any]]:
+def _saved_metrics(callback: Backup) -> list[tuple[Any, Any]]:
     """The metric variables with their values in the backup; none if the metrics are others now."""
     variables = callback.model.metrics_variables
     with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
@@ -259,14 +261,14 @@ def _remember(original: Callable[..., None]) -> Callable[..., None]:
     """Keeps at hand the batches that `fit` is about to go through."""
 
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: types.EpochIterator, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         _local.iterator = weakref.ref(self)
 
     return init
 
 
-def current_iterator() -> Any:
+def current_iterator() -> types.EpochIterator | None:
     """The batches that the present `fit` goes through, or None."""
     kept = getattr(_local, "iterator", None)
     return None if kept is None else kept()
@@ -276,7 +278,7 @@ def _skip_done(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator
     """Reads past the epochs and the batches of an interrupted one that have been seen."""
 
     @functools.wraps(original)
-    def enumerate_iterator(self: Any) -> Iterator[Any]:
+    def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
         for _ in range(self.__dict__.pop("_tfdist_replay", 0)):
             with self.catch_stop_iteration():
                 for _, _, batches in original(self):
@@ -292,6 +294,6 @@ def _skip_done(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator
     return enumerate_iterator
 
 
-def _read_past(batches: Any, count: int) -> None:
+def _read_past(batches: Iterator[Any], count: int) -> None:
     for _ in range(count):
         next(batches)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from tfdist.comm import batch_sharding
 from tfdist.keras.hooks import Hook
 from tfdist.keras.input_comparison import compare_values
 from tfdist.keras.stateful import check_divided, is_stateful
+from tfdist.types import Model, Strategy, Structure, Tensor
 
 # Functions whose traces do not depend on how many examples this process got.
 #
@@ -53,13 +54,13 @@ class Relaxed:
         equal: whether all slices have the same number of rows, which is then not open at first.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], strategy: Any, equal: bool = False) -> None:
+    def __init__(self, fn: Callable[[Any], Any], strategy: Strategy, equal: bool = False) -> None:
         self._fn = fn
         self._strategy = strategy
         self._equal = equal
         self._traced: dict[Any, _Trace] = {}
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Structure) -> object:
         """Runs `fn` on `batch`."""
         count = len(self._strategy.extended.worker_devices)
         parts = [self._on_replica(batch, i) for i in range(count)]
@@ -75,8 +76,8 @@ class Relaxed:
             trace = self._traced[key] = _Trace(specs, self._trace(like, specs))
         return trace.function(flat)
 
-    def _on_replica(self, batch: Any, replica: int) -> Any:
-        def own(leaf: Any) -> Any:
+    def _on_replica(self, batch: Structure, replica: int) -> Structure:
+        def own(leaf: Structure) -> Structure:
             if leaf is None:
                 return None
             values = local_results(self._strategy, leaf)  # one, where it is the same for all
@@ -84,16 +85,16 @@ class Relaxed:
 
         return tf.nest.map_structure(own, batch)
 
-    def _tensors(self, part: Any) -> list[Any]:
+    def _tensors(self, part: Structure) -> list[Any]:
         leaves = tf.nest.flatten(part, expand_composites=True)
         return [tf.convert_to_tensor(leaf) for leaf in leaves if leaf is not None]
 
-    def _trace(self, like: Any, specs: _Specs) -> Callable[..., Any]:
-        def restore(tensors: list[Any]) -> Any:
+    def _trace(self, like: Structure, specs: _Specs) -> Callable[..., Any]:
+        def restore(tensors: list[Any]) -> Structure:
             supply = iter(tensors)
             return tf.nest.map_structure(lambda kind: _restored(kind, supply), like)
 
-        def on_tensors(flat: list[list[Any]]) -> Any:
+        def on_tensors(flat: list[list[Any]]) -> object:
             parts = [restore(tensors) for tensors in flat]
             return self._fn(parts[0] if len(parts) == 1 else regroup(parts))
 
@@ -118,13 +119,13 @@ def _common(old: tf.TensorShape, new: tf.TensorShape) -> list[int | None]:
     return [a if a == b else None for a, b in zip(old, new, strict=True)]
 
 
-def _spec(tensor: Any, equal: bool) -> tf.TensorSpec:
+def _spec(tensor: Tensor, equal: bool) -> tf.TensorSpec:
     shape = tensor.shape
     open_rows = shape.rank and not equal
     return tf.TensorSpec([None, *shape[1:]] if open_rows else shape, tensor.dtype)
 
 
-def _kind(leaf: Any) -> Any:
+def _kind(leaf: Structure) -> object:
     """What a leaf is made from again: its type where it is a dense tensor, else a specification."""
     if isinstance(leaf, tf.SparseTensor):
         return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
@@ -135,7 +136,7 @@ def _kind(leaf: Any) -> Any:
     return type(leaf).__name__
 
 
-def _restored(kind: Any, supply: Iterator[Any]) -> Any:
+def _restored(kind: object, supply: Iterator[Any]) -> Structure:
     """The next leaf of a batch, from a supply of its tensors."""
     if kind == type(None).__name__:
         return None
@@ -154,7 +155,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def spread(strategy: Any, batch: Any) -> Any:
+def spread(strategy: Strategy, batch: Structure) -> Structure:
     """One global batch as per-replica slices, in the order of the replicas' predictions."""
     values = as_values(batch)
     shard = strategy.shard
@@ -162,10 +163,10 @@ def spread(strategy: Any, batch: Any) -> Any:
     return parts[0] if len(parts) == 1 else regroup(parts)
 
 
-def as_values(batch: Any) -> Any:
+def as_values(batch: Structure) -> Structure:
     """A batch of arrays and tensors; arrays are sliced before they are copied into tensors."""
 
-    def value(leaf: Any) -> Any:
+    def value(leaf: Structure) -> Structure:
         if leaf is None or isinstance(leaf, (np.ndarray, tf.SparseTensor, tf.RaggedTensor)):
             return leaf
         return tf.convert_to_tensor(leaf)
@@ -176,11 +177,11 @@ def as_values(batch: Any) -> Any:
 def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def train_on_batch(
-        self: Any,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: Any = None,
+        self: Model,
+        x: Structure,
+        y: Structure = None,
+        sample_weight: Structure = None,
+        class_weight: Mapping[int, float] | None = None,
         return_dict: bool = False,
     ) -> Any:
         both_weights = class_weight is not None and sample_weight is not None
@@ -198,7 +199,11 @@ def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def test_on_batch(
-        self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+        self: Model,
+        x: Structure,
+        y: Structure = None,
+        sample_weight: Structure = None,
+        return_dict: bool = False,
     ) -> Any:
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, x, y, sample_weight, return_dict)
@@ -209,7 +214,7 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return test_on_batch
 
 
-def _run(model: Any, name: str, batch: Any, return_dict: bool) -> Any:
+def _run(model: Model, name: str, batch: Structure, return_dict: bool) -> Any:
     """Runs one step on a spread batch and reads the metrics over all replicas."""
     strategy = model.distribute_strategy
     if getattr(model, name) not in _compared:
@@ -230,7 +235,7 @@ _compared: weakref.WeakSet[Any] = weakref.WeakSet()
 _steps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def _one_step(model: Any, name: str) -> Callable[[Any], Any]:
+def _one_step(model: Model, name: str) -> Callable[[Any], Any]:
     """A function of one batch for a model's train or test function, kept as long as that is."""
     function = getattr(model, name)
     if model.run_eagerly:

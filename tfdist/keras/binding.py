@@ -19,6 +19,7 @@ from tfdist._keras import TensorFlowTrainer, Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.types import Metric, Model, Strategy
 
 #: Methods of a model that run in its strategy's scope.
 METHODS = (
@@ -46,7 +47,7 @@ def hooks() -> list[Hook]:
 
 def _bind(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Model, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         strategy = tf.distribute.get_strategy()
         for name in METHODS:
@@ -56,11 +57,11 @@ def _bind(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _in_scope(model: Any, name: str, strategy: Any) -> Callable[..., Any]:
+def _in_scope(model: Model, name: str, strategy: Strategy) -> Callable[..., Any]:
     method = getattr(type(model), name)
 
     @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with strategy.scope():
             return getattr(type(model), name)(model, *args, **kwargs)
 
@@ -69,7 +70,7 @@ def _in_scope(model: Any, name: str, strategy: Any) -> Callable[..., Any]:
 
 def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def assert_compile_called(self: Any, method_name: str | None = None) -> None:
+    def assert_compile_called(self: Model, method_name: str | None = None) -> None:
         original(self, method_name)
         trains = method_name in ("fit", "train_on_batch")
         strategy = tf.distribute.get_strategy()
@@ -84,7 +85,7 @@ def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
     return assert_compile_called
 
 
-def _made_elsewhere(model: Any, strategy: Any, trains: bool) -> Iterator[str]:
+def _made_elsewhere(model: Model, strategy: Strategy, trains: bool) -> Iterator[str]:
     """Whatever a training or a test step changes and has not been made in the strategy's scope."""
     for optimizer in optimizers_of(model) if trains else []:
         if optimizer._distribution_strategy is not strategy:
@@ -100,7 +101,7 @@ def _made_elsewhere(model: Any, strategy: Any, trains: bool) -> Iterator[str]:
             yield f"The metric {metric.name!r}"
 
 
-def _compiled_metrics(model: Any) -> list[Any]:
+def _compiled_metrics(model: Model) -> list[Metric]:
     """The metrics in the arguments of `compile`, which Keras lists after the first batch only."""
     compiled = model._compile_metrics
     if compiled is None:

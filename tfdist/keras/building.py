@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import (
     Functional,
     KerasVariable,
@@ -34,6 +35,7 @@ from tfdist._tf.distribute import outside_of_function
 from tfdist.keras.custom_gradients import is_known, mark_known
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.types import Model, Optimizer, Structure
 
 __all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
 
@@ -47,7 +49,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
+def on_built_model(model: Model, fn: Callable[..., Any], run: Callable[[Any], Any]) -> object:
     """Runs a Keras step so that nothing in its graph stems from an unbuilt model or optimizer.
 
     Args:
@@ -74,21 +76,21 @@ def on_built_model(model: Any, fn: Any, run: Callable[[Any], Any]) -> Any:
     return run(fn)
 
 
-def _is_built(model: Any, fn: Any) -> bool:
+def _is_built(model: Model, fn: Callable[..., Any]) -> bool:
     compiled = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))
     optimizers = optimizers_of(model) if fn.__name__ == "train_step" else []
     parts = [*model._flatten_layers(), *optimizers, *(c for c in compiled if c is not None)]
     return all(part.built for part in parts)
 
 
-def _build_optimizer(model: Any) -> None:
+def _build_optimizer(model: Model) -> None:
     """Builds the optimizer of Keras's own `train_step`, which trains all trainable weights."""
     layers_are_built = all(layer.built for layer in model._flatten_layers())
     if model.optimizer is not None and layers_are_built:
         build_optimizer(model.optimizer, model.trainable_variables)
 
 
-def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
+def build_optimizer(optimizer: Optimizer, variables: list[Any]) -> None:
     """Builds an optimizer unless it is built, outside of any graph.
 
     What it assigns to its variables meanwhile is assigned once, and not in each step.
@@ -103,23 +105,23 @@ def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
         optimizer.built = True
 
 
-def has_own_step(model: Any, name: str) -> bool:
+def has_own_step(model: Model, name: str) -> bool:
     """Whether a model's class overrides `train_step` or `test_step`."""
     return getattr(type(model), name) is not getattr(TensorFlowTrainer, name)
 
 
-def _outputs_are_known(model: Any) -> bool:
+def _outputs_are_known(model: Model) -> bool:
     return isinstance(_graph_of(model), Functional) and all(
         layer.built for layer in model._flatten_layers()
     )
 
 
-def _graph_of(model: Any) -> Any:
+def _graph_of(model: Model) -> Functional:
     """A Functional model itself; of a built Sequential one the Functional that it calls."""
     return getattr(model, "_functional", model)
 
 
-def _build_compiled(model: Any, batch: Any) -> None:
+def _build_compiled(model: Model, batch: Structure) -> None:
     """Builds the loss and the metrics of a model on placeholders for its outputs.
 
     Their first dimension is left open: `Input(batch_shape=...)` has all replicas' examples.
@@ -138,7 +140,9 @@ def _build_compiled(model: Any, batch: Any) -> None:
 
 def _left_to_first_step(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    def maybe_symbolic_build(
+        self: Model, iterator: Iterable[Any] | None = None, data_batch: Any = None
+    ) -> None:
         del self, iterator, data_batch
 
     return maybe_symbolic_build
@@ -148,7 +152,12 @@ def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
     """Makes a variable, and the tensor that its value becomes, outside of the replica's graph."""
 
     @functools.wraps(original)
-    def initialize(self: Any, initializer: Any, *args: Any, **kwargs: Any) -> None:
+    def initialize(
+        self: types.KerasVariable,
+        initializer: object,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         if tf.executing_eagerly() or tf.distribute.in_cross_replica_context():
             return original(self, initializer, *args, **kwargs)
         if tf.is_tensor(initializer):  # of the function's graph, such as zeros of an RNN's state
@@ -169,7 +178,7 @@ def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     """Leaves XLA off where replicas exchange gradients, and says so (keras#18716)."""
 
     @functools.wraps(original)
-    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+    def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if kwargs.get("jit_compile") is True and replicas > 1:
             warnings.warn(

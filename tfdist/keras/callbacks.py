@@ -13,12 +13,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import CallbackList, OrbaxCheckpoint, TensorFlowTrainer, file_utils
 from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.keras import backup, saving, stopping
 from tfdist.keras.hooks import Hook, fitting
+from tfdist.types import Callback, Logs, Model, Strategy
 
 
 def hooks() -> list[Hook]:
@@ -45,7 +47,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def _strategy() -> Any:
+def _strategy() -> Strategy:
     return tf.distribute.get_strategy()
 
 
@@ -60,7 +62,7 @@ def _note_fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: Model, *args: object, **kwargs: object) -> object:
         with fitting.up():
             return original(self, *args, **kwargs)
 
@@ -75,7 +77,7 @@ def _together(name: str, call: Callable[[], Any]) -> list[Any]:
 
 def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+    def call(self: object, *args: object, **kwargs: object) -> None:
         _together(f"callbacks {original.__name__}", lambda: original(self, *args, **kwargs))
 
     return call
@@ -85,7 +87,7 @@ def _begin_together(original: Callable[..., None]) -> Callable[..., None]:
     """Begins together, and finds out whether a callback of any worker may stop within an epoch."""
 
     @functools.wraps(original)
-    def on_train_begin(self: Any, logs: Any = None) -> None:
+    def on_train_begin(self: types.CallbackList, logs: Logs | None = None) -> None:
         def call() -> bool:
             original(self, logs)
             return stopping.may_stop(self)
@@ -99,7 +101,7 @@ def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None
     """Ends training on all workers if a callback ends it on one, as after a time limit."""
 
     @functools.wraps(original)
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         def call() -> bool:
             original(self, epoch, logs)
             stopped = bool(getattr(self.model, "stop_training", False))
@@ -113,7 +115,9 @@ def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None
 
 def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
-    def should_save_model(self: Any, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
+    def should_save_model(
+        self: Callback, epoch: int, batch: int | None, logs: Logs | None, filepath: str
+    ) -> bool:
         decision = bool(original(self, epoch, batch, logs, filepath))
 
         def decide() -> bool:
@@ -129,7 +133,7 @@ def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
 
 def _on_chief_only(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+    def call(self: object, *args: object, **kwargs: object) -> None:
         if _is_chief():
             original(self, *args, **kwargs)
 
@@ -139,7 +143,7 @@ def _on_chief_only(original: Callable[..., None]) -> Callable[..., None]:
 def _silent_elsewhere(original: Any) -> property:
     """TensorBoard's writer on the chief, on other workers one that writes nothing."""
 
-    def writer(self: Any) -> Any:
+    def writer(self: Callback) -> object:
         return original.fget(self) if _is_chief() else tf.summary.create_noop_writer()
 
     return property(writer)
@@ -149,7 +153,7 @@ def _with_shared_reads(original: Callable[..., None]) -> Callable[..., None]:
     """Lets the chief read for its histograms what is summed over all workers when read."""
 
     @functools.wraps(original)
-    def log_weights(self: Any, epoch: int) -> None:
+    def log_weights(self: Callback, epoch: int) -> None:
         weights = [weight for layer in self.model.layers for weight in layer.weights]
         with saving.shared_reads(saving.on_read_variables(weights)):
             original(self, epoch)
@@ -159,7 +163,7 @@ def _with_shared_reads(original: Callable[..., None]) -> Callable[..., None]:
 
 def _refuse(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def set_model(self: Any, model: Any) -> None:
+    def set_model(self: Callback, model: Model) -> None:
         workers = host_collectives.worker_count(_strategy())
         if workers > 1:
             raise ConfigError(

@@ -30,7 +30,9 @@ def hooks() -> list[Hook]:
 
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def save(self: Any, file_prefix: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(
+        self: object, file_prefix: str | os.PathLike[str], *args: object, **kwargs: object
+    ) -> object:
         rank = host_collectives.rank(tf.distribute.get_strategy())
         if rank == 0 or tf.is_tensor(file_prefix) or not tf.executing_eagerly():
             return original(self, file_prefix, *args, **kwargs)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.gradients.rule import PLAIN
 from tfdist.keras.replica_context import Step
+from tfdist.types import Model
 
 __all__ = ["check_unchanged", "is_known", "mark_known", "step_changes_gradients"]
 
@@ -24,17 +25,17 @@ __all__ = ["check_unchanged", "is_known", "mark_known", "step_changes_gradients"
 _changes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def is_known(model: Any) -> bool:
+def is_known(model: Model) -> bool:
     """Whether a model's `train_step` has been traced, so that it is known what it does."""
     return model in _changes
 
 
-def mark_known(model: Any) -> None:
+def mark_known(model: Model) -> None:
     """Notes that a model's `train_step` has been traced as a whole."""
     _changes.setdefault(model, False)
 
 
-def step_changes_gradients(model: Any) -> bool:
+def step_changes_gradients(model: Model) -> bool:
     """Whether a model's `train_step` changes gradients, as far as is known."""
     return _changes.get(model, False)
 

@@ -35,6 +35,7 @@ from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.launch.elastic_state import RESUME_STATUS, ElasticPlace, Position
+from tfdist.types import Callback, History, Json, Logs, Model
 
 __all__ = [
     "PERIOD_SECONDS",
@@ -84,7 +85,7 @@ class State:
     last_end: list[Any] | None
 
 
-def take(model: Any, position: Position, callbacks: list[Any], job: Any) -> State:
+def take(model: Model | None, position: Position, callbacks: list[Any], job: Any) -> State:
     """Copies the state of a training.
 
     Args:
@@ -135,7 +136,7 @@ def unpacked(data: bytes) -> State:
         raise ValueError(f"it is not the state of a training ({error})") from error
 
 
-def _described(value: Any, arrays: list[bytes]) -> Any:
+def _described(value: object, arrays: list[bytes]) -> Json:
     """A nest of plain values as JSON has it; arrays stand in `arrays`, anything else as it prints.
 
     Arrays are kept as bytes, since NumPy's archives do not know all of TensorFlow's types.
@@ -157,7 +158,7 @@ def _described(value: Any, arrays: list[bytes]) -> Any:
     return {"array": [len(arrays) - 1, kind.name, list(array.shape)]}
 
 
-def _undescribed(value: Any, file: Any) -> Any:
+def _undescribed(value: Json, file: Any) -> Any:
     """The nest that `_described` was given."""
     if not isinstance(value, dict):
         return value
@@ -174,14 +175,14 @@ def _undescribed(value: Any, file: Any) -> Any:
     return tuple(nest) if form == "tuple" else nest
 
 
-def values_of(model: Any) -> list[Any] | None:
+def values_of(model: Model) -> list[Any] | None:
     """The values of all variables that a training changes, or None where not all are made yet."""
     if not _is_built(model):
         return None
     return [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
 
 
-def restore(state: State, model: Any, callbacks: list[Any]) -> None:
+def restore(state: State, model: Model, callbacks: list[Any]) -> None:
     """Puts a state back.
 
     Args:
@@ -202,7 +203,7 @@ def restore(state: State, model: Any, callbacks: list[Any]) -> None:
         model.history.epoch = list(state.history[1])
 
 
-def put_back(arrays: list[Any], model: Any) -> None:
+def put_back(arrays: list[Any], model: Model) -> None:
     """Gives a model's variables their values back.
 
     Raises:
@@ -220,24 +221,24 @@ def put_back(arrays: list[Any], model: Any) -> None:
         variable.assign(value)
 
 
-def _is_built(model: Any) -> bool:
+def _is_built(model: Model) -> bool:
     return bool(model.built) and all(optimizer.built for optimizer in optimizers_of(model))
 
 
-def _variables(model: Any) -> list[Any]:
+def _variables(model: Model) -> list[Any]:
     """All variables that a training changes, each once."""
-    found = [*model.variables, *model.metrics_variables]
+    result = [*model.variables, *model.metrics_variables]
     for optimizer in optimizers_of(model):
-        found += optimizer.variables
-    return list({id(v): v for v in found}.values())
+        result += optimizer.variables
+    return list({id(v): v for v in result}.values())
 
 
-def _plain(callback: Any) -> dict[str, Any]:
+def _plain(callback: Callback) -> dict[str, Any]:
     kept = {name: v for name, v in vars(callback).items() if name not in _SET_BY_KERAS}
     return {name: copy.deepcopy(v) for name, v in kept.items() if _is_plain(v)}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, [*value, *value.values()]))
     if isinstance(value, (list, tuple)):
@@ -323,7 +324,7 @@ def _of_finished_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     """The logs of an epoch that was taken up after its last step: no step has given any."""
 
     @functools.wraps(original)
-    def result_or_logs(self: Any, logs: Any) -> Any:
+    def result_or_logs(self: Model, logs: Logs | None) -> Logs:
         return original(self, logs) if logs or not _jobs else self.get_metrics_result()
 
     return result_or_logs
@@ -331,7 +332,7 @@ def _of_finished_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _elastic(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: Model, *args: object, **kwargs: object) -> object:
         if not _jobs or _jobs[0].fitting:
             return original(self, *args, **kwargs)
         job = _jobs[0]
@@ -366,11 +367,11 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = 0
         self._callbacks: Any = None
 
-    def set_list(self, callbacks: Any) -> None:
+    def set_list(self, callbacks: object) -> None:
         """Names the callbacks whose state is kept too."""
         self._callbacks = callbacks
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Makes `fit` begin at the epoch and step of the state."""
         if not self._resuming or self._job.resumed is None:
             return
@@ -378,10 +379,11 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         iterator = backup.current_iterator()
         backup.build(self.model, iterator)
         self.model._initial_epoch = position.epoch
+        assert iterator is not None
         iterator._tfdist_replay = position.epoch - self._initial_epoch
         iterator._tfdist_skip = position.step
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Puts the state back, or copies it where the epoch begins."""
         self._epoch = epoch
         if self._resuming and self._job.resumed is not None:
@@ -393,12 +395,12 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._copy(0)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Copies the state at the steps that all workers have agreed on."""
         if batch + 1 >= self._next:
             self._copy(batch + 1)
 
-    def finish(self, history: Any) -> None:
+    def finish(self, history: History) -> None:
         """Notes that this call of `fit` is over."""
         job = self._job
         job.last_end = values_of(self.model)
@@ -424,7 +426,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             sys.exit(RESUME_STATUS)
 
 
-def _with(keeper: _Keeper, callbacks: Any) -> Any:
+def _with(keeper: _Keeper, callbacks: object) -> object:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.append(keeper)
         keeper.set_list(callbacks.callbacks)
@@ -434,7 +436,7 @@ def _with(keeper: _Keeper, callbacks: Any) -> Any:
     return [*listed, keeper]
 
 
-def _as_before(job: _Job, model: Any, arguments: Mapping[str, Any]) -> Any:
+def _as_before(job: _Job, model: Model, arguments: Mapping[str, Any]) -> History:
     """What a `fit` returned that was over before this process began.
 
     Of several, the model has its trained weights after the last.

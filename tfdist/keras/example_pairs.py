@@ -9,11 +9,12 @@ nothing is claimed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.types import Operation, Tensor
 
 __all__ = ["paired_by"]
 
@@ -26,7 +27,7 @@ _REDUCING = frozenset(
 )
 
 
-def paired_by(target: Any, depends: Dependence) -> Any:
+def paired_by(target: Tensor, depends: Dependence) -> Operation | None:
     """The first op on the way to a target whose result has an axis of examples twice, or None."""
     known: dict[int, Axes] = {}
     waiting = [target]
@@ -46,7 +47,7 @@ def paired_by(target: Any, depends: Dependence) -> Any:
     return None
 
 
-def _axes_of(tensor: Any, axes: Callable[[Any], Axes], depends: Dependence) -> Axes:
+def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
     op, rank = tensor.op, tensor.shape.rank
     if not rank or not depends(tensor):
         return _NONE
@@ -68,7 +69,7 @@ def _axes_of(tensor: Any, axes: Callable[[Any], Axes], depends: Dependence) -> A
     return _ROWS if any(0 in axes(x) for x in op.inputs) else _NONE
 
 
-def _reduced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _reduced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank, static = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
     if rank is None or static is None:
         return _NONE
@@ -79,13 +80,13 @@ def _reduced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(axis - sum(each < axis for each in gone) for axis in left)
 
 
-def _transposed(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _transposed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     order = tf.get_static_value(op.inputs[1])
     own = axes(op.inputs[0])
     return _NONE if order is None else frozenset(i for i, a in enumerate(order) if int(a) in own)
 
 
-def _expanded(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _expanded(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     at = tf.get_static_value(op.inputs[1])
     if at is None or op.outputs[0].shape.rank is None:
         return _NONE
@@ -93,7 +94,7 @@ def _expanded(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(axis + (axis >= new) for axis in axes(op.inputs[0]))
 
 
-def _squeezed(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _squeezed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank, gone = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
     if rank is None or not gone:
         return _NONE
@@ -102,7 +103,7 @@ def _squeezed(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(axis - sum(each < axis for each in gone) for axis in own)
 
 
-def _reshaped(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _reshaped(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Follows the one axis of open length; examples that come first stay first otherwise."""
     own, new = axes(op.inputs[0]), op.outputs[0].shape
     if len(own) != 1:
@@ -114,7 +115,7 @@ def _reshaped(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return own if axis == 0 else _NONE
 
 
-def _sliced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _sliced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Follows `x[:, None]`, `x[..., 0]` and the like."""
     rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
     if rank is None or count is None:
@@ -140,19 +141,22 @@ def _sliced(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(i for i, axis in enumerate(result) if axis in own)
 
 
-def _multiplied(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _multiplied(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Rows of the first factor by columns of the second; axes before these are the same."""
     left, right = op.inputs
-    rank = op.outputs[0].shape.rank
-    if left.shape.rank is None or right.shape.rank is None:
+    ranks, rank = (left.shape.rank, right.shape.rank), op.outputs[0].shape.rank
+    if ranks[0] is None or ranks[1] is None or rank is None:
         return _NONE
     flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     row = -1 if op.get_attr(flags[0]) else -2
     column = -2 if op.get_attr(flags[1]) else -1
     found = set()
-    for x, kept, place in ((left, row, rank - 2), (right, column, rank - 1)):
+    for x, own, kept, place in (
+        (left, ranks[0], row, rank - 2),
+        (right, ranks[1], column, rank - 1),
+    ):
         for axis in axes(x):
-            from_end = axis - x.shape.rank
+            from_end = axis - own
             if from_end < -2:
                 found.add(rank + from_end)
             elif from_end == kept:
@@ -160,7 +164,7 @@ def _multiplied(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(found)
 
 
-def _summed_products(op: Any, axes: Callable[[Any], Axes]) -> Axes:
+def _summed_products(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Einsum: an axis is where its letter is."""
     equation = op.get_attr("equation").decode()
     terms, _, result = equation.partition("->")
@@ -172,7 +176,7 @@ def _summed_products(op: Any, axes: Callable[[Any], Axes]) -> Axes:
     return frozenset(i for i, letter in enumerate(result) if letter in letters)
 
 
-_RULES: dict[str, Callable[[Any, Callable[[Any], Axes]], Axes]] = {
+_RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Transpose": _transposed,
     "ExpandDims": _expanded,
     "Squeeze": _squeezed,

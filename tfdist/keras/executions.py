@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer
 from tfdist.keras.hooks import Hook
+from tfdist.types import Model
 
 
 def hooks() -> list[Hook]:
@@ -25,12 +26,12 @@ def hooks() -> list[Hook]:
 
 def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def make_function(self: Any, step_function: Any) -> Any:
+    def make_function(self: Model, step_function: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, step_function)
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return function
 
-        def execute(iterator: Any) -> Any:
+        def execute(iterator: Iterator[Any]) -> object:
             if not isinstance(iterator, tf.distribute.DistributedIterator):
                 return function(iterator)
             outputs = None
@@ -50,7 +51,7 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _one_step_at_a_time(model: Any) -> Iterator[None]:
+def _one_step_at_a_time(model: Model) -> Iterator[None]:
     steps = model.steps_per_execution
     model.steps_per_execution = 1
     try:

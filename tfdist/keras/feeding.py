@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist._keras import TensorFlowTrainer, TFEpochIterator
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
+from tfdist.types import DataAdapter, EpochIterator, Model
 
 _local = threading.local()
 
@@ -60,7 +61,7 @@ def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self: Model, *args: object, **kwargs: object) -> object:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         epochs = bound.arguments["epochs"] - (bound.arguments["initial_epoch"] or 0)
@@ -76,7 +77,7 @@ def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: EpochIterator, *args: object, **kwargs: object) -> None:
         _local.iterator = self
         try:
             original(self, *args, **kwargs)
@@ -91,7 +92,7 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
 _said: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _say_batch(iterator: Any) -> None:
+def _say_batch(iterator: EpochIterator) -> None:
     """Tells the user, at the first `fit`, how its batches are split."""
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
@@ -107,7 +108,7 @@ def _say_batch(iterator: Any) -> None:
         )
 
 
-def _batch_size(adapter: Any) -> int | None:
+def _batch_size(adapter: DataAdapter) -> int | None:
     """The size of a global batch that is sliced, where it is known before one is read."""
     dataset = getattr(adapter, "_dataset", None)
     if not isinstance(dataset, tf.data.Dataset):

@@ -15,12 +15,17 @@ import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 
 from tfdist._keras import saving_lib
 from tfdist.keras.hooks import Hook
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+    from typing_extensions import Buffer
+
 
 _local = threading.local()
 
@@ -83,7 +88,7 @@ class _Sink(io.RawIOBase):
         self.error: OSError | None = None
         self._file = io.FileIO(path, "w+")
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         size = len(memoryview(data))
 
         def write_all() -> None:
@@ -98,7 +103,7 @@ class _Sink(io.RawIOBase):
         self._attempt(lambda: self._file.truncate(size))
         return 0 if size is None else size
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         return self._file.readinto(buffer)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -121,7 +126,7 @@ class _Sink(io.RawIOBase):
 
 def _with_care(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> Any:
+    def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> object:
         on_disk = isinstance(path_or_io, pathlib.Path) and not self.archive
         if on_disk and (mode or self.mode) == "w":
             return CarefulFile(path_or_io)

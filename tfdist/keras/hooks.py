@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 
 class Hook(NamedTuple):
     """One attribute to replace: `setattr(owner, name, make(original))`."""
 
-    owner: Any
+    owner: type | ModuleType
     name: str
     make: Callable[[Any], Any]
 

@@ -22,11 +22,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import EpochIterator
 from tfdist._tf.data import next_of_this_process
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
+from tfdist.types import Dataset, DatasetIterator, Strategy, Structure
 
 __all__ = ["as_tensors", "compare_values", "hooks", "show_first_batch"]
 
@@ -40,7 +42,7 @@ def hooks() -> list[Hook]:
     return [Hook(EpochIterator, "_enumerate_iterator", _compared_first)]
 
 
-def show_first_batch(distributed: Any) -> Any:
+def show_first_batch(distributed: Dataset) -> Dataset:
     """Notes that a distributed data set shows its first global batch ahead of the slices."""
     vars(distributed)[_SHOWN] = True
     return distributed
@@ -48,7 +50,7 @@ def show_first_batch(distributed: Any) -> Any:
 
 def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
     @functools.wraps(original)
-    def enumerate_iterator(self: Any) -> Iterator[Any]:
+    def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
         shown = getattr(getattr(self, "_distributed_dataset", None), _SHOWN, False)
         for begin, end, batches in original(self):
             # Keras makes iterators that it never reads, so previews are read at the first step.
@@ -60,7 +62,7 @@ def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Ite
     return enumerate_iterator
 
 
-def _compare(strategy: Any, iterator: Any) -> None:
+def _compare(strategy: Strategy, iterator: DatasetIterator) -> None:
     """Reads the first global batch, and raises on all workers if it is not the same on all."""
 
     def read() -> str | None:
@@ -71,16 +73,16 @@ def _compare(strategy: Any, iterator: Any) -> None:
     _agree(host_collectives.together(strategy, read, "the first batch of a data set"))
 
 
-def compare_values(strategy: Any, batch: Any) -> None:
+def compare_values(strategy: Strategy, batch: Structure) -> None:
     """Raises on all workers if a global batch of arrays or tensors is not the same on all."""
     digest = digest_of(as_tensors(batch))
     _agree(host_collectives.all_gather_json(strategy, digest, "a batch of values"))
 
 
-def as_tensors(batch: Any) -> Any:
+def as_tensors(batch: Structure) -> Structure:
     """A batch of arrays, numbers and tensors as tensors; sparse and ragged ones as they are."""
 
-    def tensor(value: Any) -> Any:
+    def tensor(value: Structure) -> Structure:
         if value is None or isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
             return value
         return tf.convert_to_tensor(value)
@@ -93,7 +95,7 @@ def _agree(digests: list[str | None]) -> None:
         raise ConfigError(_different(digests))
 
 
-def digest_of(nest: Any) -> str:
+def digest_of(nest: Structure) -> str:
     """SHA-256 of all that tensors hold: types, shapes and bytes."""
     sha = hashlib.sha256()
     for leaf in tf.nest.flatten(nest, expand_composites=True):

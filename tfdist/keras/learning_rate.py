@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist._keras import BaseOptimizer
 from tfdist.keras.hooks import Hook
+from tfdist.types import KerasVariable, Optimizer, Scalar, Tensor
 
 __all__ = ["hooks", "learning_rate_times"]
 
@@ -24,7 +25,7 @@ def hooks() -> list[Hook]:
 
 
 @contextlib.contextmanager
-def learning_rate_times(factor: Any) -> Iterator[None]:
+def learning_rate_times(factor: Scalar | None) -> Iterator[None]:
     """Multiplies the learning rate of the update in the block; None leaves it."""
     before = getattr(_local, "factor", None)
     _local.factor = factor
@@ -36,7 +37,7 @@ def learning_rate_times(factor: Any) -> Iterator[None]:
 
 def _multiplied(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def get_current_learning_rate(self: Any) -> Any:
+    def get_current_learning_rate(self: Optimizer) -> Tensor | KerasVariable:
         rate, factor = original(self), getattr(_local, "factor", None)
         return rate if factor is None else tf.cast(rate, tf.float32) * factor
 

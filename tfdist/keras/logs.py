@@ -12,12 +12,13 @@ import tensorflow as tf
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import as_average
+from tfdist.types import Logs, Metric, Model
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
 Results = dict[int, tuple[Any, Any]]
 
 
-def summed_metrics(model: Any) -> list[Any]:
+def summed_metrics(model: Model) -> list[Any]:
     """The metrics of a model whose states add up over the replicas.
 
     To be asked before a step is run, so that all replicas have the same answer: the first one to
@@ -65,11 +66,11 @@ class NoticedResults:
         noted: Results = self._local.results
         return noted
 
-    def _noticing(self, metric: Any) -> Callable[[], Any]:
+    def _noticing(self, metric: Metric) -> Callable[[], Any]:
         original = metric.result
 
         @functools.wraps(original)
-        def result() -> Any:
+        def result() -> object:
             value = original()
             self.on_this_replica()[id(value)] = (metric, value)
             return value
@@ -77,7 +78,7 @@ class NoticedResults:
         return result
 
 
-def average_logs(step: Step, logs: Any, results: Results) -> Any:
+def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None:
     """Logs that all replicas agree on.
 
     Results of metrics are computed from the states of all replicas; other scalars are averaged,
@@ -107,7 +108,7 @@ def average_logs(step: Step, logs: Any, results: Results) -> Any:
     return tf.nest.pack_sequence_as(logs, flat)
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: object) -> bool:
     if isinstance(value, (int, float)):
         return True
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist._keras import Trainer
 from tfdist._tf.distribute import is_distributed, local_results
 from tfdist.keras.hooks import Hook
+from tfdist.types import Logs, Model, Structure
 
 
 def hooks() -> list[Hook]:
@@ -27,7 +28,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def _component(source: Any) -> Any:
+def _component(source: Structure) -> Structure:
     """What was read where a variable was read outside of a replica."""
     value = getattr(source, "value", source)
     variable = source if callable(value) else value
@@ -38,7 +39,9 @@ def _component(source: Any) -> Any:
 
 def _of_components(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
+    ) -> Structure:
         if tf.distribute.in_cross_replica_context():
             sources = tf.nest.map_structure(_component, sources)
         return original(self, target, sources, *args, **kwargs)
@@ -48,7 +51,7 @@ def _of_components(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watch_component(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def watch(self: Any, tensor: Any) -> Any:
+    def watch(self: object, tensor: Structure) -> object:
         if tf.distribute.in_cross_replica_context():
             tensor = tf.nest.map_structure(_component, tensor)
         return original(self, tensor)
@@ -60,7 +63,7 @@ def _as_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     """Reads metrics whose `result` is a variable, which has one value for each replica."""
 
     @functools.wraps(original)
-    def get_metrics_result(self: Any) -> Any:
+    def get_metrics_result(self: Model) -> Logs:
         results = original(self)
         return {
             name: tf.convert_to_tensor(value) if is_distributed(value) else value

@@ -13,6 +13,7 @@ from tfdist._keras import Trainer, loss_module, reduction_metrics
 from tfdist.keras.hooks import Hook, of_weights
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, targets_of
+from tfdist.types import DType, Metric, Scalar, Structure, Tensor
 
 
 def hooks() -> list[Hook]:
@@ -34,7 +35,7 @@ def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Leaves a loss alone in a Keras step, and where a loop computes the whole batch's itself."""
 
     @functools.wraps(original)
-    def scale(value: Any) -> Any:
+    def scale(value: Tensor) -> Tensor:
         whole_batch = tf.distribute.in_cross_replica_context()
         return value if current_step() or whole_batch else original(value)
 
@@ -46,12 +47,12 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(original)
     def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
+        values: Tensor,
+        sample_weight: Tensor | None = None,
+        mask: Tensor | None = None,
         reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
+        dtype: str | DType | None = None,
+    ) -> Tensor:
         step = current_step()
         if step is None:
             return original(values, sample_weight, mask, reduction, dtype)
@@ -74,8 +75,8 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def _times_weights(
-    step: Step, original: Callable[..., Any], value: Any, sample_weight: Any, reduction: str
-) -> Any:
+    step: Step, original: Callable[..., Any], value: Tensor, sample_weight: Tensor, reduction: str
+) -> Tensor:
     """A scalar loss times what Keras makes of sample weights, on the whole batch.
 
     Keras multiplies the scalar by each weight and reduces the products.
@@ -86,7 +87,9 @@ def _times_weights(
     return value * step.sum(factor if reduction == "sum" else step.weigh(factor))
 
 
-def _denominator(loss: Any, sample_weight: Any, mask: Any, reduction: str) -> Any:
+def _denominator(
+    loss: Tensor, sample_weight: Tensor | None, mask: Tensor | None, reduction: str
+) -> Tensor | None:
     """What a replica divides by, where that is not its number of examples; else None."""
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights = tf.cast(sample_weight, loss.dtype)
@@ -98,7 +101,7 @@ def _denominator(loss: Any, sample_weight: Any, mask: Any, reduction: str) -> An
     return None
 
 
-def _correction(step: Step, denominator: Any) -> Any:
+def _correction(step: Step, denominator: Tensor) -> Tensor:
     """Turns a share of the examples into a share of the denominators."""
     denominator = tf.stop_gradient(denominator) * step.present(denominator.dtype)
     total = step.sum(denominator)
@@ -106,7 +109,7 @@ def _correction(step: Step, denominator: Any) -> Any:
     return _divide(part, step.share(part.dtype))
 
 
-def _divide(value: Any, share: Any) -> Any:
+def _divide(value: Tensor, share: Tensor) -> Tensor:
     return tf.math.divide_no_nan(value, share)
 
 
@@ -118,7 +121,7 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
         step = current_step()
         if step is None or sample_weight is not None:
             return original(self, values, sample_weight)
@@ -137,7 +140,7 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     """Lets the scalars that replicas add up be parts of the whole batch's."""
 
     @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
         step = current_step()
         values = values if step is None else keras.ops.convert_to_tensor(values)
         if step is None or sample_weight is not None or values.shape.rank != 0:
@@ -151,7 +154,7 @@ def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes what `add_loss` and regularizers of activities add, often sums, an average."""
 
     @functools.wraps(original)
-    def aggregate(self: Any, loss: Any) -> Any:
+    def aggregate(self: object, loss: Tensor) -> Tensor:
         total, step = original(self, loss), current_step()
         return total if step is None else as_average(step, total)
 
@@ -163,8 +166,12 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def gradient(
-        self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any
-    ) -> Any:
+        self: object,
+        target: Structure,
+        sources: Structure,
+        output_gradients: Structure = None,
+        **kwargs: object,
+    ) -> Structure:
         step = current_step()
         if step is None or output_gradients is not None or not has_weights(sources):
             return original(self, target, sources, output_gradients, **kwargs)
@@ -183,7 +190,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def has_weights(sources: Any) -> bool:
+def has_weights(sources: Structure) -> bool:
     """Whether there is a variable among the sources of a gradient."""
     return of_weights.is_up or any(
         isinstance(getattr(each, "value", each), tf.Variable) or isinstance(each, keras.Variable)
@@ -199,8 +206,10 @@ def _average_as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def compute_average_loss(
-        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
-    ) -> Any:
+        per_example_loss: Tensor,
+        sample_weight: Tensor | None = None,
+        global_batch_size: Scalar | None = None,
+    ) -> Tensor:
         step = current_step()
         if step is None or global_batch_size is not None:
             return original(per_example_loss, sample_weight, global_batch_size)
@@ -216,7 +225,7 @@ def _regularization_as_if_alone(original: Callable[..., Any]) -> Callable[..., A
     """Leaves a regularization whole: shares of it are averaged."""
 
     @functools.wraps(original)
-    def scale_regularization_loss(regularization_loss: Any) -> Any:
+    def scale_regularization_loss(regularization_loss: Tensor) -> Tensor:
         if current_step() is None:
             return original(regularization_loss)
         return tf.reduce_sum(regularization_loss)

@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
+from tfdist.types import Model
+
 __all__ = ["optimizers_of"]
 
 
-def optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Model | None) -> list[Any]:
     """The optimizers of a model, each once, in the order of its attributes.
 
     Lists, tuples, sets and dictionaries are searched, however deeply nested, and
@@ -20,21 +22,23 @@ def optimizers_of(model: Any) -> list[Any]:
     Args:
         model: a Keras model; None has no optimizers.
     """
-    found: dict[int, Any] = {}
+    result: dict[int, Any] = {}
     for layer in _layers(model):
         for value in [*vars(layer).values(), getattr(layer, "optimizer", None)]:
             for optimizer in _in(value, set()):
-                found[id(optimizer)] = optimizer
-    return list(found.values())
+                result[id(optimizer)] = optimizer
+    return list(result.values())
 
 
-def _layers(model: Any) -> list[Any]:
+def _layers(model: Model | None) -> list[Any]:
+    if model is None:
+        return []
     if not hasattr(model, "_flatten_layers"):
-        return [] if model is None else [model]
+        return [model]
     return list(model._flatten_layers(include_self=True, recursive=True))
 
 
-def _in(value: Any, seen: set[int]) -> Iterator[Any]:
+def _in(value: object, seen: set[int]) -> Iterator[Any]:
     """The optimizers in a value; `seen` ends the search in containers that hold themselves."""
     if isinstance(value, keras.optimizers.Optimizer):
         yield value

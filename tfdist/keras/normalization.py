@@ -9,7 +9,7 @@ batches only, and reduces each of the three statistics on its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist._keras import tensorflow_nn as nn
 from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import Step, current_step
+from tfdist.types import Tensor
 
 
 def hooks() -> list[Hook]:
@@ -33,9 +34,9 @@ def all_reduce_sum(step: Step, values: list[Any]) -> list[Any]:
     return [_scale_gradient(v, step, inverse=False) for v in sums]
 
 
-def _scale_gradient(value: Any, step: Step, inverse: bool) -> Any:
-    def identity(x: Any) -> Any:
-        def grad(upstream: Any) -> Any:
+def _scale_gradient(value: Tensor, step: Step, inverse: bool) -> Tensor:
+    def identity(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        def grad(upstream: Tensor) -> Tensor:
             share = step.share(upstream.dtype)
             if inverse:
                 return tf.math.divide_no_nan(upstream, share)
@@ -48,7 +49,9 @@ def _scale_gradient(value: Any, step: Step, inverse: bool) -> Any:
 
 def _moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def compute_moments_sync(x: Any, axes: Any, keepdims: bool) -> Any:
+    def compute_moments_sync(
+        x: Tensor, axes: Sequence[int], keepdims: bool
+    ) -> tuple[Tensor, Tensor]:
         step = current_step()
         if step is None or tf.distribute.get_replica_context() is None:
             return original(x, axes, keepdims)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ from tfdist.keras.hooks import Flag, Hook, exchanged
 from tfdist.keras.losses import has_weights
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.keras.updating import step_by_rule
+from tfdist.types import Adam as AdamOptimizer
+from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
 
 __all__ = ["adam_while", "exchange", "hooks"]
 
@@ -45,12 +47,14 @@ def adam_while(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def update_step(self: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        def update_step(
+            self: AdamOptimizer, gradient: Tensor, variable: Variable, learning_rate: Operand
+        ) -> object:
             plain = isinstance(gradient, tf.Tensor) and not self.amsgrad
             if not (flag.is_up and plain and variable.dtype in (tf.float32, "float32")):
                 return original(self, gradient, variable, learning_rate)
-            place = self._get_variable_index(variable)
-            m, v = self._momentums[place].value, self._velocities[place].value
+            index = self._get_variable_index(variable)
+            m, v = self._momentums[index].value, self._velocities[index].value
             step = tf.cast(self.iterations + 1, tf.float32)
             larger = math.sqrt((1 - float(np.float32(self.beta_2))) / (1 - self.beta_2))
             return tf.raw_ops.ResourceApplyAdam(
@@ -84,7 +88,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def exchange(grads: list[Any], optimizer: Any) -> list[Any]:
+def exchange(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
     """Averages gradients over the replicas, weighted by examples.
 
     Outside of a Keras step, where a training loop scales its own loss, gradients are summed: the
@@ -107,11 +111,16 @@ def exchange(grads: list[Any], optimizer: Any) -> list[Any]:
 
 def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def apply(
+        self: Optimizer,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> object:
         if exchanged.is_up:
             return original(self, grads, trainable_variables)
         if tf.distribute.in_cross_replica_context():
-            return _apply_everywhere(original, self, list(grads), trainable_variables)
+            _apply_everywhere(original, self, list(grads), trainable_variables)
+            return None
         grads, step = list(grads), current_step()
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -120,7 +129,8 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
-            return step_by_rule(updater, self, grads, trainable_variables)
+            step_by_rule(updater, self, grads, trainable_variables)
+            return None
         if step is None or not step.exchanges_at_tape:
             grads = exchange(grads, self)
         with exchanged.up():
@@ -133,21 +143,23 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     """Notes the gradients of weights, and exchanges them if the step is going to change them."""
 
     @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        found, step = original(self, target, sources, *args, **kwargs), current_step()
+    def gradient(
+        self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
+    ) -> Structure:
+        result, step = original(self, target, sources, *args, **kwargs), current_step()
         if step is None or tf.executing_eagerly() or not has_weights(sources):
-            return found
-        flat = tf.nest.flatten(found)
+            return result
+        flat = tf.nest.flatten(result)
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
         step.gradients.update((id(each), each) for each in flat if each is not None)
-        return tf.nest.pack_sequence_as(found, flat)
+        return tf.nest.pack_sequence_as(result, flat)
 
     return gradient
 
 
-def _apply_everywhere(original: Callable[..., Any], *args: Any) -> Any:
+def _apply_everywhere(original: Callable[..., Any], *args: object) -> None:
     """Applies gradients of a loop without `Strategy.run`, as one device would.
 
     Such a loop sees the whole batch on every worker, so its gradients are the same everywhere and
@@ -165,7 +177,11 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     """Decides on infinities in the replica: after the exchange all replicas see the same."""
 
     @functools.wraps(original)
-    def tf_apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    def tf_apply(
+        self: Optimizer,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> object:
         if exchanged.is_up:
             return self._common_apply(grads, trainable_variables=trainable_variables)
         return original(self, grads, trainable_variables)
@@ -175,7 +191,7 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def scale_loss(self: Any, loss: Any) -> Any:
+    def scale_loss(self: Optimizer, loss: Tensor) -> Tensor:
         step, scaled = current_step(), original(self, loss)
         return scaled if step is None else step.weigh_scaled(scaled, self)
 
@@ -184,7 +200,9 @@ def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _skip_if_exchanged(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+    def all_reduce_sum_gradients(
+        self: object, grads_and_vars: Iterable[tuple[Gradient, Variable]]
+    ) -> list[tuple[Gradient, Variable]]:
         return list(grads_and_vars) if exchanged.is_up else original(self, grads_and_vars)
 
     return all_reduce_sum_gradients

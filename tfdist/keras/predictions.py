@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import (
     EpochIterator,
     TensorFlowTrainer,
@@ -30,6 +31,7 @@ from tfdist.keras.hooks import Flag, Hook
 from tfdist.keras.input_comparison import as_tensors, compare_values
 from tfdist.keras.replica_step import predicting
 from tfdist.keras.stateful import check_divided, is_stateful
+from tfdist.types import DataAdapter, Model, Strategy, Structure
 
 #: Up while this process computes predictions by itself.
 _alone = Flag()
@@ -55,12 +57,12 @@ class _Whole:
         batch: all rows, as a `Slice`.
     """
 
-    def __init__(self, batch: Any, rows: int) -> None:
+    def __init__(self, batch: Structure, rows: int) -> None:
         count = tf.constant(rows, tf.int64)
         self.batch = batch_sharding.Slice(as_tensors(batch), count, count)
 
 
-def _divided(strategy: Any, batch: Any) -> Any:
+def _divided(strategy: Strategy, batch: Structure) -> Structure | _Whole:
     """A batch of values as what a predict function takes."""
     values = as_values(batch)
     rows = batch_sharding.rows_of(values)
@@ -71,7 +73,7 @@ def _divided(strategy: Any, batch: Any) -> Any:
 
 def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def predict_on_batch(self: Any, x: Any) -> Any:
+    def predict_on_batch(self: Model, x: Structure) -> Structure:
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1:
             return original(self, x)
@@ -84,7 +86,7 @@ def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _by_replicas(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def make_predict_function(self: Any, force: bool = False) -> None:
+    def make_predict_function(self: Model, force: bool = False) -> None:
         original(self, force)
         strategy = self.distribute_strategy
         known = isinstance(self.predict_function, _Predictions)
@@ -97,16 +99,16 @@ def _by_replicas(original: Callable[..., None]) -> Callable[..., None]:
 class _Predictions:
     """A predict function whose calls of `Strategy.run` are known as predictions."""
 
-    def __init__(self, model: Any, function: Callable[[Any], Any], strategy: Any) -> None:
+    def __init__(self, model: Model, function: Callable[[Any], Any], strategy: Strategy) -> None:
         self._model: Callable[[], Any] = weakref.ref(model)
         # Keras's compiled function would keep one trace for both ways of calling it.
         plain = getattr(function, "python_function", function)
 
-        def together(batches: Any) -> Any:
+        def together(batches: Sequence[Structure]) -> Structure:
             with predicting.up():
                 return function(batches)
 
-        def alone(batches: Any) -> Any:
+        def alone(batches: Sequence[Structure]) -> Structure:
             with predicting.up(), _alone.up():
                 return plain(batches)
 
@@ -117,7 +119,7 @@ class _Predictions:
             self._together = Relaxed(together, strategy, equal)
             self._alone = Relaxed(alone, strategy, equal)
 
-    def __call__(self, batches: Any) -> Any:
+    def __call__(self, batches: Sequence[Structure]) -> Structure:
         """Predictions of all rows of some batches, in order."""
         if isinstance(batches[0], _Whole):
             return self._alone([batch.batch for batch in batches])
@@ -127,7 +129,7 @@ class _Predictions:
 
 def _own_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+    def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
         if not _alone.is_up:
             return original(values, strategy, reduction)
         return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
@@ -139,9 +141,17 @@ def _without_pipeline(original: Callable[..., None]) -> Callable[..., None]:
     """Predicts a single batch of arrays from the arrays: a pipeline takes longer to build."""
 
     @functools.wraps(original)
-    def init(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+    def init(
+        self: types.EpochIterator,
+        distribute_strategy: Strategy | None = None,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         batch = None
-        if not args and _is_one_batch_to_predict(distribute_strategy, kwargs):
+        if args or distribute_strategy is None:
+            original(self, distribute_strategy, *args, **kwargs)
+            return
+        if _is_one_batch_to_predict(distribute_strategy, kwargs):
             EpochIterator.__init__(self, **kwargs)
             batch = _dense(self.data_adapter)
         if batch is None:
@@ -156,7 +166,7 @@ def _without_pipeline(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _is_one_batch_to_predict(strategy: Any, given: dict[str, Any]) -> bool:
+def _is_one_batch_to_predict(strategy: Strategy, given: dict[str, Any]) -> bool:
     """Whether `predict`, the only caller that has no `y`, is given arrays of one batch."""
     x = given.get("x")
     if "y" in given or given.get("steps_per_epoch") or strategy.num_replicas_in_sync == 1:
@@ -167,7 +177,7 @@ def _is_one_batch_to_predict(strategy: Any, given: dict[str, Any]) -> bool:
     return len(rows) == 1 and 0 < rows.pop() <= (given.get("batch_size") or _BATCH)
 
 
-def _dense(adapter: Any) -> Any:
+def _dense(adapter: DataAdapter) -> Structure:
     """All rows of arrays, as Keras converts them; None if not all are dense."""
     inputs = convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     leaves = [leaf for leaf in tree.flatten(inputs) if leaf is not None]

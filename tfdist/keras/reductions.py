@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.types import Operation, Tensor
 
 __all__ = ["Leaf", "Reduction", "batch_axis", "reduction_of"]
 
@@ -66,7 +67,7 @@ class Leaf:
         is_sum: whether it is a sum; else a mean.
     """
 
-    tensor: Any
+    tensor: Tensor
     is_sum: bool
 
 
@@ -92,7 +93,7 @@ class Reduction:
         return self.linear and not any(leaf.is_sum for leaf in self.leaves)
 
 
-def reduction_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Reduction:
+def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Reduction:
     """Finds out how a tensor without a batch axis depends on the examples.
 
     Args:
@@ -100,14 +101,18 @@ def reduction_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Red
         depends: tells what depends on the batch.
         means: tensors, by `id`, that are known to be means over the examples.
     """
-    found = Reduction()
+    result = Reduction()
     seen: dict[int, Any] = {}
-    _visit(tensor, found, depends, means, seen)
-    return found
+    _visit(tensor, result, depends, means, seen)
+    return result
 
 
 def _visit(
-    tensor: Any, found: Reduction, depends: Dependence, means: dict[int, Any], seen: dict[int, Any]
+    tensor: Tensor,
+    found: Reduction,
+    depends: Dependence,
+    means: dict[int, Any],
+    seen: dict[int, Any],
 ) -> None:
     """Goes from a tensor to the leaves, depth first."""
     if id(tensor) in seen or not depends(tensor):
@@ -131,7 +136,7 @@ def _visit(
         found.between.append(op)
 
 
-def _leaf_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
+def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
     op = tensor.op
     if id(tensor) in means:
         return Leaf(tensor, is_sum=False)
@@ -146,7 +151,7 @@ def _leaf_of(tensor: Any, depends: Dependence, means: dict[int, Any]) -> Leaf | 
     return None
 
 
-def _is_linear(op: Any, depends: Dependence) -> bool:
+def _is_linear(op: Operation, depends: Dependence) -> bool:
     own = [depends(x) for x in op.inputs]
     if op.type in (*_MOVING, *_REDUCING, *_SUMS):
         return own[0] or op.type in (*_SUMS, "Pack", "ConcatV2")
@@ -155,7 +160,7 @@ def _is_linear(op: Any, depends: Dependence) -> bool:
     return op.type == "Mul" and sum(own) == 1
 
 
-def _counts_examples(op: Any, depends: Dependence) -> bool:
+def _counts_examples(op: Operation, depends: Dependence) -> bool:
     """Whether an op tells how many examples, or elements of them, there are."""
     if op.type == "Size":
         return batch_axis(op.inputs[0], depends) is not None
@@ -167,19 +172,19 @@ def _counts_examples(op: Any, depends: Dependence) -> bool:
     return single and axis is not None and start is not None and int(start[0]) == axis
 
 
-def _contracted(op: Any, depends: Dependence) -> list[bool]:
+def _contracted(op: Operation, depends: Dependence) -> list[bool]:
     """For each factor of a product, whether the axis that is summed over holds the examples."""
     summed = (int(not op.get_attr("transpose_a")), int(op.get_attr("transpose_b")))
     return [batch_axis(x, depends) == axis for x, axis in zip(op.inputs, summed, strict=True)]
 
 
-def _reduces_batch(op: Any, depends: Dependence) -> bool:
+def _reduces_batch(op: Operation, depends: Dependence) -> bool:
     source = op.inputs[0]
     axis = batch_axis(source, depends)
     return axis is not None and axis in _axes(op)
 
 
-def _axes(op: Any) -> list[int]:
+def _axes(op: Operation) -> list[int]:
     """The axes that an op reduces; all of them if they are not known."""
     rank = op.inputs[0].shape.rank or 0
     axes = tf.get_static_value(op.inputs[1])
@@ -188,7 +193,7 @@ def _axes(op: Any) -> list[int]:
     return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
 
 
-def batch_axis(tensor: Any, depends: Dependence) -> int | None:
+def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     """The axis along which a tensor holds the examples of a batch; None if it has none."""
     if tensor.shape.rank == 0 or not depends(tensor):
         return None
@@ -201,8 +206,8 @@ def batch_axis(tensor: Any, depends: Dependence) -> int | None:
         inner = batch_axis(op.inputs[0], depends)
         return None if inner is None else inner + (op.get_attr("axis") <= inner)
     if op.type == "ConcatV2":
-        found = [batch_axis(x, depends) for x in op.inputs[:-1]]
-        return next((axis for axis in found if axis is not None), None)
+        result = [batch_axis(x, depends) for x in op.inputs[:-1]]
+        return next((axis for axis in result if axis is not None), None)
     if op.type in ("Shape", "ShapeN"):
         return None
     if op.type == "Transpose":
@@ -215,7 +220,7 @@ def batch_axis(tensor: Any, depends: Dependence) -> int | None:
     return 0
 
 
-def _aligned_axis(op: Any, tensor: Any, depends: Dependence) -> int | None:
+def _aligned_axis(op: Operation, tensor: Tensor, depends: Dependence) -> int | None:
     """The axis after shapes have been broadcast from the right."""
     for each in op.inputs:
         axis = batch_axis(each, depends)
@@ -225,7 +230,7 @@ def _aligned_axis(op: Any, tensor: Any, depends: Dependence) -> int | None:
     return None
 
 
-def _axis_after_reduction(op: Any, depends: Dependence) -> int | None:
+def _axis_after_reduction(op: Operation, depends: Dependence) -> int | None:
     axis, axes = batch_axis(op.inputs[0], depends), _axes(op)
     if axis is None or axis in axes:
         return None

@@ -24,7 +24,18 @@ import tensorflow as tf
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
+from tfdist.comm.replica_collectives import is_sparse
 from tfdist.errors import EquivalenceWarning
+from tfdist.types import (
+    DType,
+    Gradient,
+    Model,
+    Operation,
+    Optimizer,
+    SomeGradient,
+    Structure,
+    Tensor,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +59,9 @@ class Step:
             changes them before it applies them.
     """
 
-    model: Any
-    count: Any
-    total: Any
+    model: Model
+    count: Tensor
+    total: Tensor
     even: bool
     replicas: int
     assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
@@ -60,23 +71,23 @@ class Step:
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
     exchanges_at_tape: bool = False
 
-    def share(self, dtype: Any = tf.float32) -> Any:
+    def share(self, dtype: DType | str = tf.float32) -> Tensor:
         """`count / total`: the weight of this replica in an average over examples."""
         if self.even:
             return tf.constant(1.0 / self.replicas, dtype)
         return tf.cast(self.count / self.total, dtype)
 
-    def weigh(self, value: Any, scale: float = 1.0) -> Any:
+    def weigh(self, value: SomeGradient, scale: float = 1.0) -> SomeGradient:
         """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
         return self._times(value, share)
 
-    def note_mean(self, tensor: Any) -> Any:
+    def note_mean(self, tensor: Tensor) -> Tensor:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""
         self.means[id(tensor)] = tensor
         return tensor
 
-    def note_pairs(self, op: Any) -> None:
+    def note_pairs(self, op: Operation) -> None:
         """Notes that examples of the batch meet in a loss; a replica pairs its own ones only.
 
         Args:
@@ -92,7 +103,7 @@ class Step:
             stacklevel=2,
         )
 
-    def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
+    def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """A loss that an optimizer has scaled, weighed before its gradients are computed.
 
         The gradients in half precision are then those of the whole batch's mean, so that they
@@ -102,7 +113,7 @@ class Step:
         self.scaled_losses[id(scaled)] = (scaled, optimizer)
         return scaled
 
-    def weigh_gradient(self, gradient: Any, optimizer: Any) -> Any:
+    def weigh_gradient(self, gradient: Gradient, optimizer: Optimizer | None) -> Gradient:
         """A gradient of the replica's own mean, weighed; see `weigh`.
 
         Where the optimizer has scaled the loss, that has been weighed, and the gradient with it.
@@ -111,16 +122,16 @@ class Step:
             return gradient if self.even else self._times(gradient, self.present(gradient.dtype))
         return self.weigh(gradient)
 
-    def _times(self, value: Any, factor: Any) -> Any:
-        if isinstance(value, tf.IndexedSlices):
+    def _times(self, value: SomeGradient, factor: Tensor) -> SomeGradient:
+        if is_sparse(value):
             return tf.IndexedSlices(value.values * factor, value.indices, value.dense_shape)
         return value * factor if self.even else tf.math.multiply_no_nan(value, factor)
 
-    def present(self, dtype: Any = tf.float32) -> Any:
+    def present(self, dtype: DType | str = tf.float32) -> Tensor:
         """1 on a replica that has examples in this step, 0 on one that has none."""
         return tf.constant(1, dtype) if self.even else tf.cast(self.count > 0, dtype)
 
-    def sum(self, values: Any) -> Any:
+    def sum(self, values: Structure) -> Any:
         """Sums tensors over the replicas, in the middle of the step.
 
         Args:
@@ -129,7 +140,7 @@ class Step:
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
 
-    def keep_if_empty(self, new: Any, old: Any) -> Any:
+    def keep_if_empty(self, new: Tensor, old: Tensor) -> Tensor:
         """`new`, or `old` on a replica that has no examples in this step."""
         if self.even:
             return new
@@ -144,7 +155,7 @@ def current_step() -> Step | None:
     return getattr(_local, "step", None)
 
 
-def weighed(grads: list[Any], optimizer: Any) -> list[Any]:
+def weighed(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
     """Gradients times this replica's share of the examples, so that their sum is the average.
 
     Outside of a Keras step, where a training loop scales its own loss, they are left alone.
@@ -164,7 +175,7 @@ def entered(step: Step) -> Iterator[Step]:
         _local.step = previous
 
 
-def batch_size_of(data: Any) -> tuple[int | None, Any]:
+def batch_size_of(data: Structure) -> tuple[int | None, Any]:
     """Leading dimension of a batch.
 
     Args:
@@ -193,7 +204,7 @@ def batch_size_of(data: Any) -> tuple[int | None, Any]:
     )
 
 
-def measure(model: Any, data: Any, replicas: int) -> Step:
+def measure(model: Model, data: Structure, replicas: int) -> Step:
     """Finds out each replica's share of a batch. Must be called in a replica context.
 
     A `Slice` says it. For other batches replicas agree on the total by an all-reduce of one number,
@@ -213,7 +224,7 @@ def measure(model: Any, data: Any, replicas: int) -> Step:
     return Step(model, count, total, even=False, replicas=replicas)
 
 
-def at_least_one(batch: Any, count: Any) -> Any:
+def at_least_one(batch: Structure, count: Tensor) -> Structure:
     """The batch, or one example of zeros in place of an empty batch.
 
     Layers are not made for empty batches: TensorFlow's convolution returns a wrong shape for one.
@@ -224,11 +235,11 @@ def at_least_one(batch: Any, count: Any) -> Any:
         count: the number of examples, a scalar tensor.
     """
 
-    def fill(leaf: Any) -> Any:
+    def fill(leaf: Structure) -> Structure:
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0):
             return leaf
 
-        def stand_in() -> Any:
+        def stand_in() -> Tensor:
             return tf.zeros(tf.concat([[1], tf.shape(leaf)[1:]], 0), leaf.dtype)
 
         filled = tf.cond(count > 0, lambda: leaf, stand_in)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,19 +13,21 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import local_replica, local_results
 from tfdist.comm.batch_sharding import Slice
+from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
 from tfdist.keras.hooks import Flag
 from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
 from tfdist.keras.replica_context import Step, at_least_one, batch_size_of, entered, measure
+from tfdist.types import Logs, Model, Strategy, Structure, Tensor
 
 #: Up where calls of `Strategy.run` are Keras's predictions.
 predicting = Flag()
 _STEPS = ("train_step", "test_step")
 
 
-def step_model(fn: Any) -> Any:
+def step_model(fn: Callable[..., Any]) -> Model | None:
     """The model whose `train_step` or `test_step` is `fn`, or None for any other function."""
     model = getattr(fn, "__self__", None)
     if isinstance(model, keras.Model) and getattr(fn, "__name__", "") in _STEPS:
@@ -34,8 +36,14 @@ def step_model(fn: Any) -> Any:
 
 
 def run_keras_step(
-    strategy: Any, run: Any, model: Any, fn: Any, args: Any, kwargs: Any, options: Any
-) -> Any:
+    strategy: Strategy,
+    run: Callable[..., Any],
+    model: Model,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: object,
+) -> Logs:
     """Runs a Keras step on each replica and returns logs that all replicas agree on.
 
     Args:
@@ -49,10 +57,10 @@ def run_keras_step(
     """
     meter = strategy.meter if fn.__name__ == "train_step" else None
 
-    def traced(fn: Any) -> Any:
+    def traced(fn: Callable[..., Any]) -> Logs:
         noticed = NoticedResults(summed_metrics(model))
 
-        def on_replica(batch: Any) -> Any:
+        def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
             with entered(step):
@@ -69,7 +77,7 @@ def run_keras_step(
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
 
 
-def _measured(meter: Any, batch: Any) -> Any:
+def _measured(meter: Meter | None, batch: Structure) -> contextlib.AbstractContextManager[None]:
     """Measures a step of the first replica of this process."""
     if meter is None or local_replica() > 0:
         return contextlib.nullcontext()
@@ -84,31 +92,37 @@ def after_its_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(batch: Structure, *args: object, **kwargs: object) -> object:
         with _after(batch):
             return fn(batch, *args, **kwargs)
 
     return step
 
 
-def _after(batch: Any) -> Any:
+def _after(batch: Structure) -> contextlib.AbstractContextManager[object]:
     leaves = tf.nest.flatten(batch, expand_composites=True)
     return tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)])
 
 
-def _examples(batch: Any, step: Step) -> Any:
+def _examples(batch: Structure, step: Step) -> Structure:
     """What the model is given."""
     if isinstance(batch, Slice):
         return batch.batch
     return batch if step.even else at_least_one(batch, step.count)
 
 
-def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+def run_prediction(
+    run: Callable[..., Any],
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: object,
+) -> Structure:
     """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
 
-    def on_replica(batch: Any) -> Any:
+    def on_replica(batch: Structure) -> Structure:
         if isinstance(batch, Slice):
-            batch, count = batch.batch, batch.count
+            count, batch = batch.count, batch.batch
         else:
             _, count = batch_size_of(batch)
             batch = at_least_one(batch, count)
@@ -118,14 +132,14 @@ def run_prediction(run: Any, fn: Any, args: Any, kwargs: Any, options: Any) -> A
     return run(on_replica, args, None, options)
 
 
-def _nothing_if_empty(output: Any, count: Any) -> Any:
+def _nothing_if_empty(output: Tensor, count: Tensor) -> Tensor:
     if not isinstance(output, tf.Tensor) or output.shape.rank in (None, 0):
         return output
     kept = tf.cond(count > 0, lambda: output, lambda: output[:0])
     return tf.ensure_shape(kept, [None, *output.shape[1:]])
 
 
-def _agreed(strategy: Any, leaf: Any) -> Any:
+def _agreed(strategy: Strategy, leaf: Tensor) -> Structure:
     """One replica's copy of a log, marked as the same on all."""
     if leaf is None:
         return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import CallbackList
-from tfdist.gradients.step_profiler import Split
+from tfdist.gradients.step_profiler import Meter, Split
 from tfdist.keras.hooks import Hook
+from tfdist.types import Logs
 
 __all__ = ["hooks"]
 
@@ -27,24 +28,26 @@ def hooks() -> list[Hook]:
     ]
 
 
-def _meter() -> Any:
+def _meter() -> Meter | None:
     return getattr(tf.distribute.get_strategy(), "meter", None)
 
 
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         original(self, epoch, logs)
-        if _meter() is not None:
-            _meter().begin()
+        meter = _meter()
+        if meter is not None:
+            meter.begin()
 
     return on_epoch_begin
 
 
 def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
-        split = None if _meter() is None else _meter().split()
+    def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
+        meter = _meter()
+        split = None if meter is None else meter.split()
         if split is not None:
             vars(self).setdefault(_SPLITS, []).append((epoch, split))
             logs = {**(logs or {}), **split.logs()}
@@ -55,7 +58,7 @@ def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
 
 def _show(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_end(self: Any, logs: Any = None) -> None:
+    def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         splits = vars(self).pop(_SPLITS, [])
         if splits and getattr(tf.distribute.get_strategy(), "is_chief", True):
             print(table(splits), file=sys.stderr, flush=True)

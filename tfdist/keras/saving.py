@@ -15,7 +15,8 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,7 @@ from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import hdf5, updating
 from tfdist.keras.hooks import Flag, Hook
+from tfdist.types import Model, Tensor, Variable
 from tfdist.utils.atomic_io import SaveError, replacing
 
 _local = threading.local()
@@ -61,7 +63,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
+def write_once(source: Any, path: object, write: Callable[[], None]) -> None:
     """Runs `write` on the one process whose job it is, and shares its outcome with all.
 
     That is the chief. A script may name another path on each worker, as TensorFlow's guides do;
@@ -98,7 +100,7 @@ def write_once(source: Any, path: Any, write: Callable[[], None]) -> None:
     host_collectives.together(strategy, report, "the end of saving a model")
 
 
-def replace_file(path: Any, write: Callable[[Any], Any]) -> None:
+def replace_file(path: str | Path, write: Callable[[Any], Any]) -> None:
     """Writes a file or directory completely or not at all.
 
     Args:
@@ -142,7 +144,7 @@ def shared_reads(variables: list[Any]) -> Iterator[None]:
         _local.at_hand = before
 
 
-def on_read_variables(variables: Any) -> list[Any]:
+def on_read_variables(variables: Iterable[object]) -> list[Any]:
     """Those of some Keras variables that communicate when they are read."""
     values = [getattr(variable, "_value", variable) for variable in variables]
     return [value for value in values if isinstance(value, SyncOnReadVariable)]
@@ -160,7 +162,7 @@ def _failure_of(write: Callable[[], None]) -> Exception | None:
     return None
 
 
-def _place(path: Any) -> str | None:
+def _place(path: object) -> str | None:
     """A path by which workers recognise that they mean the same file; None for a buffer."""
     if not isinstance(path, (str, os.PathLike)):
         return None
@@ -172,8 +174,8 @@ def _by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
     """One writer for a Keras function that takes a model or archive and a path."""
 
     @functools.wraps(original)
-    def save(source: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        def write(place: Any) -> Any:
+    def save(source: object, filepath: Any, *args: object, **kwargs: object) -> None:
+        def write(place: object) -> object:
             return original(source, place, *args, **kwargs)
 
         if _writing.is_up:
@@ -188,7 +190,7 @@ def _legacy_by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same for Keras's function for `.h5` files, which opens its file itself."""
 
     @functools.wraps(original)
-    def save_model_to_hdf5(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_model_to_hdf5(model: Model, filepath: object, *args: object, **kwargs: object) -> None:
         def write(place: Any) -> None:
             if _place(place) is None:
                 original(model, place, *args, **kwargs)
@@ -205,7 +207,7 @@ def _chief_answers(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Only the chief's user is asked whether a file may be replaced."""
 
     @functools.wraps(original)
-    def ask(filepath: Any) -> bool:
+    def ask(filepath: object) -> bool:
         strategy = tf.distribute.get_strategy()
         name = "the question whether to overwrite a file"
         return bool(host_collectives.on_chief(strategy, lambda: original(filepath), name))
@@ -220,7 +222,7 @@ def _undistributed(original: Callable[[str], Any]) -> Callable[[str], Any]:
     """
 
     @functools.wraps(original)
-    def get_attr_skipset(kind: str) -> Any:
+    def get_attr_skipset(kind: str) -> set[str]:
         with eagerly_outside_of_scope():
             return original(kind)
 
@@ -231,7 +233,7 @@ def _name_the_final_path(original: Callable[..., None]) -> Callable[..., None]:
     """Shows the user's path where Keras reports the temporary one."""
 
     @functools.wraps(original)
-    def print_msg(message: Any, *args: Any, **kwargs: Any) -> None:
+    def print_msg(message: object, *args: object, **kwargs: object) -> None:
         temporary, final = getattr(_local, "shown", None) or ("", "")
         if temporary and isinstance(message, str):
             message = message.replace(temporary, final)
@@ -244,7 +246,9 @@ def _mistakes_first(original: Callable[..., None]) -> Callable[..., None]:
     """Raises what tfdist has to say of a file, where Keras would wrap it into a ValueError."""
 
     @functools.wraps(original)
-    def raise_loading_failure(error_msgs: Any, warn_only: bool = False) -> None:
+    def raise_loading_failure(
+        error_msgs: Mapping[object, tuple[object, Exception]], warn_only: bool = False
+    ) -> None:
         for _, error in error_msgs.values():
             if isinstance(error, TfdistError) and not warn_only:
                 raise error
@@ -257,7 +261,7 @@ def _read_from_hand(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Serves reads of on-read variables from the values that were read together."""
 
     @functools.wraps(original)
-    def get_cross_replica(self: Any) -> Any:
+    def get_cross_replica(self: Variable) -> Tensor:
         noted = getattr(_local, "noted", None)
         if noted is not None:
             noted.setdefault(id(self), self)
@@ -275,7 +279,7 @@ def _read_from_hand(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return get_cross_replica
 
 
-def _reads_of(source: Any) -> list[Any]:
+def _reads_of(source: object) -> list[Any]:
     """The on-read variables that saving a model or export archive is going to read, in order."""
     if isinstance(source, TFExportArchive):
         lists = [v for v in vars(source._tf_trackable).values() if isinstance(v, (list, tuple))]
@@ -298,10 +302,10 @@ class _Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: Any = None) -> _Nowhere:
+    def make(self, path: str, metadata: object = None) -> _Nowhere:
         """The store itself, for every path."""
         return self
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         for variable in on_read_variables([value]):
             _local.noted.setdefault(id(variable), variable)

@@ -20,6 +20,7 @@ from tfdist._tf.data import seeded
 from tfdist._tf.distribute import global_seed
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
+from tfdist.types import DataAdapter, Dataset
 
 
 def hooks() -> list[Hook]:
@@ -32,7 +33,7 @@ def hooks() -> list[Hook]:
 
 def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def get_tf_dataset(self: Any) -> Any:
+    def get_tf_dataset(self: DataAdapter) -> Dataset:
         strategy = tf.distribute.get_strategy()
         if not self._shuffle or host_collectives.worker_count(strategy) == 1:
             return original(self)
@@ -45,7 +46,7 @@ def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_chiefs_state(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def get_tf_dataset(self: Any) -> Any:
+    def get_tf_dataset(self: DataAdapter) -> Dataset:
         strategy = tf.distribute.get_strategy()
         if self.shuffle and host_collectives.worker_count(strategy) > 1:
             own = random.getstate()

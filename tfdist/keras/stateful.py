@@ -19,6 +19,7 @@ from tfdist._tf.distribute import local_results
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
+from tfdist.types import Layer, Model, StatefulLayer, Structure, Tensor
 
 __all__ = ["check_divided", "hooks", "is_stateful"]
 
@@ -37,12 +38,12 @@ def hooks() -> list[Hook]:
     ]
 
 
-def is_stateful(model: Any) -> bool:
+def is_stateful(model: Model) -> bool:
     """Whether a model has an RNN that goes on from the states of the batch before."""
     return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
 
 
-def check_divided(model: Any, batch: Any) -> None:
+def check_divided(model: Model, batch: Structure) -> None:
     """Raises if the slices of a batch of values are unequal, on all workers alike.
 
     Args:
@@ -62,7 +63,7 @@ def check_divided(model: Any, batch: Any) -> None:
 
 def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def create_state_variables(self: Any, batch_size: int) -> None:
+    def create_state_variables(self: Layer, batch_size: int) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         # In a replica's function the layer is built from the replica's own slice. A batch that
         # cannot be divided may still be one that each process predicts by itself.
@@ -75,7 +76,7 @@ def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
 
 def _of_equal_slices(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def call(self: Any, sequences: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: StatefulLayer, sequences: Tensor, *args: object, **kwargs: object) -> object:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         rows = sequences.shape[0]
         in_replica = tf.distribute.get_replica_context() is not None
@@ -88,7 +89,7 @@ def _of_equal_slices(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _unequal(layer: Any, rows: int | None, expected: int | None, replicas: int) -> str:
+def _unequal(layer: Layer, rows: int | None, expected: int | None, replicas: int) -> str:
     found = "batches of several sizes" if rows is None else f"slices of {rows} rows"
     kept = "" if expected is None else f" and keeps states for {expected}"
     return (

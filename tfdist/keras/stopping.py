@@ -15,10 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import CallbackList
 from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook, fitting
+from tfdist.types import Callback, Logs
 
 __all__ = ["ask_at_batches", "hooks", "may_stop", "put_off"]
 
@@ -40,36 +42,36 @@ def hooks() -> list[Hook]:
     ]
 
 
-def may_stop(listed: Any) -> bool:
+def may_stop(listed: types.CallbackList) -> bool:
     """Whether a list has a callback of the program's own that runs at batches."""
     methods = (_method(each, name) for each in listed.callbacks for name in _AT_BATCHES)
     return any(_package_of(method) not in _ACTING_ALIKE for method in methods)
 
 
-def ask_at_batches(listed: Any, asks: bool) -> None:
+def ask_at_batches(listed: types.CallbackList, asks: bool) -> None:
     """Makes the workers ask each other after each batch; must be the same on all."""
     vars(listed)[_ASKS] = asks
 
 
-def put_off(listed: Any) -> bool:
+def put_off(listed: types.CallbackList) -> bool:
     """Whether a stop has been put off to now."""
     return bool(vars(listed).pop(_PUT_OFF, False))
 
 
-def _method(callback: Any, name: str) -> Any:
+def _method(callback: object, name: str) -> Callable[..., Any]:
     """A method as it was given, on the object itself or by its class."""
     own = getattr(callback, "__dict__", {})
     return own.get(name, getattr(type(callback), name))
 
 
-def _package_of(method: Any) -> str:
+def _package_of(method: object) -> str:
     module = getattr(method, "__module__", None) or type(method).__module__
     return str(module).partition(".")[0]
 
 
 def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
         original(self, batch, logs)
         strategy = tf.distribute.get_strategy()
         if not fitting.is_up or host_collectives.worker_count(strategy) == 1:
@@ -98,7 +100,7 @@ def _note_stop(original: Callable[..., None]) -> Callable[..., None]:
     """Notes that the loss, which is the same on all workers, ends the training."""
 
     @functools.wraps(original)
-    def on_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self: Callback, batch: int, logs: Logs | None = None) -> None:
         original(self, batch, logs)
         if self.model.stop_training:
             vars(self.model)[_ALIKE] = True

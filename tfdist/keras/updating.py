@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, updater_of
@@ -26,6 +27,7 @@ from tfdist.keras.hooks import Flag, Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_context import current_step, weighed
+from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 
@@ -46,7 +48,12 @@ def hooks() -> list[Hook]:
     ]
 
 
-def step_by_rule(updater: Updater, optimizer: Any, grads: list[Any], weights: Any) -> None:
+def step_by_rule(
+    updater: Updater,
+    optimizer: Optimizer,
+    grads: list[Any],
+    weights: Sequence[KerasVariable] | None,
+) -> None:
     """Hands a batch's gradients to the updater, in a replica context.
 
     Args:
@@ -89,7 +96,7 @@ def step_by_rule(updater: Updater, optimizer: Any, grads: list[Any], weights: An
         marks.exchanges.append(cost)
 
 
-def _apply(optimizer: Any, updater: Updater, grads: list[Any], weights: list[Any]) -> None:
+def _apply(optimizer: Optimizer, updater: Updater, grads: list[Any], weights: list[Any]) -> None:
     """Applies gradients that have been exchanged, by Keras's own `apply`."""
     factor = updater.rate.factor(optimizer.iterations)
     clips = updater.rule.clip == "after"
@@ -101,7 +108,7 @@ def _apply(optimizer: Any, updater: Updater, grads: list[Any], weights: list[Any
                 optimizer.apply(grads, weights)
 
 
-def _check(updater: Updater, optimizer: Any) -> None:
+def _check(updater: Updater, optimizer: Optimizer) -> None:
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scales and updater.rule.remembers:
         raise ConfigError(
@@ -111,11 +118,11 @@ def _check(updater: Updater, optimizer: Any) -> None:
         )
 
 
-def _core(optimizer: Any) -> Any:
+def _core(optimizer: Optimizer) -> Optimizer:
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def _built(optimizer: Any, weights: Any) -> list[Any]:
+def _built(optimizer: Optimizer, weights: Sequence[KerasVariable] | None) -> list[Any]:
     if weights is None:
         return list(_core(optimizer)._trainable_variables)
     given: list[Any] = list(weights)
@@ -123,12 +130,12 @@ def _built(optimizer: Any, weights: Any) -> list[Any]:
     return given
 
 
-def leaves_to_updates(model: Any) -> bool:
+def leaves_to_updates(model: Model) -> bool:
     """Whether replicas change a model's layer weights by themselves between two averages."""
     return any(updater.rule.periodic for _, updater in _updaters(model))
 
 
-def flush(model: Any, *, batches: bool, late: bool = True) -> None:
+def flush(model: Model | None, *, batches: bool, late: bool = True) -> None:
     """Applies what is pending in a model's optimizers. Must be called by all workers.
 
     Args:
@@ -144,12 +151,12 @@ def flush(model: Any, *, batches: bool, late: bool = True) -> None:
 
 
 def _apply_flushed(
-    optimizer: Any, updater: Updater, places: tuple[int, ...], grads: list[Any]
+    optimizer: Optimizer, updater: Updater, places: tuple[int, ...], grads: list[Any]
 ) -> None:
-    _apply(optimizer, updater, grads, [optimizer._trainable_variables[place] for place in places])
+    _apply(optimizer, updater, grads, [optimizer._trainable_variables[index] for index in places])
 
 
-def _updaters(model: Any) -> list[tuple[Any, Updater]]:
+def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:
     strategy = tf.distribute.get_strategy()
     if getattr(strategy, "rule", PLAIN).is_plain:
         return []
@@ -161,7 +168,7 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
     """Applies what is pending; all of it where `fit` evaluates at the end of an epoch."""
 
     @functools.wraps(original)
-    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def look(self: Model, *args: object, **kwargs: object) -> object:
         flush(self, batches=bool(kwargs.get("_use_cached_eval_dataset")))
         return original(self, *args, **kwargs)
 
@@ -170,7 +177,7 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True, late=False)
         original(self, epoch, logs)
 
@@ -179,7 +186,7 @@ def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
 
 def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_end(self: Any, logs: Any = None) -> None:
+    def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True)
         original(self, logs)
 
@@ -190,7 +197,7 @@ def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
     """Says once, when the size of a batch is known, what the learning rate is multiplied by."""
 
     @functools.wraps(original)
-    def on_train_batch_end(self: Any, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self: types.CallbackList, *args: object, **kwargs: object) -> None:
         rule = getattr(tf.distribute.get_strategy(), "rule", None)
         if rule is not None and rule.lr_rule != "none":
             for _, updater in _updaters(getattr(self, "_model", None)):
@@ -206,7 +213,7 @@ def _with_updater(original: Callable[..., None]) -> Callable[..., None]:
     """Gives an optimizer its updater when it is built, so that a checkpoint finds it."""
 
     @functools.wraps(original)
-    def build(self: Any, variables: Any) -> None:
+    def build(self: Optimizer, variables: Sequence[KerasVariable]) -> None:
         original(self, variables)
         updater_of(self, tf.distribute.get_strategy())
 
@@ -215,7 +222,7 @@ def _with_updater(original: Callable[..., None]) -> Callable[..., None]:
 
 def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def clip_gradients(self: Any, grads: Any) -> Any:
+    def clip_gradients(self: Optimizer, grads: Sequence[Gradient]) -> Sequence[Gradient]:
         return grads if _clipped.is_up else original(self, grads)
 
     return clip_gradients

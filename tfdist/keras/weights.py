@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import KerasVariable, SeedGenerator, Variable
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.replica_collectives import sum_over_replicas
@@ -21,6 +22,7 @@ from tfdist.keras.assignments import on_whole_batch, warn_unless_added
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.updating import leaves_to_updates
+from tfdist.types import Tensor
 
 
 def hooks() -> list[Hook]:
@@ -65,7 +67,7 @@ def average_assigned(step: Step) -> None:
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def direct_assign(self: Any, value: Any) -> None:
+    def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         step = current_step()
         if step is None or exchanged.is_up:
             return original(self, value)
@@ -85,7 +87,7 @@ def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def convert(self: Any, *args: Any) -> Any:
+        def convert(self: types.KerasVariable, *args: object) -> object:
             if not is_distributed(self.value):
                 return original(self, *args)
             return to(tf.convert_to_tensor(self.value).numpy(), *args)
@@ -97,7 +99,7 @@ def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 def _with_value(original: Callable[[Any], str]) -> Callable[[Any], str]:
     @functools.wraps(original)
-    def text(self: Any) -> str:
+    def text(self: types.KerasVariable) -> str:
         shown = original(self)
         if "value=" in shown or not tf.executing_eagerly() or not is_distributed(self._value):
             return shown
@@ -114,7 +116,7 @@ def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(original)
-    def next_seed(self: Any, ordered: bool = True) -> Any:
+    def next_seed(self: types.SeedGenerator, ordered: bool = True) -> Tensor:
         seed = original(self, ordered)
         context = tf.distribute.get_replica_context()
         if current_step() is None or context is None:

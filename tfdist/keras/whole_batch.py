@@ -16,6 +16,7 @@ from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import paired_by
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
+from tfdist.types import DType, Operation, Tensor
 
 __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
 
@@ -24,12 +25,12 @@ __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "t
 _RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis"}
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether a value is a tensor of a graph that is being traced."""
     return isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
 
 
-def as_average(step: Step, value: Any) -> Any:
+def as_average(step: Step, value: Tensor) -> Tensor:
     """A loss, or another number, whose average over the replicas is its value on the whole batch.
 
     Its gradient is right as well: averaged over the replicas, it is that of the whole batch.
@@ -62,7 +63,7 @@ def as_average(step: Step, value: Any) -> Any:
     return result
 
 
-def targets_of(step: Step, target: Any) -> list[tuple[Any, Any]] | None:
+def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     """Tensors, each with a factor, whose gradients add up to one that replicas may average.
 
     Args:
@@ -83,14 +84,14 @@ def targets_of(step: Step, target: Any) -> list[tuple[Any, Any]] | None:
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]
-    found = reduction_of(target, step.depends, step.means)
-    if found.is_mean:
-        _warn_of_unknown(found)
+    result = reduction_of(target, step.depends, step.means)
+    if result.is_mean:
+        _warn_of_unknown(result)
         return None
-    return _derivatives(step, target, found)[1]
+    return _derivatives(step, target, result)[1]
 
 
-def _derivatives(step: Step, value: Any, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
+def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
     """The value on the whole batch, and for each leaf of floating point its factor."""
     _warn_of_unknown(found)
     here = [leaf.tensor for leaf in found.leaves]
@@ -110,7 +111,7 @@ def _derivatives(step: Step, value: Any, found: Reduction) -> tuple[Any, list[tu
     return total, parts
 
 
-def _more_of_sum(step: Step, leaf: Leaf, factor: Any) -> Any:
+def _more_of_sum(step: Step, leaf: Leaf, factor: Tensor) -> Tensor | None:
     """By how much a term of a sum has to be larger for its average to be the whole batch's sum."""
     if not leaf.is_sum or factor is None:
         return None
@@ -118,7 +119,7 @@ def _more_of_sum(step: Step, leaf: Leaf, factor: Any) -> Any:
     return tf.reduce_sum(factor * leaf.tensor) * (_per_share(step, factor.dtype) - 1.0)
 
 
-def _per_share(step: Step, dtype: Any) -> Any:
+def _per_share(step: Step, dtype: DType) -> Tensor:
     return tf.math.divide_no_nan(tf.ones([], dtype), step.share(dtype))
 
 
@@ -135,7 +136,7 @@ def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     ]
 
 
-def computed_again(value: Any, found: Reduction, whole: list[Any]) -> Any:
+def computed_again(value: Tensor, found: Reduction, whole: list[Any]) -> Tensor:
     """Computes a value once more, from other leaves; all else that it reads is shared."""
     new = {id(leaf.tensor): total for leaf, total in zip(found.leaves, whole, strict=True)}
     for op in found.between:
@@ -145,7 +146,7 @@ def computed_again(value: Any, found: Reduction, whole: list[Any]) -> Any:
     return new[id(value)]
 
 
-def _run_again(op: Any, inputs: list[Any]) -> list[Any]:
+def _run_again(op: Operation, inputs: list[Any]) -> list[Any]:
     """Runs an op of the same type and attributes on other inputs."""
     supply = iter(inputs)
     run = getattr(tf.raw_ops, op.type)
@@ -163,7 +164,7 @@ def _run_again(op: Any, inputs: list[Any]) -> list[Any]:
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def _check_static(step: Step, factor: Any) -> None:
+def _check_static(step: Step, factor: Tensor) -> None:
     """Refuses a sum times a constant where the size of a batch is a constant too.
 
     `reduce_sum(loss) / x.shape[0]` and `reduce_sum(loss) / GLOBAL_BATCH` are then the same graph.
@@ -178,7 +179,7 @@ def _check_static(step: Step, factor: Any) -> None:
         )
 
 
-def _warn_of_eager(step: Step, value: Any) -> None:
+def _warn_of_eager(step: Step, value: Tensor) -> None:
     if not tf.executing_eagerly() or not tf.is_tensor(value) or id(value) in step.means:
         return
     warnings.warn(

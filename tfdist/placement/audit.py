@@ -9,6 +9,7 @@ from typing import Any
 from tfdist._tf.graphs import partitioned_graphs
 from tfdist.placement.calls import number_of
 from tfdist.placement.place import devices_by_path
+from tfdist.types import Model
 
 __all__ = ["placed_operations"]
 
@@ -20,7 +21,7 @@ _ANYWHERE = (
 )
 
 
-def placed_operations(model: Any, run: Callable[[], Any]) -> dict[str, dict[str, list[str]]]:
+def placed_operations(model: Model, run: Callable[[], Any]) -> dict[str, dict[str, list[str]]]:
     """The operations of each layer, forward and backward, by the device that has run them.
 
     Args:
@@ -34,10 +35,12 @@ def placed_operations(model: Any, run: Callable[[], Any]) -> dict[str, dict[str,
     with partitioned_graphs() as graphs:
         run()
     paths = list(devices_by_path(model))
-    found: dict[str, dict[str, list[str]]] = {path: collections.defaultdict(list) for path in paths}
+    result: dict[str, dict[str, list[str]]] = {
+        path: collections.defaultdict(list) for path in paths
+    }
     for graph in graphs:
         for node in graph.node:
             number = number_of(node.name)
             if number is not None and node.op not in _ANYWHERE:
-                found[paths[number]][node.device].append(node.name)
-    return found
+                result[paths[number]][node.device].append(node.name)
+    return result

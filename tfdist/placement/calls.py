@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist._keras import in_stateless_scope
 from tfdist.placement.devices import on
+from tfdist.types import Tensor, Variable
 
 __all__ = ["number_of", "placed_call"]
 
@@ -53,7 +54,7 @@ def placed_call(
     """
 
     @functools.wraps(call)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         if in_stateless_scope() or _is_symbolic((args, kwargs)):
             return call(*args, **kwargs)
         with on(device), tf.name_scope(f"{_SCOPE}{number}"):
@@ -64,41 +65,41 @@ def placed_call(
 
 def number_of(name: str) -> int | None:
     """The number of the layer that an operation of a graph belongs to, by the operation's name."""
-    found = _NUMBER.search(name)
-    return int(found.group(1)) if found else None
+    result = _NUMBER.search(name)
+    return int(result.group(1)) if result else None
 
 
-def _is_symbolic(values: Any) -> bool:
+def _is_symbolic(values: object) -> bool:
     return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(values))
 
 
-def _with_own_gradient(made: _Call, args: Any, kwargs: Any) -> Any:
+def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
     leaves = keras.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
+    indices = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
     lists = made.losses()
     before = [len(each) for each in lists]
     kept: dict[str, Any] = {}
 
-    def forward(*inputs: Any) -> Any:
-        given = list(leaves)
-        for i, value in zip(places, inputs, strict=True):
+    def forward(*inputs: Tensor) -> tuple[list[Tensor], Callable[..., Any]]:
+        replaced = list(leaves)
+        for i, value in zip(indices, inputs, strict=True):
             _copy_mask(leaves[i], value)
-            given[i] = value
+            replaced[i] = value
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), given)
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), replaced)
             outputs = made.call(*own_args, **own_kwargs)
         added = [loss for each, start in zip(lists, before, strict=True) for loss in each[start:]]
         kept["outputs"], kept["flat"] = outputs, [*keras.tree.flatten(outputs), *added]
         tensors = [each for each in kept["flat"] if tf.is_tensor(each)]
         return tensors, _backward(made, tape, inputs, tensors)
 
-    results = tf.custom_gradient(forward)(*(leaves[i] for i in places))
+    results = tf.custom_gradient(forward)(*(leaves[i] for i in indices))
     flat = iter(_in_place_of(kept["flat"], list(results)))
-    found = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
+    result = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
     for each, start in zip(lists, before, strict=True):
         each[start:] = [next(flat) for _ in each[start:]]
-    return found
+    return result
 
 
 def _backward(
@@ -106,22 +107,22 @@ def _backward(
 ) -> Callable[..., Any]:
     """What `tf.custom_gradient` calls for the gradients, on the layer's device too."""
 
-    def backward(*grads: Any, variables: Any = None) -> Any:
+    def backward(*grads: Tensor, variables: Sequence[Variable] | None = None) -> object:
         pairs = [(t, g) for t, g in zip(tensors, grads, strict=True) if _has_gradient(t)]
         with on(made.device), tf.name_scope(f"{_SCOPE}{made.number}"):
-            found = tape.gradient(
+            result = tape.gradient(
                 [tensor for tensor, _ in pairs],
                 [*inputs, *(variables or [])],
                 output_gradients=[grad for _, grad in pairs],
             )
         if variables is None:
-            return found
-        return found[: len(inputs)], found[len(inputs) :]
+            return result
+        return result[: len(inputs)], result[len(inputs) :]
 
     return backward
 
 
-def _has_gradient(value: Any) -> bool:
+def _has_gradient(value: object) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype.is_floating
 
 
@@ -136,7 +137,7 @@ def _in_place_of(flat: list[Any], results: list[Any]) -> list[Any]:
     return found
 
 
-def _copy_mask(source: Any, target: Any) -> None:
+def _copy_mask(source: object, target: Any) -> None:
     """Keras keeps a tensor's mask as an attribute, which TensorFlow's copies do not have."""
     mask = getattr(source, "_keras_mask", None)
     if mask is not None and source is not target:

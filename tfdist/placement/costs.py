@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.placement.units import Unit, units_of
+from tfdist.types import KerasVariable, Model, Structure
 
 __all__ = ["Cost", "costs_of"]
 
@@ -45,7 +46,7 @@ class Cost:
         return self.weight_bytes + self.activation_bytes
 
 
-def costs_of(model: Any, batch: Any, *, slots: int = 2) -> list[Cost]:
+def costs_of(model: Model, batch: Structure, *, slots: int = 2) -> list[Cost]:
     """Measures the layers of a model, each by itself, on the first device.
 
     A forward pass is timed and counts three times, for the backward pass. The first pass is not
@@ -88,7 +89,7 @@ def _cost_of(unit: Unit, times: Sequence[float], size: int, slots: int) -> Cost:
     )
 
 
-def _bytes(weight: Any) -> int:
+def _bytes(weight: KerasVariable) -> int:
     return int(weight.value.shape.num_elements()) * int(tf.as_dtype(weight.dtype).size)
 
 
@@ -115,7 +116,7 @@ def _watched(
 def _timed(
     call: Callable[..., Any], times: list[float], sizes: dict[int, int], key: int
 ) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         begun = time.perf_counter()
         outputs = call(*args, **kwargs)
         tensors = [each for each in keras.tree.flatten(outputs) if tf.is_tensor(each)]

@@ -36,7 +36,7 @@ def devices_of(units: Sequence[Unit], device_map: Mapping[str, str]) -> dict[str
             no layer.
     """
     used: set[str] = set()
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     missing: list[str] = []
     for unit in units:
         rules = _rules_for(unit.path, device_map)
@@ -49,16 +49,16 @@ def devices_of(units: Sequence[Unit], device_map: Mapping[str, str]) -> dict[str
                 f"Add a rule for {unit.path!r} alone, or make the patterns narrower."
             )
         if devices:
-            found[unit.path] = devices.pop()
+            result[unit.path] = devices.pop()
         elif unit.is_layer:
             missing.append(unit.path)
         else:
-            found[unit.path] = found.get(unit.follows or "", "")
+            result[unit.path] = result.get(unit.follows or "", "")
     _check_all_used(units, device_map, used)
     if missing:
         raise ConfigError(_unmatched(missing, device_map))
-    first = next(iter(found.values()), "")
-    return {path: device or first for path, device in found.items()}
+    first = next(iter(result.values()), "")
+    return {path: device or first for path, device in result.items()}
 
 
 def _rules_for(path: str, device_map: Mapping[str, str]) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
+from tfdist.types import DeviceSpec, KerasVariable
 
 __all__ = ["device_of", "existing", "moved", "on"]
 
@@ -46,7 +46,7 @@ def existing(name: str) -> str:
     raise ConfigError(f"There is no device {name!r}. There are: {_short(devices)}.{more}")
 
 
-def _same_task(wanted: Any, spec: Any) -> bool:
+def _same_task(wanted: DeviceSpec, spec: DeviceSpec) -> bool:
     """Whether a device is of the task that a name means: this one, where it says none.
 
     TensorFlow lists this process's devices without a task before it knows a cluster.
@@ -57,7 +57,7 @@ def _same_task(wanted: Any, spec: Any) -> bool:
     return bool((spec.job or here[0], spec.task or 0) == (job, task))
 
 
-def _kind_of_task(wanted: Any, devices: list[str]) -> str:
+def _kind_of_task(wanted: DeviceSpec, devices: list[str]) -> str:
     """A task's GPUs, or its CPUs where it has none."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     gpus = [s for s in specs if s.device_type == "GPU" and _same_task(wanted, s)]
@@ -69,7 +69,7 @@ def _short(devices: list[str]) -> str:
     return ", ".join(device.removeprefix(local) for device in devices)
 
 
-def device_of(variable: Any) -> str:
+def device_of(variable: KerasVariable) -> str:
     """The device of a Keras variable."""
     return str(variable._value.device)
 
@@ -81,7 +81,7 @@ def on(device: str) -> Iterator[None]:
         yield
 
 
-def moved(variable: Any, device: str) -> None:
+def moved(variable: KerasVariable, device: str) -> None:
     """Moves a Keras variable with its value.
 
     Args:

@@ -114,10 +114,10 @@ def _check_each(
 
 
 def _sums(values: Sequence[float]) -> list[float]:
-    found = [0.0]
+    result = [0.0]
     for value in values:
-        found.append(found[-1] + value)
-    return found
+        result.append(result[-1] + value)
+    return result
 
 
 def _mib(count: float) -> str:

@@ -18,6 +18,17 @@ from tfdist.placement.device_map import devices_of
 from tfdist.placement.devices import device_of, existing, moved, on
 from tfdist.placement.plan import plan_placement, read_device_map
 from tfdist.placement.units import Unit, units_of
+from tfdist.types import (
+    Gradient,
+    KerasVariable,
+    Layer,
+    Model,
+    Operand,
+    Optimizer,
+    Structure,
+    Tensor,
+    Variable,
+)
 
 __all__ = ["devices_by_path", "place"]
 
@@ -26,13 +37,13 @@ _PLACES = "_tfdist_places"
 
 
 def place(
-    model: Any,
+    model: Model,
     device_map: Mapping[str, str] | Path | str = "auto",
     *,
-    batch: Any = None,
+    batch: Structure = None,
     devices: Sequence[str] | Mapping[str, float] | None = None,
     overflow: str | None = None,
-) -> Any:
+) -> Model:
     """Puts each layer of a model on a device.
 
     A layer's weights, its computation, gradients and optimizer's state are there; activations go
@@ -76,7 +87,7 @@ def place(
     return model
 
 
-def devices_by_path(model: Any) -> dict[str, str]:
+def devices_by_path(model: Model) -> dict[str, str]:
     """The device of each layer of a placed model, by path.
 
     Raises:
@@ -102,21 +113,21 @@ def _place_unit(unit: Unit, device: str, number: int) -> None:
     object.__setattr__(operation, "call", placed_call(original, device, number, losses))
 
 
-def _losses_of(operation: Any) -> list[list[Any]]:
+def _losses_of(operation: Layer) -> list[list[Any]]:
     """The lists that a layer and the layers in it add losses to."""
     if not isinstance(operation, keras.Layer):
         return []
     return [layer._losses for layer in operation._flatten_layers(include_self=True)]
 
 
-def _follow_compile(model: Any) -> None:
+def _follow_compile(model: Model) -> None:
     """Places the optimizer of each `compile` to come; XLA cannot compile for several devices."""
     compiled = model.compile
     if getattr(compiled, "_tfdist_placed", False):
         return
 
     @functools.wraps(compiled)
-    def compile_placed(*args: Any, **kwargs: Any) -> None:
+    def compile_placed(*args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
             warnings.warn(
                 "jit_compile=True does not go with a model on several devices, for which XLA "
@@ -130,7 +141,7 @@ def _follow_compile(model: Any) -> None:
     object.__setattr__(model, "compile", compile_placed)
 
 
-def _place_metrics_and_optimizer(model: Any) -> None:
+def _place_metrics_and_optimizer(model: Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
@@ -147,21 +158,25 @@ def _place_metrics_and_optimizer(model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def _follow_updates(optimizer: Any) -> None:
+def _follow_updates(optimizer: Optimizer) -> None:
     """Makes and updates the state of each weight on the weight's device."""
     if getattr(optimizer.update_step, "_tfdist_placed", False):
         return
     update, add = optimizer.update_step, optimizer.add_variable_from_reference
 
     @functools.wraps(update)
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        held = variable._value if isinstance(variable, keras.Variable) else variable
+    def update_step(
+        gradient: Gradient, variable: KerasVariable | Variable, learning_rate: Operand
+    ) -> object:
+        held = _held(variable)
         with on(held.device):
             return update(gradient, variable, learning_rate)
 
     @functools.wraps(add)
-    def add_variable_from_reference(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        held = getattr(reference_variable, "_value", reference_variable)
+    def add_variable_from_reference(
+        reference_variable: KerasVariable, *args: object, **kwargs: object
+    ) -> KerasVariable:
+        held = _held(reference_variable)
         with on(held.device):
             made = add(reference_variable, *args, **kwargs)
         moved(made, held.device)
@@ -174,17 +189,23 @@ def _follow_updates(optimizer: Any) -> None:
     object.__setattr__(optimizer, "add_variable_from_reference", add_variable_from_reference)
 
 
-def _clipping_of(optimizer: Any) -> Callable[[Any], Any]:
+def _held(variable: KerasVariable | Variable) -> Variable:
+    """TensorFlow's variable in a Keras variable; any other is one itself."""
+    held: Any = getattr(variable, "_value", variable)
+    return held
+
+
+def _clipping_of(optimizer: Optimizer) -> Callable[[Any], Any]:
     """Keras's clipping, each gradient on its device; of a global norm only sums go around."""
     original = optimizer._clip_gradients
 
-    def clip_gradients(grads: Any) -> Any:
+    def clip_gradients(grads: Sequence[Gradient | None]) -> Sequence[Gradient | None]:
         if not optimizer.global_clipnorm:
-            found = []
+            result = []
             for grad in grads:
                 with on(getattr(grad, "device", "")):
-                    found += original([grad])
-            return found
+                    result += original([grad])
+            return result
         squares = []
         for grad in (each for each in grads if each is not None):
             with on(grad.device):
@@ -197,19 +218,19 @@ def _clipping_of(optimizer: Any) -> Callable[[Any], Any]:
     return clip_gradients
 
 
-def _times(grad: Any, factor: Any) -> Any:
+def _times(grad: Gradient, factor: Tensor) -> Tensor:
     with on(grad.device):
         return tf.convert_to_tensor(grad) * factor  # Dense, as Keras's product of both is.
 
 
-def _decay_of(optimizer: Any) -> Callable[[Any], None]:
+def _decay_of(optimizer: Optimizer) -> Callable[[Any], None]:
     """Keras's weight decay, that of each weight on its device."""
 
-    def apply_weight_decay(variables: Any) -> None:
+    def apply_weight_decay(variables: Sequence[KerasVariable]) -> None:
         if optimizer.weight_decay is None:
             return
         for variable in variables:
-            held = variable._value if isinstance(variable, keras.Variable) else variable
+            held = _held(variable)
             if optimizer._use_weight_decay(variable):
                 with on(held.device):
                     rate = tf.cast(optimizer.learning_rate, held.dtype)
@@ -218,7 +239,7 @@ def _decay_of(optimizer: Any) -> Callable[[Any], None]:
     return apply_weight_decay
 
 
-def _move_state(optimizer: Any) -> None:
+def _move_state(optimizer: Optimizer) -> None:
     """Moves the state of an optimizer that has been built; Keras names it after its weight."""
     weights = {
         f"{weight.path.replace('/', '_')}_": weight for weight in optimizer._trainable_variables

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from tfdist.config.resolution import read_toml
 from tfdist.errors import ConfigError
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow
+from tfdist.types import Model, Structure
 from tfdist.utils.atomic_io import replacing
 
 __all__ = ["Plan", "plan_placement", "read_device_map"]
@@ -58,8 +58,8 @@ class Plan:
 
 
 def plan_placement(
-    model: Any,
-    batch: Any = None,
+    model: Model,
+    batch: Structure = None,
     devices: Sequence[str] | Mapping[str, float] | None = None,
     *,
     overflow: str | None = None,
@@ -93,16 +93,16 @@ def read_device_map(path: Path | str) -> dict[str, str]:
     Raises:
         ConfigError: if the file cannot be read or has none.
     """
-    found = read_toml(Path(path)).get("device_map")
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+    result = read_toml(Path(path)).get("device_map")
+    if not isinstance(result, dict) or not all(isinstance(each, str) for each in result.values()):
         raise ConfigError(
             f"The file {str(path)!r} has no table [device_map] of layers and devices, as "
             "Plan.write writes it."
         )
-    return found
+    return result
 
 
-def _zeros(model: Any, examples: int) -> Any:
+def _zeros(model: Model, examples: int) -> Structure:
     """Inputs of zeros for a model that knows its inputs' shapes."""
     inputs = getattr(model, "_inputs_struct", None) or getattr(model, "inputs", None)
     if inputs is None or any(None in x.shape[1:] for x in keras.tree.flatten(inputs)):
@@ -119,8 +119,8 @@ def _budgets(devices: Sequence[str] | Mapping[str, float] | None) -> dict[str, f
     if isinstance(devices, Mapping):
         return {name: float(size) for name, size in devices.items()}
     if devices is None:
-        found = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-        devices = [device.name.removeprefix("/device:") for device in found]
+        result = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        devices = [device.name.removeprefix("/device:") for device in result]
     if not devices:
         raise ConfigError("devices=[] leaves no device to plan for. Name at least one.")
     return dict.fromkeys(devices, float("inf"))

@@ -8,8 +8,10 @@ from typing import Any
 
 import keras
 
+from tfdist import types
 from tfdist._keras import Functional
 from tfdist.errors import ConfigError
+from tfdist.types import Layer, Model
 
 __all__ = ["Unit", "graph_of", "units_of"]
 
@@ -25,7 +27,7 @@ class Unit:
     """
 
     path: str
-    operation: Any
+    operation: Layer
     follows: str | None = None
 
     @property
@@ -39,7 +41,7 @@ class Unit:
         return list(self.operation.variables) if self.is_layer else []
 
 
-def units_of(model: Any) -> list[Unit]:
+def units_of(model: Model) -> list[Unit]:
     """The units of a model, in the order in which they run.
 
     Functional and Sequential models are taken apart, nested ones too. Any other layer is a unit,
@@ -51,11 +53,11 @@ def units_of(model: Any) -> list[Unit]:
     Raises:
         ConfigError: if the model is not built, or has weights of its own beside its layers'.
     """
-    found: dict[int, Unit] = {}
+    result: dict[int, Unit] = {}
     if model.built:
         for unit in _walk(model, "", {}):
-            found.setdefault(id(unit.operation), unit)
-    units = list(found.values())
+            result.setdefault(id(unit.operation), unit)
+    units = list(result.values())
     unbuilt = [unit.path for unit in units if unit.is_layer and not unit.operation.built]
     if unbuilt or not units:
         which = f"{model.name!r}" + (f" (layer {unbuilt[0]!r})" if unbuilt else "")
@@ -67,14 +69,14 @@ def units_of(model: Any) -> list[Unit]:
     return units
 
 
-def graph_of(model: Any) -> Any:
+def graph_of(model: Layer) -> types.Functional | None:
     """The Functional graph of a Functional or built Sequential model, or None."""
     if isinstance(model, keras.Sequential):
         return model._functional
     return model if isinstance(model, Functional) else None
 
 
-def _walk(model: Any, prefix: str, producers: dict[int, str]) -> Iterator[Unit]:
+def _walk(model: Layer, prefix: str, producers: dict[int, str]) -> Iterator[Unit]:
     graph = graph_of(model)
     if graph is None:
         for layer in model._flatten_layers(include_self=False, recursive=False):
@@ -89,7 +91,7 @@ def _walk(model: Any, prefix: str, producers: dict[int, str]) -> Iterator[Unit]:
 
 
 def _unit_or_inside(
-    operation: Any, prefix: str, producers: dict[int, str], first: str | None
+    operation: Layer, prefix: str, producers: dict[int, str], first: str | None
 ) -> list[Unit]:
     path = prefix + operation.name
     if graph_of(operation) is not None:
@@ -97,7 +99,7 @@ def _unit_or_inside(
     return [Unit(path, operation, first)]
 
 
-def nodes_in_order(graph: Any) -> list[Any]:
+def nodes_in_order(graph: types.Functional) -> list[Any]:
     """The calls of a Functional graph, each after those whose outputs it reads, without inputs."""
     by_depth = graph._nodes_by_depth
     return [
@@ -108,7 +110,7 @@ def nodes_in_order(graph: Any) -> list[Any]:
     ]
 
 
-def _check_complete(model: Any, units: list[Unit]) -> None:
+def _check_complete(model: Model, units: list[Unit]) -> None:
     known = {id(variable) for unit in units for variable in unit.variables}
     own = [v.path for v in model.weights if id(v) not in known]
     if own:

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
 from tfdist.keras.building import on_built_model
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
+from tfdist.keras.hooks import HookSet
 from tfdist.keras.input_comparison import show_first_batch
 from tfdist.keras.replica_step import (
     after_its_batch,
@@ -32,6 +33,7 @@ from tfdist.keras.replica_step import (
     step_model,
 )
 from tfdist.strategies import constructors
+from tfdist.types import Dataset, Model, Strategy, Structure
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -45,14 +47,19 @@ class Scope:
         hooks: what is hooked besides what all strategies hook.
     """
 
-    def __init__(self, strategy: Any, inner: Any, hooks: Any = None) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        inner: contextlib.AbstractContextManager[object],
+        hooks: HookSet | None = None,
+    ) -> None:
         self._strategy = strategy
         self._inner = inner
         own = [] if hooks is None else [hooks]
         self._hooks: list[Any] = [keras_scope, constructors.Given(strategy), *own]
         self._opened: list[contextlib.ExitStack] = []
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> object:
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self._strategy:
             raise ConfigError(_two_scopes(tf.distribute.get_strategy(), self._strategy))
         # The stack undoes what has succeeded, in reverse, whichever step fails.
@@ -69,7 +76,7 @@ class Scope:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> Any:
+    ) -> bool | None:
         return self._opened.pop().__exit__(kind, error, trace)
 
 
@@ -91,14 +98,25 @@ class StrategyMixin:
     _meter: Meter | None = None
     _policy_said = False
 
+    # Of TensorFlow's strategies.
     extended: Any
     num_replicas_in_sync: int
+    gather: Callable[..., Any]
+    experimental_local_results: Callable[[Any], tuple[Any, ...]]
+    experimental_distribute_values_from_function: Callable[..., Any]
+    _scale_loss_for_estimator_enabled: Callable[..., Any]
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(self, super().scope())  # type: ignore[misc]
 
-    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: object = None,
+    ) -> Any:
         """Runs `fn` on each replica; see `tf.distribute.Strategy.run`.
 
         A Keras model's `train_step` or `test_step` runs as a Keras step, whose losses and gradients
@@ -118,7 +136,7 @@ class StrategyMixin:
             return inner(fn, args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
         """Spreads a data set of global batches over the replicas.
 
         Each replica gets a contiguous slice of each batch; slice sizes differ by one at most. With
@@ -148,7 +166,7 @@ class StrategyMixin:
             )
             return show_first_batch(made) if preview else made
 
-    def _warn_of_order(self, dataset: Any) -> None:
+    def _warn_of_order(self, dataset: Dataset) -> None:
         unordered = unordered_steps(dataset) if self.shard.workers > 1 else []
         if unordered:
             warnings.warn(
@@ -165,7 +183,7 @@ class StrategyMixin:
             print(f"tfdist: data: {what}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def _steps_known(self, dataset: Any) -> Iterator[bool]:
+    def _steps_known(self, dataset: Dataset) -> Iterator[bool]:
         """Checks that all workers will take the same number of steps, where it is known.
 
         Data sets made in the block then need no word from the other workers before each step.
@@ -191,7 +209,7 @@ class StrategyMixin:
         finally:
             extended.experimental_enable_get_next_as_optional = before
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+    def reduce(self, reduce_op: object, value: Structure, axis: int | None = None) -> Any:
         """Reduces a value over the replicas; see `tf.distribute.Strategy.reduce`.
 
         Accepts, besides what TensorFlow accepts, a scalar with `axis=0`, as Keras 3's trainer calls
@@ -225,7 +243,7 @@ class StrategyMixin:
         """The replicas as the calling one sees them. Must be called in a replica context."""
         return ReplicaLink(self)
 
-    def flush(self, model: Any) -> None:
+    def flush(self, model: Model) -> None:
         """Applies the gradients that are on their way, and averages weights that differ.
 
         `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
@@ -259,7 +277,7 @@ class StrategyMixin:
         return batch_sharding.Shard(workers=1, worker=0, local=len(self.extended.worker_devices))
 
 
-def agree_on_seed(strategy: Any) -> None:
+def agree_on_seed(strategy: Strategy) -> None:
     """Gives all workers the chief's seed, so that they shuffle alike.
 
     A seed that the program has set already is kept.
@@ -272,7 +290,7 @@ def agree_on_seed(strategy: Any) -> None:
         )
 
 
-def _two_scopes(outer: Any, inner: Any) -> str:
+def _two_scopes(outer: object, inner: object) -> str:
     names = [getattr(each, "name", None) or type(each).__name__ for each in (outer, inner)]
     return (
         f"The scope of a strategy {names[1]!r} was entered inside the scope of another strategy, "

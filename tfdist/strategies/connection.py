@@ -72,12 +72,12 @@ def join_own_cluster(config: StrategyConfig) -> Member:
     text = own_tf_config()
     if text is not None:
         return join_cluster(text, config, offer)
-    with detection.found(environment.snapshot(), config.roles) as found:
-        if found is not None:
+    with detection.found(environment.snapshot(), config.roles) as result:
+        if result is not None:
             if not spec_of(config.strategy).chief_runs_script:
-                count = len(found.cluster.computing)
+                count = len(result.cluster.computing)
                 config = dataclasses.replace(config, processes=count)
-            return join_cluster(found.cluster.tf_config(found.task), config, offer)
+            return join_cluster(result.cluster.tf_config(result.task), config, offer)
     raise ConfigError(
         f"strategy={config.strategy!r} needs TF_CONFIG, which is not set, to know the other "
         f"tasks. Start the program with `tfdist run --strategy {config.strategy} -n 2 SCRIPT`, "

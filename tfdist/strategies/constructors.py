@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, HookSet
+from tfdist.types import Strategy
 
 __all__ = ["Given", "hooks"]
 
@@ -50,7 +51,7 @@ class Given:
         strategy: the strategy.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
 
     def enter(self) -> None:
@@ -77,13 +78,13 @@ def hooks() -> list[Hook]:
         "cluster_resolver.TFConfigClusterResolver": _resolver,
         "experimental_set_strategy": _set_strategy,
     }
-    found = []
+    result = []
     for api in (tf.distribute, tf.compat.v2.distribute):
         for path, make in makers.items():
             *modules, name = path.split(".")
             owner = functools.reduce(getattr, modules, api)
-            found.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
-    return found
+            result.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
+    return result
 
 
 _hooks = HookSet(hooks)
@@ -96,11 +97,11 @@ class _StandIn(type):
     called and compared like any other.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> object:
         answer = vars(cls).get("_tfdist_answer")
         return super().__call__(*args, **kwargs) if answer is None else answer(*args, **kwargs)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         original = vars(cls).get("_tfdist_original")
         if original is None:
             return super().__instancecheck__(instance)
@@ -113,7 +114,7 @@ class _StandIn(type):
         return issubclass(subclass, original)
 
 
-def _stand_in(original: Any, answer: Callable[..., Any]) -> Any:
+def _stand_in(original: type, answer: Callable[..., Any]) -> type:
     """A type that equals `original`, and whose call is `answer`."""
     own = type(original)
     kind = _StandIn if own is type else type(own.__name__, (_StandIn, own), {})
@@ -123,7 +124,7 @@ def _stand_in(original: Any, answer: Callable[..., Any]) -> Any:
     return kind(original.__name__, (original,), attributes)
 
 
-def _current() -> Any:
+def _current() -> Strategy | None:
     """The open strategy: this thread's, or else the outermost; None where none is open.
 
     A program may keep a stand-in and call it when all scopes are closed.
@@ -132,10 +133,10 @@ def _current() -> Any:
     return own if own in _open else next(iter(_open), None)
 
 
-def _constructor(refusal: Callable[[Any], str | None], path: str, original: Any) -> Any:
+def _constructor(refusal: Callable[[Any], str | None], path: str, original: type) -> type:
     """A stand-in that gives the open strategy, unless `refusal` says what to do instead."""
 
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    def answer(*args: object, **kwargs: object) -> object:
         current = _current()
         if current is None:
             return original(*args, **kwargs)
@@ -148,27 +149,27 @@ def _constructor(refusal: Callable[[Any], str | None], path: str, original: Any)
     return _stand_in(original, answer)
 
 
-def _unless_served(current: Any) -> str | None:
+def _unless_served(current: Strategy) -> str | None:
     if not isinstance(current, _ServerStrategy):
         return None
     return "Its replicas train in lockstep: use --strategy mirrored, multi_worker or horovod"
 
 
-def _if_served(current: Any) -> str | None:
+def _if_served(current: Strategy) -> str | None:
     if isinstance(current, _ServerStrategy):
         return None
     return "Its weights are on servers: use --strategy parameter_server"
 
 
-def _never(current: Any) -> str | None:
+def _never(current: Strategy) -> str | None:
     del current
     return "tfdist trains on CPUs and GPUs, not on TPUs: take it out of the program"
 
 
-def _coordinator(path: str, original: Any) -> Any:
+def _coordinator(path: str, original: type) -> type:
     """A stand-in that coordinates parameter servers only, as the original, with words for it."""
 
-    def answer(strategy: Any) -> Any:
+    def answer(strategy: Strategy) -> object:
         if strategy in _open and not isinstance(strategy, _ServerStrategy):
             raise _conflict(path, strategy, "It needs servers: use --strategy parameter_server")
         return original(strategy)
@@ -176,10 +177,10 @@ def _coordinator(path: str, original: Any) -> Any:
     return _stand_in(original, answer)
 
 
-def _server(path: str, original: Any) -> Any:
+def _server(path: str, original: type) -> type:
     """A stand-in that starts no server in a task that trains: it would wait without an end."""
 
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    def answer(*args: object, **kwargs: object) -> object:
         current = _current()
         if current is not None and not isinstance(current, _ServerStrategy):
             advice = "It serves a chief: use --strategy parameter_server, whose tasks are servers"
@@ -189,11 +190,11 @@ def _server(path: str, original: Any) -> Any:
     return _stand_in(original, answer)
 
 
-def _resolver(path: str, original: Any) -> Any:
+def _resolver(path: str, original: type) -> type:
     """A stand-in that gives the cluster of the open strategy, which may not be in TF_CONFIG."""
     del path
 
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    def answer(*args: object, **kwargs: object) -> object:
         known = getattr(_current(), "cluster_resolver", None)
         if args or kwargs or known is None or not known.cluster_spec().as_dict():
             return original(*args, **kwargs)
@@ -206,7 +207,7 @@ def _set_strategy(path: str, original: Callable[[Any], None]) -> Callable[[Any],
     """The open strategy is set already, and stays set as long as its scope is open."""
 
     @functools.wraps(original)
-    def set_strategy(strategy: Any) -> None:
+    def set_strategy(strategy: Strategy) -> None:
         own = tf.distribute.get_strategy()
         if own not in _open:
             original(strategy)
@@ -218,14 +219,14 @@ def _set_strategy(path: str, original: Callable[[Any], None]) -> Callable[[Any],
     return set_strategy
 
 
-def _conflict(path: str, current: Any, advice: str) -> ConfigError:
+def _conflict(path: str, current: Strategy, advice: str) -> ConfigError:
     return ConfigError(
         f"{path} of the program conflicts with the active strategy {current.name!r}. {advice}; or "
         "call tfdist.strategy() in its place, which gives the active strategy."
     )
 
 
-def _say_given(path: str, current: Any, arguments: bool) -> None:
+def _say_given(path: str, current: Strategy, arguments: bool) -> None:
     """Tells the user, once, that the strategy is the job's and not the program's own."""
     replicas = current.num_replicas_in_sync
     text = f"{path} of the program is the active strategy {current.name!r}"

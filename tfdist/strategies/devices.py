@@ -24,9 +24,9 @@ def check_gpus() -> None:
         return
     cuda = bool(tf.sysconfig.get_build_info()["is_cuda_build"])
     listed = environment.read("CUDA_VISIBLE_DEVICES")
-    found = gpu_lists.disagreement(counted, seen, cuda=cuda, listed=listed)
-    if found is not None:
-        raise ConfigError(" ".join(found))
+    result = gpu_lists.disagreement(counted, seen, cuda=cuda, listed=listed)
+    if result is not None:
+        raise ConfigError(" ".join(result))
 
 
 def prepare_devices(count: int | None) -> list[str]:
@@ -111,13 +111,13 @@ def connect_tasks(cluster: ClusterSpec, own: Task) -> list[str]:
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec(cluster.as_dict()), job_name=own.type, task_index=own.index
     )
-    found: list[str] = []
+    result: list[str] = []
     for task, _ in cluster.tasks():
         place = f"/job:{task.type}/replica:0/task:{task.index}/"
         names = [d.name for d in tf.config.list_logical_devices() if d.name.startswith(place)]
         gpus = [name for name in names if "GPU" in name]
-        found += gpus or names[:1]
-    return found
+        result += gpus or names[:1]
+    return result
 
 
 def communication_for(gpus: int, choice: str) -> str:

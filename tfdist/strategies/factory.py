@@ -12,6 +12,7 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import resolve_path, spec_of
 from tfdist.errors import ConfigError
 from tfdist.gradients.rule import rule_from
+from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import check_gpus
 from tfdist.strategies.membership import Member
 
@@ -50,7 +51,7 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     return create(resolved.config)
 
 
-def create(config: StrategyConfig, member: Member | None = None) -> Any:
+def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixin:
     """Makes the strategy that `config` describes and keeps it as the active one.
 
     Args:
@@ -62,7 +63,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     """
     check_gpus()
     spec = spec_of(config.strategy)
-    made: Any = resolve_path(spec.create)(config, member)
+    made: StrategyMixin = resolve_path(spec.create)(config, member)
     made.config = config
     if not spec.has_servers:
         made.rule = rule_from(config)
@@ -70,7 +71,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     return made
 
 
-def active() -> Any:
+def active() -> StrategyMixin | None:
     """The strategy of this process, or None."""
     return _active[0] if _active else None
 

@@ -65,7 +65,7 @@ def check_type(
     raise ConfigError(f"{name}={value!r} is not {words}. {allowed}")
 
 
-def _is_a(value: Any, kind: type) -> bool:
+def _is_a(value: object, kind: type) -> bool:
     """Whether a value is of a type; whole numbers are numbers, but truth values are not."""
     if kind in (bool, str):
         return isinstance(value, kind)

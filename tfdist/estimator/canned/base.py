@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -21,6 +22,8 @@ from tfdist.estimator.estimator import Estimator
 from tfdist.estimator.quiet import without_deprecations
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.types import Features, Operation, OptimizerChoice, Tensor
 
 __all__ = ["CannedEstimator", "Network", "Part"]
 
@@ -32,7 +35,9 @@ class Network(Protocol):
 
     scope: str
 
-    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+    def logits(
+        self, features: Features, mode: str, units: int, servers: int
+    ) -> tuple[Any, list[Any]]:
         """See `networks.Deep.logits`."""
 
 
@@ -49,7 +54,7 @@ class Part:
 
     network: Network
     argument: str
-    optimizer: Any
+    optimizer: OptimizerChoice
     learning_rate: float
 
     def variables(self) -> list[Any]:
@@ -75,9 +80,9 @@ class CannedEstimator(Estimator):
         self,
         head: Head,
         parts: Sequence[Part],
-        model_dir: Any = None,
+        model_dir: str | Path | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
     ) -> None:
         if not isinstance(head, Head):
             raise ConfigError(
@@ -89,7 +94,9 @@ class CannedEstimator(Estimator):
             if len(parts) > 1:
                 refuse_sync_replicas(part.argument, part.optimizer)
 
-        def model_fn(features: Any, labels: Any, mode: str, config: RunConfig) -> EstimatorSpec:
+        def model_fn(
+            features: Features, labels: Tensor | None, mode: str, config: RunConfig
+        ) -> EstimatorSpec:
             with without_deprecations():
                 return _build(head, parts, features, labels, mode, config)
 
@@ -97,7 +104,12 @@ class CannedEstimator(Estimator):
 
 
 def _build(
-    head: Head, parts: Sequence[Part], features: Any, labels: Any, mode: str, config: RunConfig
+    head: Head,
+    parts: Sequence[Part],
+    features: Features,
+    labels: Tensor | None,
+    mode: str,
+    config: RunConfig,
 ) -> EstimatorSpec:
     """Builds the graph of a mode."""
     logits, updates = [], []
@@ -119,7 +131,7 @@ def _build(
     return spec if saver is None else spec._replace(scaffold=tf1.train.Scaffold(saver=saver))
 
 
-def _train_op(parts: Sequence[Part], loss: Any) -> Any:
+def _train_op(parts: Sequence[Part], loss: Tensor) -> Operation:
     """One step of all networks' optimizers, after which the global step is one more."""
     step = tf1.train.get_or_create_global_step()
     made = [optimizer_of(part.argument, part.optimizer, part.learning_rate) for part in parts]

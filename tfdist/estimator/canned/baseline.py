@@ -6,7 +6,7 @@ They learn the mean of the labels, which is what a model must be better than.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from tfdist.estimator.canned.base import CannedEstimator, Part
 from tfdist.estimator.canned.class_heads import classifier_head
@@ -14,6 +14,7 @@ from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.networks import Baseline
 from tfdist.estimator.canned.regression_head import RegressionHead
 from tfdist.estimator.run_config import RunConfig
+from tfdist.types import FeatureColumn, OptimizerChoice
 
 __all__ = ["BaselineClassifier", "BaselineEstimator", "BaselineRegressor"]
 
@@ -38,8 +39,8 @@ class BaselineEstimator(CannedEstimator):
     def __init__(
         self,
         head: Head,
-        model_dir: Any = None,
-        optimizer: Any = "Ftrl",
+        model_dir: str | Path | None = None,
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
         part = Part(Baseline(), "optimizer", optimizer, _LEARNING_RATE)
@@ -61,11 +62,11 @@ class BaselineClassifier(BaselineEstimator):
 
     def __init__(
         self,
-        model_dir: Any = None,
+        model_dir: str | Path | None = None,
         n_classes: int = 2,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: Any = "Ftrl",
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
     ) -> None:
@@ -87,10 +88,10 @@ class BaselineRegressor(BaselineEstimator):
 
     def __init__(
         self,
-        model_dir: Any = None,
+        model_dir: str | Path | None = None,
         label_dimension: int = 1,
-        weight_column: Any = None,
-        optimizer: Any = "Ftrl",
+        weight_column: str | FeatureColumn | None = None,
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
     ) -> None:

@@ -12,6 +12,7 @@ from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.labels import as_columns, check_vocabulary, ids_of, names_of, within
 from tfdist.estimator.outputs import ClassificationOutput, RegressionOutput
+from tfdist.types import FeatureColumn, Tensor
 from tfdist.utils.validation import check_choice, check_number
 
 __all__ = ["BinaryClassHead", "ClassHead", "MultiClassHead", "classifier_head"]
@@ -22,12 +23,14 @@ tf1 = tf.compat.v1
 class ClassHead(Head):
     """What heads have in common whose examples belong to classes."""
 
-    def __init__(self, n_classes: int, label_vocabulary: Any, **others: Any) -> None:
+    def __init__(
+        self, n_classes: int, label_vocabulary: Sequence[str] | None, **others: Any
+    ) -> None:
         self._n_classes = n_classes
         self._vocabulary = check_vocabulary(label_vocabulary, n_classes)
         super().__init__(**others)
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """See `Head.predictions`; classes are strings, class ids int64 numbers.
 
         Raises:
@@ -39,10 +42,10 @@ class ClassHead(Head):
             check_choice("prediction", key, made)
         return {key: made[key] for key in keys} if keys else made
 
-    def _all_predictions(self, logits: Any) -> dict[str, Any]:
+    def _all_predictions(self, logits: Tensor) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _every_class(self, logits: Any) -> dict[str, Any]:
+    def _every_class(self, logits: Tensor) -> dict[str, Any]:
         """All classes, once for each example: what Serving's Classify answers with."""
         ids = tf.tile(tf.range(self._n_classes)[tf.newaxis], [tf.shape(logits)[0], 1])
         return {"all_class_ids": ids, "all_classes": names_of(ids, self._vocabulary)}
@@ -67,7 +70,7 @@ class BinaryClassHead(ClassHead):
 
     def __init__(
         self,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         thresholds: Sequence[float] | None = None,
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
@@ -85,7 +88,7 @@ class BinaryClassHead(ClassHead):
             name=name,
         )
 
-    def _all_predictions(self, logits: Any) -> dict[str, Any]:
+    def _all_predictions(self, logits: Tensor) -> dict[str, Any]:
         two = tf.concat([tf.zeros_like(logits), logits], axis=-1)
         ids = tf.argmax(two, axis=-1)[:, tf.newaxis]
         return {
@@ -101,16 +104,16 @@ class BinaryClassHead(ClassHead):
         regression = RegressionOutput(predictions["logistic"])
         return {**self._classification(predictions), "regression": regression}
 
-    def _processed(self, labels: Any) -> Any:
+    def _processed(self, labels: Tensor) -> Tensor:
         labels = as_columns("labels", labels, 1)
         if self._vocabulary is not None:
             labels = ids_of(labels, self._vocabulary)
         return within(tf.cast(labels, tf.float32), 2)
 
-    def _losses(self, labels: Any, logits: Any) -> Any:
+    def _losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         return tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
 
-    def _metrics(self, labels: Any, logits: Any, weights: Any) -> dict[str, Any]:
+    def _metrics(self, labels: Tensor, logits: Tensor, weights: Tensor | float) -> dict[str, Any]:
         probability = tf.sigmoid(logits)
         predicted = tf.cast(logits > 0, tf.float32)
         by_example = tf.ones_like(labels) * weights
@@ -142,7 +145,7 @@ class MultiClassHead(ClassHead):
     def __init__(
         self,
         n_classes: int,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         loss_fn: Callable[..., Any] | None = None,
@@ -159,7 +162,7 @@ class MultiClassHead(ClassHead):
             name=name,
         )
 
-    def _all_predictions(self, logits: Any) -> dict[str, Any]:
+    def _all_predictions(self, logits: Tensor) -> dict[str, Any]:
         ids = tf.argmax(logits, axis=-1)[:, tf.newaxis]
         return {
             "logits": logits,
@@ -172,7 +175,7 @@ class MultiClassHead(ClassHead):
     def _outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
         return self._classification(predictions)
 
-    def _processed(self, labels: Any) -> Any:
+    def _processed(self, labels: Tensor) -> Tensor:
         labels = as_columns("labels", labels, 1)
         if self._vocabulary is not None:
             return ids_of(labels, self._vocabulary)
@@ -183,18 +186,21 @@ class MultiClassHead(ClassHead):
             )
         return within(tf.cast(labels, tf.int64), self._n_classes)
 
-    def _losses(self, labels: Any, logits: Any) -> Any:
+    def _losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels[:, 0], logits)
         return losses[:, tf.newaxis]
 
-    def _metrics(self, labels: Any, logits: Any, weights: Any) -> dict[str, Any]:
+    def _metrics(self, labels: Tensor, logits: Tensor, weights: Tensor | float) -> dict[str, Any]:
         predicted = tf.argmax(logits, axis=-1)[:, tf.newaxis]
         by_example = tf.ones_like(labels, dtype=tf.float32) * weights
         return {"accuracy": tf1.metrics.accuracy(labels, predicted, by_example)}
 
 
 def classifier_head(
-    n_classes: int, weight_column: Any, label_vocabulary: Any, loss_reduction: str
+    n_classes: int,
+    weight_column: str | FeatureColumn | None,
+    label_vocabulary: Sequence[str] | None,
+    loss_reduction: str,
 ) -> Head:
     """The head of a classifier with so many classes, 2 or more.
 

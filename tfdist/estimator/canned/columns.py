@@ -22,6 +22,7 @@ from tfdist._tf.feature_columns import (
 )
 from tfdist.errors import ConfigError
 from tfdist.estimator.quiet import without_deprecations
+from tfdist.types import DType, FeatureColumn, Features, SparseTensor, Tensor, Variable
 
 __all__ = ["checked_columns", "input_layer", "linear_model"]
 
@@ -60,7 +61,7 @@ def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
     return tuple(sorted(listed, key=lambda column: column.name))
 
 
-def input_layer(features: Any, columns: Sequence[Any]) -> Any:
+def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
     """Concatenates dense columns.
 
     Args:
@@ -93,8 +94,8 @@ def input_layer(features: Any, columns: Sequence[Any]) -> Any:
 
 
 def linear_model(
-    features: Any, columns: Sequence[Any], units: int, sparse_combiner: str = "sum"
-) -> Any:
+    features: Features, columns: Sequence[Any], units: int, sparse_combiner: str = "sum"
+) -> Tensor:
     """The weighted sum of all columns, plus a bias.
 
     Args:
@@ -125,7 +126,9 @@ def linear_model(
         return tf.nn.bias_add(tf.add_n(sums), bias)
 
 
-def _weighted_sum(column: Any, cache: Any, state: Any, units: int, combiner: str) -> Any:
+def _weighted_sum(
+    column: FeatureColumn, cache: object, state: object, units: int, combiner: str
+) -> Tensor:
     """One column's part of a linear model. A bucketized column is both kinds; it is categorical."""
     categorical = isinstance(column, CategoricalColumn)
     size = column.num_buckets if categorical else column.variable_shape.num_elements()
@@ -142,7 +145,7 @@ def _weighted_sum(column: Any, cache: Any, state: Any, units: int, combiner: str
         )
 
 
-def _dense(column: Any, cache: Any, state: Any) -> Any:
+def _dense(column: FeatureColumn, cache: object, state: object) -> Tensor:
     """The tensor `(batch, width)` of a dense column."""
     # A shared table is made where it is used first, so it must not be in one column's scope.
     shared = isinstance(column, SharedEmbeddingColumn)
@@ -152,14 +155,14 @@ def _dense(column: Any, cache: Any, state: Any) -> Any:
     return tf.reshape(tensor, [tf.shape(tensor)[0], column.variable_shape.num_elements()])
 
 
-def _flat(sparse: Any) -> Any:
+def _flat(sparse: SparseTensor | None) -> SparseTensor | None:
     """A sparse tensor of any rank as `(batch, values)`; None stays None."""
     if sparse is None:
         return None
     return tf.sparse.reshape(sparse, [tf.shape(sparse)[0], -1])
 
 
-def _dictionary(features: Any) -> dict[Any, Any]:
+def _dictionary(features: Features) -> dict[Any, Any]:
     if isinstance(features, Mapping):
         return dict(features)
     raise ConfigError(
@@ -168,11 +171,11 @@ def _dictionary(features: Any) -> dict[Any, Any]:
     )
 
 
-def _scope_name(column: Any) -> str:
+def _scope_name(column: FeatureColumn) -> str:
     return re.sub(r"[^A-Za-z0-9_.\-]", "_", column.name)
 
 
-def _is_old(column: Any) -> bool:
+def _is_old(column: FeatureColumn) -> bool:
     """Whether a column is of TensorFlow 1 only, as those of `shared_embedding_columns`."""
     new = isinstance(column, DenseColumn | CategoricalColumn)
     return not new and hasattr(column, "name") and hasattr(column, "_get_dense_tensor")
@@ -187,14 +190,14 @@ class _Variables(StateManager):  # type: ignore[misc]
 
     def create_variable(
         self,
-        feature_column: Any,
+        feature_column: FeatureColumn,
         name: str,
-        shape: Any,
-        dtype: Any = None,
+        shape: Sequence[int],
+        dtype: DType | None = None,
         trainable: bool = True,
         use_resource: bool = True,
-        initializer: Any = None,
-    ) -> Any:
+        initializer: object = None,
+    ) -> Variable:
         variable = tf1.get_variable(
             name,
             shape,
@@ -206,14 +209,14 @@ class _Variables(StateManager):  # type: ignore[misc]
         self._variables[feature_column, name] = variable
         return variable
 
-    def get_variable(self, feature_column: Any, name: str) -> Any:
+    def get_variable(self, feature_column: FeatureColumn, name: str) -> Variable:
         return self._variables[feature_column, name]
 
-    def add_resource(self, feature_column: Any, name: str, resource: Any) -> None:
+    def add_resource(self, feature_column: FeatureColumn, name: str, resource: object) -> None:
         self._resources[feature_column, name] = resource
 
-    def has_resource(self, feature_column: Any, name: str) -> bool:
+    def has_resource(self, feature_column: FeatureColumn, name: str) -> bool:
         return (feature_column, name) in self._resources
 
-    def get_resource(self, feature_column: Any, name: str) -> Any:
+    def get_resource(self, feature_column: FeatureColumn, name: str) -> object:
         return self._resources[feature_column, name]

@@ -6,7 +6,8 @@ Source: Cheng et al., Wide & Deep Learning for Recommender Systems, 2016.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,8 @@ from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.networks import Deep, Linear
 from tfdist.estimator.canned.regression_head import RegressionHead
 from tfdist.estimator.run_config import RunConfig
+from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.types import FeatureColumn, OptimizerChoice, Partitioner
 
 __all__ = [
     "DNNLinearCombinedClassifier",
@@ -59,19 +62,19 @@ class DNNLinearCombinedEstimator(CannedEstimator):
     def __init__(
         self,
         head: Head,
-        model_dir: Any = None,
-        linear_feature_columns: Any = None,
-        linear_optimizer: Any = "Ftrl",
-        dnn_feature_columns: Any = None,
-        dnn_optimizer: Any = "Adagrad",
+        model_dir: str | Path | None = None,
+        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        linear_optimizer: OptimizerChoice = "Ftrl",
+        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_optimizer: OptimizerChoice = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dnn_dropout: float | None = None,
         config: RunConfig | None = None,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
-        warm_start_from: Any = None,
-        input_layer_partitioner: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         parts = []
         if dnn_feature_columns:
@@ -128,23 +131,23 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
 
     def __init__(
         self,
-        model_dir: Any = None,
-        linear_feature_columns: Any = None,
-        linear_optimizer: Any = "Ftrl",
-        dnn_feature_columns: Any = None,
-        dnn_optimizer: Any = "Adagrad",
+        model_dir: str | Path | None = None,
+        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        linear_optimizer: OptimizerChoice = "Ftrl",
+        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_optimizer: OptimizerChoice = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dnn_dropout: float | None = None,
         n_classes: int = 2,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
-        input_layer_partitioner: Any = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             classifier_head(n_classes, weight_column, label_vocabulary, loss_reduction),
@@ -188,22 +191,22 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
 
     def __init__(
         self,
-        model_dir: Any = None,
-        linear_feature_columns: Any = None,
-        linear_optimizer: Any = "Ftrl",
-        dnn_feature_columns: Any = None,
-        dnn_optimizer: Any = "Adagrad",
+        model_dir: str | Path | None = None,
+        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        linear_optimizer: OptimizerChoice = "Ftrl",
+        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_optimizer: OptimizerChoice = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
         dnn_activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dnn_dropout: float | None = None,
         label_dimension: int = 1,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
-        input_layer_partitioner: Any = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             RegressionHead(label_dimension, weight_column, loss_reduction),

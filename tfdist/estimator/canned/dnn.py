@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,8 @@ from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.networks import Deep
 from tfdist.estimator.canned.regression_head import RegressionHead
 from tfdist.estimator.run_config import RunConfig
+from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.types import FeatureColumn, OptimizerChoice, Partitioner
 
 __all__ = ["DNNClassifier", "DNNEstimator", "DNNRegressor"]
 
@@ -47,15 +50,15 @@ class DNNEstimator(CannedEstimator):
         self,
         head: Head,
         hidden_units: Sequence[int],
-        feature_columns: Any,
-        model_dir: Any = None,
-        optimizer: Any = "Adagrad",
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
+        optimizer: OptimizerChoice = "Adagrad",
         activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         batch_norm: bool = False,
-        input_layer_partitioner: Any = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         columns = checked_columns("feature_columns", feature_columns)
         network = Deep(
@@ -88,19 +91,19 @@ class DNNClassifier(DNNEstimator):
     def __init__(
         self,
         hidden_units: Sequence[int],
-        feature_columns: Any,
-        model_dir: Any = None,
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
         n_classes: int = 2,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: Any = "Adagrad",
+        optimizer: OptimizerChoice = "Adagrad",
         activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
-        input_layer_partitioner: Any = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             classifier_head(n_classes, weight_column, label_vocabulary, loss_reduction),
@@ -139,18 +142,18 @@ class DNNRegressor(DNNEstimator):
     def __init__(
         self,
         hidden_units: Sequence[int],
-        feature_columns: Any,
-        model_dir: Any = None,
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
         label_dimension: int = 1,
-        weight_column: Any = None,
-        optimizer: Any = "Adagrad",
+        weight_column: str | FeatureColumn | None = None,
+        optimizer: OptimizerChoice = "Adagrad",
         activation_fn: Callable[[Any], Any] | None = tf.nn.relu,
         dropout: float | None = None,
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         batch_norm: bool = False,
-        input_layer_partitioner: Any = None,
+        input_layer_partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             RegressionHead(label_dimension, weight_column, loss_reduction),

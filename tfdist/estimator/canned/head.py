@@ -14,6 +14,7 @@ from tfdist.estimator.canned.labels import as_columns
 from tfdist.estimator.canned.optimizers import minimize
 from tfdist.estimator.outputs import PredictOutput
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.types import FeatureColumn, Features, Optimizer1, Tensor
 
 __all__ = ["SUM_OVER_BATCH_SIZE", "Head"]
 
@@ -41,7 +42,7 @@ class Head(abc.ABC):
     def __init__(
         self,
         logits_dimension: int,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         loss_fn: Callable[..., Any] | None = None,
         name: str | None = None,
@@ -68,7 +69,7 @@ class Head(abc.ABC):
         return self._given_reduction
 
     @abc.abstractmethod
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Predictions by name.
 
         Args:
@@ -77,15 +78,15 @@ class Head(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _processed(self, labels: Any) -> Any:
+    def _processed(self, labels: Tensor) -> Tensor:
         """Labels as the losses need them, checked."""
 
     @abc.abstractmethod
-    def _losses(self, labels: Any, logits: Any) -> Any:
+    def _losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         """The losses of examples, of processed labels."""
 
     @abc.abstractmethod
-    def _metrics(self, labels: Any, logits: Any, weights: Any) -> dict[str, Any]:
+    def _metrics(self, labels: Tensor, logits: Tensor, weights: Tensor | float) -> dict[str, Any]:
         """Metrics besides the mean loss, of processed labels."""
 
     @abc.abstractmethod
@@ -94,12 +95,12 @@ class Head(abc.ABC):
 
     def loss(
         self,
-        labels: Any,
-        logits: Any,
-        features: Any = None,
+        labels: Tensor | None,
+        logits: Tensor,
+        features: Features | None = None,
         mode: str | None = None,
         regularization_losses: Sequence[Any] | None = None,
-    ) -> Any:
+    ) -> Tensor:
         """The loss that is trained on, a scalar.
 
         Args:
@@ -121,9 +122,9 @@ class Head(abc.ABC):
 
     def eval_metric_ops(
         self,
-        features: Any,
-        logits: Any,
-        labels: Any,
+        features: Features,
+        logits: Tensor,
+        labels: Tensor | None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> dict[str, Any]:
         """Metrics by name, each a value and an update op; arguments as for `loss`."""
@@ -141,11 +142,11 @@ class Head(abc.ABC):
 
     def create_estimator_spec(
         self,
-        features: Any,
+        features: Features,
         mode: str,
-        logits: Any,
-        labels: Any = None,
-        optimizer: Any = None,
+        logits: Tensor,
+        labels: Tensor | None = None,
+        optimizer: Optimizer1 | None = None,
         trainable_variables: Sequence[Any] | None = None,
         train_op_fn: Callable[[Any], Any] | None = None,
         update_ops: Sequence[Any] | None = None,
@@ -175,20 +176,20 @@ class Head(abc.ABC):
                 return EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
             loss = self.loss(labels, logits, features, mode, regularization_losses)
             if mode == ModeKeys.EVAL:
-                found = self.eval_metric_ops(features, logits, labels, regularization_losses)
+                result = self.eval_metric_ops(features, logits, labels, regularization_losses)
                 return EstimatorSpec(
-                    mode, predictions=predictions, loss=loss, eval_metric_ops=found
+                    mode, predictions=predictions, loss=loss, eval_metric_ops=result
                 )
         step = _step(optimizer, train_op_fn, trainable_variables)
         with tf.control_dependencies(_update_ops(update_ops)):
             return EstimatorSpec(mode, predictions=predictions, loss=loss, train_op=step(loss))
 
-    def _unreduced(self, labels: Any, logits: Any, features: Any) -> Any:
+    def _unreduced(self, labels: Tensor, logits: Tensor, features: Features | None) -> Tensor:
         if self._loss_fn is None:
             return self._losses(labels, logits)
         return losses.custom_loss(self._loss_fn, labels, logits, features, self._given_reduction)
 
-    def _checked_labels(self, labels: Any) -> Any:
+    def _checked_labels(self, labels: Tensor | None) -> Tensor:
         if labels is None:
             raise ConfigError(
                 "The head got no labels. Let input_fn return (features, labels), and model_fn "
@@ -198,7 +199,9 @@ class Head(abc.ABC):
 
 
 def _step(
-    optimizer: Any, train_op_fn: Callable[[Any], Any] | None, variables: Sequence[Any] | None
+    optimizer: Optimizer1 | None,
+    train_op_fn: Callable[[Any], Any] | None,
+    variables: Sequence[Any] | None,
 ) -> Callable[[Any], Any]:
     """What makes the training op of a loss."""
     if (optimizer is None) == (train_op_fn is None):
@@ -209,6 +212,7 @@ def _step(
         )
     if train_op_fn is not None:
         return train_op_fn
+    assert optimizer is not None
     trained = tf1.trainable_variables() if variables is None else variables
     return lambda loss: minimize(optimizer, loss, trained, tf1.train.get_or_create_global_step())
 

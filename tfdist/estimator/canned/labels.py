@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import SparseTensor, Tensor
 
 __all__ = ["as_columns", "check_vocabulary", "ids_of", "names_of", "within"]
 
 tf1 = tf.compat.v1
 
 
-def check_vocabulary(vocabulary: Any, n_classes: int) -> tuple[str, ...] | None:
+def check_vocabulary(vocabulary: Sequence[str] | None, n_classes: int) -> tuple[str, ...] | None:
     """A vocabulary of labels as a tuple, or None.
 
     Raises:
@@ -34,7 +34,7 @@ def check_vocabulary(vocabulary: Any, n_classes: int) -> tuple[str, ...] | None:
     return tuple(vocabulary)
 
 
-def as_columns(what: str, values: Any, width: int) -> Any:
+def as_columns(what: str, values: Tensor | SparseTensor, width: int) -> Tensor:
     """A tensor `(batch, width)`, where `(batch,)` stands for width 1.
 
     Args:
@@ -50,20 +50,20 @@ def as_columns(what: str, values: Any, width: int) -> Any:
             f"The head got no {what}. Let input_fn return (features, labels), and model_fn pass "
             "labels and logits on."
         )
-    values = tf.convert_to_tensor(values)
-    if values.shape.rank == 1 and width == 1:
-        values = values[:, tf.newaxis]
-    if values.shape.rank is None:
-        return tf.reshape(values, [-1, width])
-    if values.shape.rank != 2 or values.shape[-1] not in (None, width):
+    dense: Tensor = tf.convert_to_tensor(values)
+    if dense.shape.rank == 1 and width == 1:
+        dense = dense[:, tf.newaxis]
+    if dense.shape.rank is None:
+        return tf.reshape(dense, [-1, width])
+    if dense.shape.rank != 2 or dense.shape[-1] not in (None, width):
         raise ConfigError(
-            f"The {what} have shape {values.shape}, not (batch, {width}). Check input_fn, and "
+            f"The {what} have shape {dense.shape}, not (batch, {width}). Check input_fn, and "
             "n_classes or label_dimension of the estimator."
         )
-    return tf.ensure_shape(values, [None, width])
+    return tf.ensure_shape(dense, [None, width])
 
 
-def within(labels: Any, n_classes: int) -> Any:
+def within(labels: Tensor, n_classes: int) -> Tensor:
     """Labels, checked when they are computed to be numbers from 0 to `n_classes` - 1."""
     limit = tf.cast(n_classes - 1, labels.dtype)
     message = f"Labels must be numbers from 0 to {n_classes - 1}."
@@ -75,7 +75,7 @@ def within(labels: Any, n_classes: int) -> Any:
         return tf.identity(labels)
 
 
-def ids_of(names: Any, vocabulary: tuple[str, ...]) -> Any:
+def ids_of(names: Tensor, vocabulary: tuple[str, ...]) -> Tensor:
     """The numbers of names.
 
     Args:
@@ -103,7 +103,7 @@ def ids_of(names: Any, vocabulary: tuple[str, ...]) -> Any:
         return tf.identity(ids)
 
 
-def names_of(ids: Any, vocabulary: tuple[str, ...] | None) -> Any:
+def names_of(ids: Tensor, vocabulary: tuple[str, ...] | None) -> Tensor:
     """The names of classes; without a vocabulary their numbers as strings."""
     if vocabulary is None:
         return tf.strings.as_string(ids)

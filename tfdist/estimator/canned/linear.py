@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -15,6 +15,8 @@ from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.networks import Linear
 from tfdist.estimator.canned.regression_head import RegressionHead
 from tfdist.estimator.run_config import RunConfig
+from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.types import FeatureColumn, Optimizer1, OptimizerChoice, Partitioner
 
 __all__ = ["LinearClassifier", "LinearEstimator", "LinearRegressor"]
 
@@ -46,20 +48,20 @@ class LinearEstimator(CannedEstimator):
     def __init__(
         self,
         head: Head,
-        feature_columns: Any,
-        model_dir: Any = None,
-        optimizer: Any = "Ftrl",
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
         sparse_combiner: str = "sum",
-        warm_start_from: Any = None,
-        partitioner: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
+        partitioner: Partitioner | None = None,
     ) -> None:
         columns = checked_columns("feature_columns", feature_columns)
         network = Linear(columns, sparse_combiner, partitioner)
         if optimizer is None:
             least = min(_LEARNING_RATE, 1 / math.sqrt(len(columns)))
 
-            def optimizer() -> Any:
+            def optimizer() -> Optimizer1:
                 return tf.compat.v1.train.FtrlOptimizer(least)
 
         part = Part(network, "optimizer", optimizer, _LEARNING_RATE)
@@ -85,17 +87,17 @@ class LinearClassifier(LinearEstimator):
 
     def __init__(
         self,
-        feature_columns: Any,
-        model_dir: Any = None,
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
         n_classes: int = 2,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         label_vocabulary: Sequence[str] | None = None,
-        optimizer: Any = "Ftrl",
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         sparse_combiner: str = "sum",
-        partitioner: Any = None,
+        partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             classifier_head(n_classes, weight_column, label_vocabulary, loss_reduction),
@@ -127,16 +129,16 @@ class LinearRegressor(LinearEstimator):
 
     def __init__(
         self,
-        feature_columns: Any,
-        model_dir: Any = None,
+        feature_columns: Iterable[FeatureColumn],
+        model_dir: str | Path | None = None,
         label_dimension: int = 1,
-        weight_column: Any = None,
-        optimizer: Any = "Ftrl",
+        weight_column: str | FeatureColumn | None = None,
+        optimizer: OptimizerChoice = "Ftrl",
         config: RunConfig | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: str | WarmStartSettings | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         sparse_combiner: str = "sum",
-        partitioner: Any = None,
+        partitioner: Partitioner | None = None,
     ) -> None:
         super().__init__(
             RegressionHead(label_dimension, weight_column, loss_reduction),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator.calling import call_with, parameters_of
+from tfdist.types import FeatureColumn, Features, Scalar, Tensor
 from tfdist.utils.validation import check_choice
 
 __all__ = ["check_loss_fn", "custom_loss", "example_weights", "reduced", "reduction_of"]
@@ -27,7 +28,7 @@ _REDUCTIONS = {
 _LOSS_FN_ARGUMENTS = ("labels", "logits", "features", "loss_reduction")
 
 
-def reduction_of(name: Any) -> str:
+def reduction_of(name: str) -> str:
     """TensorFlow 1's name of a reduction.
 
     Raises:
@@ -37,7 +38,7 @@ def reduction_of(name: Any) -> str:
     return str(_REDUCTIONS[name])
 
 
-def reduced(losses: Any, weights: Any, reduction: str) -> Any:
+def reduced(losses: Tensor, weights: Tensor | float, reduction: str) -> Tensor:
     """One number from the losses of examples.
 
     Args:
@@ -51,7 +52,7 @@ def reduced(losses: Any, weights: Any, reduction: str) -> Any:
     )
 
 
-def example_weights(features: Any, column: Any) -> Any:
+def example_weights(features: Features | None, column: str | FeatureColumn | None) -> Scalar:
     """The weights of examples.
 
     Args:
@@ -74,8 +75,9 @@ def example_weights(features: Any, column: Any) -> Any:
             "return the weights with the features."
         )
     weights = tf.convert_to_tensor(features[key])
-    if getattr(column, "normalizer_fn", None) is not None:
-        weights = column.normalizer_fn(weights)
+    normalize = getattr(column, "normalizer_fn", None)
+    if normalize is not None:
+        weights = normalize(weights)
     return tf.reshape(tf.cast(weights, tf.float32), [-1, 1])
 
 
@@ -99,8 +101,12 @@ def check_loss_fn(loss_fn: Callable[..., Any] | None) -> None:
 
 
 def custom_loss(
-    loss_fn: Callable[..., Any], labels: Any, logits: Any, features: Any, reduction: str
-) -> Any:
+    loss_fn: Callable[..., Any],
+    labels: Tensor,
+    logits: Tensor,
+    features: Features | None,
+    reduction: str,
+) -> Tensor:
     """The losses of examples by a user's function.
 
     Returns:

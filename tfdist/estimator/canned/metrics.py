@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import Tensor
 from tfdist.utils.validation import check_range
 
 __all__ = ["areas", "at_thresholds", "check_thresholds", "mean", "named"]
@@ -16,13 +17,15 @@ tf1 = tf.compat.v1
 Metric = tuple[Any, Any]
 
 
-def mean(values: Any, weights: Any = 1.0) -> Metric:
+def mean(values: Tensor, weights: Tensor | float = 1.0) -> Metric:
     """The mean of values over all examples, weighted."""
     metric: Metric = tf1.metrics.mean(values, weights=_broadcast(weights, values))
     return metric
 
 
-def areas(labels: Any, probabilities: Any, weights: Any, suffix: str = "") -> dict[str, Metric]:
+def areas(
+    labels: Tensor, probabilities: Tensor, weights: Tensor | float, suffix: str = ""
+) -> dict[str, Metric]:
     """The areas under the ROC curve and the precision-recall curve, by 200 thresholds.
 
     Args:
@@ -54,7 +57,7 @@ def check_thresholds(thresholds: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def at_thresholds(
-    labels: Any, probabilities: Any, weights: Any, thresholds: Sequence[float]
+    labels: Tensor, probabilities: Tensor, weights: Tensor | float, thresholds: Sequence[float]
 ) -> dict[str, Metric]:
     """Accuracy, precision and recall of predicting 1 from each threshold on."""
     made: dict[str, Metric] = {}
@@ -77,7 +80,7 @@ def named(metrics: dict[str, Metric], head: str | None) -> dict[str, Metric]:
     return {f"{key}/{head}" if head else key: value for key, value in metrics.items()}
 
 
-def _broadcast(weights: Any, values: Any) -> Any:
+def _broadcast(weights: Tensor | float, values: Tensor) -> Tensor:
     """Weights `(batch, 1)` in the shape of values, since some metrics do not broadcast."""
     values = tf.convert_to_tensor(values)
     return tf.ones_like(values, dtype=tf.float32) * weights

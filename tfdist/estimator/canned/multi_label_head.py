@@ -12,6 +12,7 @@ from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.class_heads import ClassHead
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE
 from tfdist.estimator.canned.labels import as_columns, ids_of, within
+from tfdist.types import FeatureColumn, SparseTensor, Tensor
 from tfdist.utils.validation import check_number
 
 __all__ = ["MultiLabelHead"]
@@ -39,7 +40,7 @@ class MultiLabelHead(ClassHead):
     def __init__(
         self,
         n_classes: int,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         thresholds: Sequence[float] | None = None,
         label_vocabulary: Sequence[str] | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
@@ -72,7 +73,7 @@ class MultiLabelHead(ClassHead):
             f"0 to {self._n_classes - 1}, or names of label_vocabulary."
         )
 
-    def _all_predictions(self, logits: Any) -> dict[str, Any]:
+    def _all_predictions(self, logits: Tensor) -> dict[str, Any]:
         return {
             "logits": logits,
             "probabilities": tf.sigmoid(logits, name="probabilities"),
@@ -83,7 +84,7 @@ class MultiLabelHead(ClassHead):
     def _outputs(self, predictions: dict[str, Any]) -> dict[str, Any]:
         return self._classification(predictions)
 
-    def _processed(self, labels: Any) -> Any:
+    def _processed(self, labels: Tensor | SparseTensor) -> Tensor:
         if not isinstance(labels, tf.SparseTensor):
             labels = as_columns("labels", labels, self._n_classes)
             return within(tf.cast(labels, tf.float32), 2)
@@ -97,11 +98,11 @@ class MultiLabelHead(ClassHead):
         dense = tf.minimum(tf.scatter_nd(rows, ones, shape), 1.0)
         return tf.ensure_shape(dense, [None, self._n_classes])
 
-    def _losses(self, labels: Any, logits: Any) -> Any:
+    def _losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, logits)
         return tf.reduce_mean(losses, axis=-1, keepdims=True)
 
-    def _metrics(self, labels: Any, logits: Any, weights: Any) -> dict[str, Any]:
+    def _metrics(self, labels: Tensor, logits: Tensor, weights: Tensor | float) -> dict[str, Any]:
         probabilities = tf.sigmoid(logits)
         made = {
             **metrics.areas(labels, probabilities, weights),

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator.canned.columns import input_layer, linear_model
 from tfdist.estimator.spec import ModeKeys
+from tfdist.types import Features, Partitioner, Tensor, Variable
 from tfdist.utils.validation import check_choice, check_number, check_range
 
 __all__ = ["Baseline", "Deep", "Linear"]
@@ -51,7 +52,7 @@ class Deep:
         activation_fn: Callable[[Any], Any] | None,
         dropout: float | None,
         batch_norm: bool,
-        partitioner: Any = None,
+        partitioner: Partitioner | None = None,
     ) -> None:
         for units in hidden_units:
             check_number("hidden_units", int(units), 1)
@@ -65,7 +66,9 @@ class Deep:
         self._columns, self._activation = tuple(columns), activation_fn
         self._dropout, self._batch_norm, self._partitioner = dropout, batch_norm, partitioner
 
-    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+    def logits(
+        self, features: Features, mode: str, units: int, servers: int
+    ) -> tuple[Any, list[Any]]:
         """Builds the network.
 
         Args:
@@ -91,7 +94,9 @@ class Deep:
             _summarize(f"{self.scope}/logits", logits)
         return logits, updates
 
-    def _hidden(self, net: Any, i: int, width: int, training: bool, updates: list[Any]) -> Any:
+    def _hidden(
+        self, net: Tensor, i: int, width: int, training: bool, updates: list[Any]
+    ) -> Tensor:
         net = _dense(net, width)
         if self._activation is not None:
             net = self._activation(net)
@@ -118,13 +123,15 @@ class Linear:
     scope = "linear"
 
     def __init__(
-        self, columns: Sequence[Any], sparse_combiner: str, partitioner: Any = None
+        self, columns: Sequence[Any], sparse_combiner: str, partitioner: Partitioner | None = None
     ) -> None:
         check_choice("sparse_combiner", sparse_combiner, ("sum", "mean", "sqrtn"))
         self._columns, self._combiner = tuple(columns), sparse_combiner
         self._partitioner = partitioner
 
-    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+    def logits(
+        self, features: Features, mode: str, units: int, servers: int
+    ) -> tuple[Any, list[Any]]:
         """Builds the model; see `Deep.logits`."""
         del mode
         partitioner = self._partitioner or _partitioner(servers)
@@ -139,7 +146,9 @@ class Baseline:
 
     scope = "baseline"
 
-    def logits(self, features: Any, mode: str, units: int, servers: int) -> tuple[Any, list[Any]]:
+    def logits(
+        self, features: Features, mode: str, units: int, servers: int
+    ) -> tuple[Any, list[Any]]:
         """Builds the model; see `Deep.logits`. Features only tell the number of examples."""
         del mode, servers
         with tf1.variable_scope(self.scope):
@@ -147,7 +156,7 @@ class Baseline:
             return tf.tile(bias[tf.newaxis], [_batch_size(features), 1]), []
 
 
-def _dense(x: Any, units: int) -> Any:
+def _dense(x: Tensor, units: int) -> Tensor:
     kernel = tf1.get_variable(
         "kernel", [x.shape[-1], units], initializer=tf1.glorot_uniform_initializer()
     )
@@ -155,7 +164,7 @@ def _dense(x: Any, units: int) -> Any:
     return tf.nn.bias_add(tf.matmul(x, kernel), bias)
 
 
-def _normalized(x: Any, training: bool, updates: list[Any]) -> Any:
+def _normalized(x: Tensor, training: bool, updates: list[Any]) -> Tensor:
     """Batch normalization over the batch; appends the updates of the moving averages."""
     width = [x.shape[-1]]
     ones, zeros = tf1.ones_initializer(), tf1.zeros_initializer()
@@ -171,7 +180,7 @@ def _normalized(x: Any, training: bool, updates: list[Any]) -> Any:
     return tf.nn.batch_normalization(x, mean, variance, beta, gamma, _EPSILON)
 
 
-def _moving(name: str, shape: Sequence[Any], initializer: Any) -> Any:
+def _moving(name: str, shape: Sequence[Any], initializer: object) -> Variable:
     return tf1.get_variable(
         name,
         shape,
@@ -182,14 +191,14 @@ def _moving(name: str, shape: Sequence[Any], initializer: Any) -> Any:
     )
 
 
-def _partitioner(servers: int) -> Any:
+def _partitioner(servers: int) -> Partitioner | None:
     """Splits large tables where there are several servers to hold the parts."""
     if servers < 2:
         return None
     return tf1.min_max_variable_partitioner(max_partitions=servers, min_slice_size=_LEAST_BYTES)
 
 
-def _batch_size(features: Any) -> Any:
+def _batch_size(features: Features) -> Tensor:
     if not isinstance(features, Mapping) or not features:
         raise ConfigError(
             f"The features are {features!r}, not a dictionary with at least one feature. Let "
@@ -199,7 +208,7 @@ def _batch_size(features: Any) -> Any:
     return tf.cast(tf.shape(first)[0], tf.int32)
 
 
-def _summarize(name: str, value: Any) -> None:
+def _summarize(name: str, value: Tensor) -> None:
     """Adds what TensorBoard shows of a layer."""
     tf1.summary.scalar(f"{name}/fraction_of_zero_values", tf.nn.zero_fraction(value))
     tf1.summary.histogram(f"{name}/activation", value)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,11 @@ import tensorflow as tf
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.keras_optimizers import minimized
+from tfdist.types import Operation, Optimizer, Optimizer1, OptimizerChoice, Tensor, Variable
 from tfdist.utils.validation import check_choice
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 __all__ = ["check_optimizer", "minimize", "optimizer_of", "refuse_sync_replicas"]
 
@@ -27,7 +31,7 @@ _BY_NAME = {
 }
 
 
-def check_optimizer(what: str, optimizer: Any) -> None:
+def check_optimizer(what: str, optimizer: object) -> None:
     """Refuses what cannot be an optimizer, before any graph is made.
 
     Args:
@@ -46,7 +50,9 @@ def check_optimizer(what: str, optimizer: Any) -> None:
         )
 
 
-def optimizer_of(what: str, optimizer: Any, learning_rate: float) -> Any:
+def optimizer_of(
+    what: str, optimizer: OptimizerChoice, learning_rate: float
+) -> Optimizer1 | Optimizer:
     """The optimizer that a user's argument stands for, made in the default graph.
 
     Args:
@@ -78,11 +84,11 @@ def optimizer_of(what: str, optimizer: Any, learning_rate: float) -> Any:
 
 def minimize(
     optimizer: Any,
-    loss: Any,
+    loss: Tensor,
     variables: Sequence[Any],
-    global_step: Any = None,
+    global_step: Variable | None = None,
     prefix: str = "",
-) -> Any:
+) -> Operation:
     """The op of one step.
 
     Args:
@@ -97,7 +103,7 @@ def minimize(
     return optimizer.minimize(loss, global_step=global_step, var_list=list(variables))
 
 
-def refuse_sync_replicas(what: str, optimizer: Any) -> None:
+def refuse_sync_replicas(what: str, optimizer: object) -> None:
     """Refuses an optimizer that cannot be one of two.
 
     Raises:
@@ -111,11 +117,11 @@ def refuse_sync_replicas(what: str, optimizer: Any) -> None:
         )
 
 
-def _is_optimizer(value: Any) -> bool:
+def _is_optimizer(value: object) -> TypeIs[Optimizer1 | Optimizer]:
     return isinstance(value, tf1.train.Optimizer | keras.optimizers.Optimizer)
 
 
-def _makes_keras(function: Any) -> bool:
+def _makes_keras(function: Callable[[], object]) -> bool:
     """Whether a function returns an optimizer of Keras, which must be made outside of the graph.
 
     It is called in a graph of its own, since it may use the global step.

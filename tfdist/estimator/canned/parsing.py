@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.estimator.canned.columns import checked_columns
+from tfdist.types import DType, FeatureColumn
 
 __all__ = ["classifier_parse_example_spec", "regressor_parse_example_spec"]
 
 
 def classifier_parse_example_spec(
-    feature_columns: Any,
+    feature_columns: Iterable[FeatureColumn],
     label_key: str,
-    label_dtype: Any = tf.int64,
-    label_default: Any = None,
-    weight_column: Any = None,
+    label_dtype: DType = tf.int64,
+    label_default: object = None,
+    weight_column: str | FeatureColumn | None = None,
 ) -> dict[str, Any]:
     """The specification of a classifier's examples.
 
@@ -36,19 +38,24 @@ def classifier_parse_example_spec(
 
 
 def regressor_parse_example_spec(
-    feature_columns: Any,
+    feature_columns: Iterable[FeatureColumn],
     label_key: str,
-    label_dtype: Any = tf.float32,
-    label_default: Any = None,
+    label_dtype: DType = tf.float32,
+    label_default: object = None,
     label_dimension: int = 1,
-    weight_column: Any = None,
+    weight_column: str | FeatureColumn | None = None,
 ) -> dict[str, Any]:
     """The specification of a regressor's examples; see `classifier_parse_example_spec`."""
     label = tf.io.FixedLenFeature((label_dimension,), label_dtype, label_default)
     return _spec(feature_columns, label_key, label, weight_column)
 
 
-def _spec(columns: Any, label_key: str, label: Any, weight_column: Any) -> dict[str, Any]:
+def _spec(
+    columns: Iterable[FeatureColumn],
+    label_key: str,
+    label: object,
+    weight_column: str | FeatureColumn | None,
+) -> dict[str, Any]:
     made = dict(
         tf.feature_column.make_parse_example_spec(checked_columns("feature_columns", columns))
     )

@@ -12,6 +12,7 @@ from tfdist.estimator.canned import metrics
 from tfdist.estimator.canned.head import SUM_OVER_BATCH_SIZE, Head
 from tfdist.estimator.canned.labels import as_columns
 from tfdist.estimator.outputs import RegressionOutput
+from tfdist.types import FeatureColumn, Tensor
 from tfdist.utils.validation import check_choice, check_number
 
 __all__ = ["RegressionHead"]
@@ -32,7 +33,7 @@ class RegressionHead(Head):
     def __init__(
         self,
         label_dimension: int = 1,
-        weight_column: Any = None,
+        weight_column: str | FeatureColumn | None = None,
         loss_reduction: str = SUM_OVER_BATCH_SIZE,
         loss_fn: Callable[..., Any] | None = None,
         inverse_link_fn: Callable[[Any], Any] | None = None,
@@ -44,7 +45,7 @@ class RegressionHead(Head):
         super().__init__(label_dimension, weight_column, loss_reduction, loss_fn, name)
         self._inverse_link_fn = inverse_link_fn
 
-    def predictions(self, logits: Any, keys: Sequence[str] | None = None) -> dict[str, Any]:
+    def predictions(self, logits: Tensor, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """See `Head.predictions`: `predictions`, and `logits` where they differ.
 
         Raises:
@@ -62,13 +63,13 @@ class RegressionHead(Head):
         output = RegressionOutput(predictions["predictions"])
         return {"serving_default": output, "regression": output}
 
-    def _processed(self, labels: Any) -> Any:
+    def _processed(self, labels: Tensor) -> Tensor:
         return tf.cast(as_columns("labels", labels, self._logits_dimension), tf.float32)
 
-    def _losses(self, labels: Any, logits: Any) -> Any:
+    def _losses(self, labels: Tensor, logits: Tensor) -> Tensor:
         return tf.math.squared_difference(labels, logits)
 
-    def _metrics(self, labels: Any, logits: Any, weights: Any) -> dict[str, Any]:
+    def _metrics(self, labels: Tensor, logits: Tensor, weights: Tensor | float) -> dict[str, Any]:
         predicted = self.predictions(logits)["predictions"]
         return {
             "prediction/mean": metrics.mean(predicted, weights),

@@ -8,11 +8,11 @@ estimators made each variable as one part of a split one, which left a remnant i
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import tensorflow as tf
 
 from tfdist.estimator.run_config import RunConfig
+from tfdist.types import Saver
 
 __all__ = ["saver_for"]
 
@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 _REMNANTS = ("t_0", "part_0")
 
 
-def saver_for(config: RunConfig) -> Any:
+def saver_for(config: RunConfig) -> Saver | None:
     """A saver that keeps to the names of the checkpoints which are there already.
 
     Args:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
+
+from tfdist.types import DType, Tensor
 
 if TYPE_CHECKING:
     from tfdist.comm.replica_collectives import Link
@@ -29,7 +31,7 @@ class Memory:
 
     name: str
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DType
     shared: bool
     initial: Callable[[], Any]
 
@@ -76,17 +78,17 @@ class Memoryless:
         return []
 
 
-def error_memory(length: int, dtype: Any) -> Memory:
+def error_memory(length: int, dtype: DType) -> Memory:
     """Errors of `length` values, zero at first, which each replica has of its own."""
     return Memory("error", (length,), dtype, False, lambda: tf.zeros([length], dtype))
 
 
-def all_finite(*tensors: Any) -> Any:
+def all_finite(*tensors: Iterable[Tensor]) -> Tensor:
     """Whether tensors have neither NaN nor infinity: a scalar bool."""
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
 
 
-def unless_broken(finite: Any, following: Sequence[Any], present: Sequence[Any]) -> list[Any]:
+def unless_broken(finite: Tensor, following: Sequence[Any], present: Sequence[Any]) -> list[Any]:
     """Memories' next values, or the present ones after a result with a NaN or an infinity.
 
     Args:

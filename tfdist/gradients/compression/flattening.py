@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.types import DType, Tensor
+
 __all__ = ["Layout", "parts_for"]
 
 
@@ -33,7 +35,7 @@ class Layout:
         return cls(shapes, tuple(tf.as_dtype(tensor.dtype) for tensor in tensors), align)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """The type to compute in: float64 if a tensor has it, otherwise float32."""
         return tf.float64 if tf.float64 in self.dtypes else tf.float32
 
@@ -52,7 +54,9 @@ class Layout:
         """The length of the vector."""
         return sum(self.sizes) + sum(self.gaps)
 
-    def join(self, values: Sequence[Any], dtype: Any = None, length: int | None = None) -> Any:
+    def join(
+        self, values: Sequence[Any], dtype: DType | None = None, length: int | None = None
+    ) -> Tensor:
         """Makes one vector of tensors.
 
         Args:
@@ -70,7 +74,7 @@ class Layout:
             pieces.append(tf.zeros([length - self.length], dtype))
         return tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
 
-    def split(self, flat: Any, dtype: Any = None) -> list[Any]:
+    def split(self, flat: Tensor, dtype: DType | None = None) -> list[Any]:
         """The tensors of a vector, which may have more at its end.
 
         Args:

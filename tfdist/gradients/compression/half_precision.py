@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.gradients.compression.base import Memoryless
 from tfdist.gradients.compression.flattening import Layout, parts_for
+from tfdist.types import DType, Tensor
 
 __all__ = ["Bfloat16", "ScaledFloat16", "sum_plainly"]
 
@@ -51,12 +52,12 @@ class Bfloat16(Memoryless):
     ) -> tuple[list[Any], list[Any]]:
         """See `Compression`."""
         finer = [i for i, value in enumerate(values) if value.dtype == tf.float16]
-        places = [i for i in range(len(values)) if i not in finer]
+        indices = [i for i in range(len(values)) if i not in finer]
         sums = dict(zip(finer, sum_plainly(link, [values[i] for i in finer]), strict=True))
-        if places:
-            layout = Layout.of([values[i] for i in places])
-            total = _sum_halves(link, layout, [values[i] for i in places], tf.bfloat16)
-            sums.update(zip(places, layout.split(total), strict=True))
+        if indices:
+            layout = Layout.of([values[i] for i in indices])
+            total = _sum_halves(link, layout, [values[i] for i in indices], tf.bfloat16)
+            sums.update(zip(indices, layout.split(total), strict=True))
         return [sums[i] for i in range(len(values))], list(memory)
 
 
@@ -94,12 +95,12 @@ class ScaledFloat16(Memoryless):
         return sums, list(memory)
 
 
-def _largest(value: Any) -> Any:
+def _largest(value: Tensor) -> Tensor:
     """A tensor's largest magnitude; NaN if it has a NaN."""
     return tf.reduce_max(tf.abs(value)) if value.shape.num_elements() else tf.zeros([], value.dtype)
 
 
-def _sum_halves(link: Link, layout: Layout, values: Sequence[Any], dtype: Any) -> Any:
+def _sum_halves(link: Link, layout: Layout, values: Sequence[Any], dtype: DType) -> Tensor:
     """Each replica adds up a part of all values, in float32, and gives all others the sum.
 
     It sends as much as a ring all-reduce of 16 bits does, 4 (p - 1) / p bytes a value over p

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
 from tfdist.gradients.compression.flattening import Layout, parts_for
+from tfdist.types import DType, Tensor
 
 if TYPE_CHECKING:
     from tfdist.comm.replica_collectives import Link
@@ -67,7 +68,7 @@ class EightBit:
         return layout.split(total), kept
 
 
-def encoded(blocks: Any) -> Any:
+def encoded(blocks: Tensor) -> Tensor:
     """Rounds blocks to 8 bits.
 
     The error of a value is at most 1/254 of the largest magnitude in its block. A block with a NaN
@@ -91,7 +92,7 @@ def encoded(blocks: Any) -> Any:
     return tf.concat([words, tf.bitcast(scale, tf.int32)], -1)
 
 
-def decoded(words: Any, dtype: Any) -> Any:
+def decoded(words: Tensor, dtype: DType) -> Tensor:
     """The values of blocks that `encoded` made.
 
     Args:
@@ -105,5 +106,5 @@ def decoded(words: Any, dtype: Any) -> Any:
     return tf.cast(whole, dtype) * tf.cast(_scales(words), dtype)
 
 
-def _scales(words: Any) -> Any:
+def _scales(words: Tensor) -> Tensor:
     return tf.bitcast(words[..., _WORDS:], tf.float32)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
 from tfdist.gradients.compression.flattening import Layout
 from tfdist.gradients.compression.half_precision import sum_plainly
+from tfdist.types import Tensor
 
 if TYPE_CHECKING:
     from tfdist.comm.replica_collectives import Link
@@ -44,7 +45,7 @@ class LowRank:
         layout = Layout.of([spec for spec in specs if self._matrix(spec)])
         length = sum(columns * self.rank for _, columns in self._matrices(layout))
 
-        def start() -> Any:
+        def start() -> Tensor:
             return tf.constant(np.random.default_rng(0).standard_normal(length), layout.dtype)
 
         if not length:
@@ -56,18 +57,18 @@ class LowRank:
         self, link: Link, values: Sequence[Any], memory: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """See `Compression`."""
-        places = [i for i, value in enumerate(values) if self._matrix(value)]
-        others = [i for i in range(len(values)) if i not in places]
-        if not places:
+        indices = [i for i, value in enumerate(values) if self._matrix(value)]
+        others = [i for i in range(len(values)) if i not in indices]
+        if not indices:
             return sum_plainly(link, values), list(memory)
-        layout = Layout.of([values[i] for i in places])
-        matrices = self._corrected(layout, [values[i] for i in places], memory[0])
+        layout = Layout.of([values[i] for i in indices])
+        matrices = self._corrected(layout, [values[i] for i in indices], memory[0])
         factors = self._factors(layout)
 
         starts = factors.split(memory[1], layout.dtype)
         sketches = [tf.matmul(matrix, q) for matrix, q in zip(matrices, starts, strict=True)]
         first = sum_plainly(link, [*sketches, *(values[i] for i in others)])
-        bases = [tf.linalg.qr(sketch).q for sketch in first[: len(places)]]
+        bases = [tf.linalg.qr(sketch).q for sketch in first[: len(indices)]]
         own = [
             tf.matmul(matrix, base, transpose_a=True)
             for matrix, base in zip(matrices, bases, strict=True)
@@ -76,24 +77,24 @@ class LowRank:
 
         left = [m - product for m, product in zip(matrices, _products(bases, own), strict=True)]
         following = [layout.join(left), factors.join(second)]
-        sums = dict(zip(others, first[len(places) :], strict=True))
-        for i, product in zip(places, _products(bases, second), strict=True):
+        sums = dict(zip(others, first[len(indices) :], strict=True))
+        for i, product in zip(indices, _products(bases, second), strict=True):
             sums[i] = tf.cast(tf.reshape(product, values[i].shape), values[i].dtype)
         finite = all_finite(*second, *(sums[i] for i in others))
         return [sums[i] for i in range(len(values))], unless_broken(finite, following, memory)
 
-    def _matrix(self, tensor: Any) -> tuple[int, int] | None:
+    def _matrix(self, tensor: Tensor | tf.TensorSpec) -> tuple[int, int] | None:
         return matrix_shape(tuple(tensor.shape.as_list()), self.rank)
 
     def _matrices(self, layout: Layout) -> list[tuple[int, int]]:
-        found = [matrix_shape(shape, self.rank) for shape in layout.shapes]
-        return [shape for shape in found if shape]
+        result = [matrix_shape(shape, self.rank) for shape in layout.shapes]
+        return [shape for shape in result if shape]
 
     def _factors(self, layout: Layout) -> Layout:
         shapes = tuple((columns, self.rank) for _, columns in self._matrices(layout))
         return Layout(shapes, (layout.dtype,) * len(shapes))
 
-    def _corrected(self, layout: Layout, values: Sequence[Any], error: Any) -> list[Any]:
+    def _corrected(self, layout: Layout, values: Sequence[Any], error: Tensor) -> list[Any]:
         return [
             tf.reshape(tf.cast(value, layout.dtype) + left, shape)
             for value, left, shape in zip(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
 from tfdist.gradients.compression.flattening import Layout
+from tfdist.types import Tensor
 
 __all__ = ["RandomValues", "TopValues", "part_of", "poisoned"]
 
@@ -66,24 +67,24 @@ class TopValues:
             )
         return layout.split(total), unless_broken(all_finite(received), [left], memory)
 
-    def _positions(self, layout: Layout, corrected: Any, finite: Any) -> Any:
+    def _positions(self, layout: Layout, corrected: Tensor, finite: Tensor) -> Tensor:
         """Where the largest values lie in the flat vector: int32."""
 
-        def unchanged() -> Any:
+        def unchanged() -> Tensor:
             return corrected
 
-        def zeros() -> Any:
+        def zeros() -> Tensor:
             return tf.zeros_like(corrected)
 
         # A NaN has no place in an order, on which top_k relies.
         pieces = layout.split(tf.cond(finite, unchanged, zeros), layout.dtype)
-        found, start = [], 0
+        result, start = [], 0
         for piece, size in zip(pieces, layout.sizes, strict=True):
             magnitudes = tf.abs(tf.reshape(piece, [-1]))
             kept = part_of(size, self.ratio)
-            found.append(tf.math.top_k(magnitudes, kept, sorted=False).indices + start)
+            result.append(tf.math.top_k(magnitudes, kept, sorted=False).indices + start)
             start += size
-        return tf.concat(found, 0)
+        return tf.concat(result, 0)
 
 
 def part_of(size: int, ratio: float) -> int:
@@ -91,7 +92,7 @@ def part_of(size: int, ratio: float) -> int:
     return min(size, max(1, math.ceil(round(ratio * size, 6))))
 
 
-def poisoned(sent: Any, finite: Any) -> Any:
+def poisoned(sent: Tensor, finite: Tensor) -> Tensor:
     """What a replica sends, or NaNs in its place, so that all see that it has some.
 
     Args:
@@ -166,7 +167,7 @@ class RandomValues:
         return -(-length // steps), steps
 
 
-def _drawn(counter: Any, rows: int, steps: int) -> Any:
+def _drawn(counter: Tensor, rows: int, steps: int) -> Tensor:
     """The column of each row in one step: int32 of shape `(rows,)`.
 
     In each of `steps` steps it is another one, moved by the same for all rows.

@@ -89,8 +89,8 @@ def chosen(mpi: bool, gpu: str, environ: Mapping[str, str] | None = None) -> Cho
         environ: environment variables; by default the process's own.
     """
     variables = environment.snapshot() if environ is None else environ
-    found = gpu == "auto" and bool(find_nvcc(variables) and find_nccl(variables))
-    return Choice(mpi=mpi, nccl=gpu == "nccl" or found)
+    result = gpu == "auto" and bool(find_nvcc(variables) and find_nccl(variables))
+    return Choice(mpi=mpi, nccl=gpu == "nccl" or result)
 
 
 def find_nvcc(environ: Mapping[str, str]) -> Path | None:

@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.types import DType, Scalar, Tensor
 
 __all__ = ["Ring", "RingLink", "as_bits", "combine", "from_bits", "not_folded"]
 
@@ -100,7 +101,7 @@ class Ring:
         sums = self.in_order("sum", launch)
         return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Tensor) -> Tensor:
         """Concatenates the processes' tensors along the first axis, in the order of their ranks.
 
         Args:
@@ -108,7 +109,7 @@ class Ring:
         """
         return self._sent("gather", tensor, self.hvd.allgather)
 
-    def all_to_all(self, tensor: Any, splits: Any) -> Any:
+    def all_to_all(self, tensor: Tensor, splits: Sequence[int] | Tensor | None) -> Tensor:
         """Sends a part of a tensor to each process.
 
         Args:
@@ -122,7 +123,7 @@ class Ring:
             "alltoall", tensor, lambda bits, **named: self.hvd.alltoall(bits, splits, **named)[0]
         )
 
-    def broadcast(self, tensor: Any) -> Any:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """The tensor of rank 0.
 
         Args:
@@ -136,7 +137,7 @@ class Ring:
         )
         return tf.ensure_shape(value, tensor.shape)
 
-    def _sent(self, kind: str, tensor: Any, send: Callable[..., Any]) -> Any:
+    def _sent(self, kind: str, tensor: Tensor, send: Callable[..., Any]) -> Tensor:
         """What `send` makes of a tensor's bits, in the tensor's type."""
         tensor = tf.convert_to_tensor(tensor)
         bits = not_folded(as_bits(tensor))
@@ -189,7 +190,7 @@ def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
     by_type: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
         by_type.setdefault(tensor.dtype, []).append(i)
-    found = []
+    result = []
     for places in by_type.values():
         sizes = [tensors[i].shape.num_elements() or 1 for i in places]
         bound, filled = sum(sizes) / groups, 0
@@ -199,24 +200,24 @@ def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
                 parts.append([])
             parts[-1].append(i)
             filled += size
-        found += parts
-    return found
+        result += parts
+    return result
 
 
-def not_folded(tensor: Any) -> Any:
+def not_folded(tensor: Tensor) -> Tensor:
     """Keeps TensorFlow from computing a collective of a constant once, while it optimizes."""
     if tf.executing_eagerly():
         return tensor
     return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
 
-def as_bits(tensor: Any) -> Any:
+def as_bits(tensor: Tensor) -> Tensor:
     """A tensor's bits in a type that Horovod knows."""
     carrier = _CARRIED_AS.get(tensor.dtype)
     return tensor if carrier is None else tf.bitcast(tensor, carrier)
 
 
-def from_bits(bits: Any, dtype: Any) -> Any:
+def from_bits(bits: Tensor, dtype: DType) -> Tensor:
     """The tensor of type `dtype` that `as_bits` was given."""
     return bits if bits.dtype == dtype else tf.bitcast(bits, dtype)
 
@@ -259,10 +260,10 @@ def combine(ring: Ring, gradients: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _of_two(a: Any, b: Any) -> Any:
+def _of_two(a: Tensor, b: Tensor) -> Tensor:
     product = tf.reduce_sum(a * b)
 
-    def kept(x: Any) -> Any:
+    def kept(x: Tensor) -> Tensor:
         return 1.0 - tf.math.divide_no_nan(product, 2.0 * tf.reduce_sum(x * x))
 
     return kept(a) * a + kept(b) * b
@@ -281,18 +282,18 @@ class RingLink:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self.count: int = ring.size
-        self.index: Any = ring.rank
+        self.index: Scalar = ring.rank
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """See `Link.sum`."""
         return self._ring.sum(tensors) if tensors else []
 
-    def gather(self, tensor: Any) -> Any:
+    def gather(self, tensor: Tensor) -> Tensor:
         """See `Link.gather`."""
         rows = tensor.shape[0] * self.count
         return tf.ensure_shape(self._ring.gather(tensor), [rows, *tensor.shape[1:]])
 
-    def all_to_all(self, tensor: Any) -> Any:
+    def all_to_all(self, tensor: Tensor) -> Tensor:
         """See `Link.all_to_all`."""
         received = self._ring.all_to_all(tensor, [1] * self.count)
         return tf.ensure_shape(received, tensor.shape)

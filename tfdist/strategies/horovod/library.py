@@ -10,7 +10,7 @@ import importlib.util
 import json
 import warnings
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from tfdist.errors import ConfigError
 
@@ -61,15 +61,15 @@ def _tensorflow() -> str | None:
 
 
 @functools.cache
-def load() -> Any:
+def load() -> ModuleType:
     """The module `horovod.tensorflow`.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
     """
-    found = problem()
-    if found is not None:
-        raise ConfigError(found)
+    result = problem()
+    if result is not None:
+        raise ConfigError(result)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)

@@ -78,7 +78,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         self,
         device: str = "CPU:0",
         gradients: GradientSum | None = None,
-        cluster_resolver: Any = None,
+        cluster_resolver: object = None,
     ) -> None:
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
@@ -90,7 +90,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         agree_on_seed(self)
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> object:
         """This process's place among the ranks, and their cluster where it is known."""
         return self._place
 

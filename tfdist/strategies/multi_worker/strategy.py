@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfdist._tf.distribute import CollectiveExtended
@@ -29,8 +27,8 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
 
     def __init__(
         self,
-        cluster_resolver: Any = None,
-        communication_options: Any = None,
+        cluster_resolver: object = None,
+        communication_options: object = None,
         cpu_devices: int = 1,
     ) -> None:
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
@@ -50,7 +48,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         )
 
 
-def resolver_for(cluster: ClusterSpec, task: Task, gpus: int) -> Any:
+def resolver_for(cluster: ClusterSpec, task: Task, gpus: int) -> object:
     """TensorFlow's cluster resolver for a task of a cluster.
 
     Args:

@@ -35,6 +35,7 @@ from tfdist.strategies.parameter_server.payload import (
 from tfdist.strategies.parameter_server.remote_step import Results, ServedStep, Update
 from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.transaction_log import APPLIED, DROPPED, FORGOTTEN, Ledger
+from tfdist.types import Gradient, Operation, SomeGradient, Tensor, Variable
 
 __all__ = ["UPDATES_A_STEP", "contribute", "discard", "send"]
 
@@ -46,9 +47,9 @@ def contribute(
     step: ServedStep,
     payload: Payload,
     change: Callable[[list[Any]], list[Any]],
-    number: Any,
+    number: Tensor,
     tell: Callable[[], list[Any]],
-) -> Any:
+) -> Operation:
     """Adds one part's gradients to those of the others; the last one that is needed applies them.
 
     A part whose update has been made without it is discarded (backup workers, Chen et al. 2016).
@@ -66,7 +67,7 @@ def contribute(
     assert part is not None
     with tf.device(first):
         update, share = tf.identity(step.update), tf.identity(part.share())
-    sums = [_Sum(servers, payload, place) for place in range(len(payload.targets))]
+    sums = [_Sum(servers, payload, index) for index in range(len(payload.targets))]
     with tf.control_dependencies([*payload.arrived, number, update, share]):
         held = servers.lock.acquire()
     with tf.control_dependencies([held]), tf.device(first):
@@ -99,11 +100,11 @@ class _Sum:
         find = servers.sum_for if self._common is None else servers.slices_for
         self._sum: Any = find(self._target)
 
-    def add(self) -> Any:
+    def add(self) -> Tensor:
         """Adds this part's, unless its server has it already."""
         return done(self._device, self._add)
 
-    def total(self) -> Any:
+    def total(self) -> Gradient:
         """The sum; takes a sparse one out, unless its server has done so."""
         if self._common is None:
             with tf.device(self._device):
@@ -115,7 +116,7 @@ class _Sum:
             lambda: self._sum.nothing(shape),
         )
 
-    def clear(self) -> Any:
+    def clear(self) -> Tensor:
         """Sets a dense sum to zero, unless its server has done so."""
         return done(self._device, self._clear)
 
@@ -132,8 +133,8 @@ class _Sum:
 
 
 def _add_up(
-    servers: Servers, sums: list[_Sum], number: Any, fates: dict[str, Any], share: Any
-) -> Any:
+    servers: Servers, sums: list[_Sum], number: Tensor, fates: dict[str, Any], share: Tensor
+) -> Tensor:
     """Adds a part to the sums; the first server comes last, and counts."""
     first, *others = servers.devices
     with guards(servers, {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}):
@@ -148,7 +149,7 @@ def _add_up(
     return true_after(noted)
 
 
-def discard(servers: Servers, ledger: Ledger, number: Any) -> Any:
+def discard(servers: Servers, ledger: Ledger, number: Tensor) -> Tensor:
     """Counts a gradient that is not applied, and notes so in a ledger of all servers."""
     noted = [servers.counts.note_dropped()]
     for device in servers.devices:
@@ -160,8 +161,8 @@ def _apply(
     servers: Servers,
     sums: list[_Sum],
     change: Callable[[list[Any]], list[Any]],
-    update: Any,
-) -> Any:
+    update: Tensor,
+) -> Tensor:
     """Applies the sums and starts them anew; the first server comes last."""
     first, *others = servers.devices
     todo = {d: _lacks(made, d, update) for d, made in servers.rounds.items()}
@@ -180,18 +181,18 @@ def _apply(
     return true_after(noted)
 
 
-def _lacks(made: Any, device: str, update: Any) -> Any:
+def _lacks(made: Variable, device: str, update: Tensor) -> Tensor:
     """Whether a server lacks an update that workers make together; their numbers have no gaps."""
     with tf.device(device):
         return made.read_value() <= update
 
 
-def _note_round(servers: Servers, device: str, update: Any) -> Any:
+def _note_round(servers: Servers, device: str, update: Tensor) -> Operation:
     with tf.device(device):
         return servers.rounds[device].assign(update + 1, read_value=False)
 
 
-def _mean(servers: Servers, total: Any) -> Any:
+def _mean(servers: Servers, total: Gradient) -> Gradient:
     """The mean over the examples of the parts that were taken, where some may be missing."""
     if not servers.rule.backup_workers or not total.dtype.is_floating:
         return total
@@ -206,7 +207,7 @@ def _mean(servers: Servers, total: Any) -> Any:
 UPDATES_A_STEP = 16
 
 
-def send(step: ServedStep, update: Update, results: Results | None) -> Any:
+def send(step: ServedStep, update: Update, results: Results | None) -> object:
     """Sends a step's gradients and changes to the servers and has them applied.
 
     Args:
@@ -232,8 +233,8 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
     common: dict[int, Any] = {}
     if step.parts > 1:
         common = {
-            place: common_rows(grad.indices)
-            for place, (grad, _) in enumerate(gradients)
+            index: common_rows(grad.indices)
+            for index, (grad, _) in enumerate(gradients)
             if isinstance(grad, tf.IndexedSlices)
         }
         gradients = [(_weighed(g), v) for g, v in gradients]
@@ -252,7 +253,7 @@ def send(step: ServedStep, update: Update, results: Results | None) -> Any:
     return _apply_alone(step.servers, payload, change, number, _at(first, read), tell)
 
 
-def _at(device: str, tensor: Any) -> Any:
+def _at(device: str, tensor: Tensor) -> Tensor:
     with tf.device(device):
         return tf.identity(tensor)
 
@@ -266,13 +267,13 @@ def _teller(device: str, results: Results | None, payload: Payload) -> Callable[
     return lambda: effects_of(lambda: results.tally.add(there))
 
 
-def _weighed(grad: Any) -> Any:
+def _weighed(grad: SomeGradient) -> SomeGradient:
     part = current_step()
     assert part is not None
     return part.weigh(grad)
 
 
-def _weighed_change(change: Any, step: ServedStep) -> Any:
+def _weighed_change(change: Tensor, step: ServedStep) -> Tensor:
     if change.dtype.is_floating:
         return _weighed(change)
     return change * tf.cast(tf.equal(step.part, 0), change.dtype)
@@ -282,10 +283,10 @@ def _apply_alone(
     servers: Servers,
     payload: Payload,
     change: Callable[[list[Any]], list[Any]],
-    number: Any,
-    read: Any,
+    number: Tensor,
+    read: Tensor,
     tell: Callable[[], list[Any]],
-) -> Any:
+) -> Operation:
     """Applies one worker's gradients: `async` and `stale`, and `sync` with a single part."""
     first = servers.devices[0]
     with tf.control_dependencies([*payload.arrived, number, read]):
@@ -301,13 +302,13 @@ def _apply_alone(
         wanted = fresh & (tf.reduce_any(tf.stack(begun)) | ~_too_late(servers, staleness))
         told = only_if(fresh, lambda: true_after(tell()))
 
-        def apply() -> Any:
+        def apply() -> Tensor:
             todo = {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}
             with guards(servers, todo), learning_rate_times(_damping(servers, staleness)):
                 ops = change(payload.values)
             return _finish(servers, number, staleness, ops)
 
-        def skip() -> Any:
+        def skip() -> Tensor:
             return only_if(fresh, lambda: discard(servers, servers.updates, number))
 
         became = tf.cond(wanted, apply, skip)
@@ -315,20 +316,20 @@ def _apply_alone(
     return refused_if_forgotten(first, forgotten, number, released)
 
 
-def _too_late(servers: Servers, staleness: Any) -> Any:
+def _too_late(servers: Servers, staleness: Tensor) -> Tensor:
     bound = servers.rule.staleness
     if servers.rule.mode != "stale" or bound is None:
         return tf.constant(False)
     return staleness > bound
 
 
-def _damping(servers: Servers, staleness: Any) -> Any:
+def _damping(servers: Servers, staleness: Tensor) -> Tensor | None:
     if servers.rule.mode != "stale" or servers.rule.on_stale != "damp":
         return None
     return 1.0 / tf.cast(tf.maximum(staleness, 1), tf.float32)
 
 
-def _finish(servers: Servers, number: Any, staleness: Any, ops: list[Any]) -> Any:
+def _finish(servers: Servers, number: Tensor, staleness: Tensor, ops: list[Any]) -> Tensor:
     """Notes that an update was applied; the first server comes last."""
     first, *others = servers.devices
     with tf.control_dependencies(ops):
@@ -350,10 +351,10 @@ def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] |
             _add(variable, change)
 
 
-def _add(variable: Any, change: Any) -> None:
+def _add(variable: Variable, change: Tensor) -> None:
     def add() -> None:
         if variable.dtype == tf.bool:
-            variable.assign(tf.where(change == 0, variable, change > 0), read_value=False)
+            variable.assign(tf.where(tf.equal(change, 0), variable, change > 0), read_value=False)
             return
         variable.assign_add(tf.cast(change, variable.dtype), read_value=False)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import types
 from tfdist._keras import (
     Adam,
     BackupAndRestore,
@@ -44,6 +45,7 @@ from tfdist.strategies.parameter_server.sharded_variable import Partitioned, sho
 from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving
 from tfdist.strategies.parameter_server.training_step import StepFunction
 from tfdist.strategies.parameter_server.transfer import PACKED_BYTES
+from tfdist.types import EmbeddingLayer, Logs, Model, Operand, Structure, Tensor
 
 
 def hooks(serving: Serving) -> list[Hook]:
@@ -94,7 +96,7 @@ def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., A
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
+        def write(*args: object, **kwargs: object) -> object:
             serving.settle()
             return original(*args, **kwargs)
 
@@ -107,7 +109,9 @@ def _on_the_chiefs_disk(original: Callable[..., None]) -> Callable[..., None]:
     """Exports to the chief's disk; TensorFlow writes each weight on the disk of its server."""
 
     @functools.wraps(original)
-    def write_out(self: Any, filepath: Any, options: Any = None, *rest: Any, **more: Any) -> None:
+    def write_out(
+        self: object, filepath: object, options: object = None, *rest: Any, **more: Any
+    ) -> None:
         if options is None:
             options = tf.saved_model.SaveOptions(experimental_io_device=CHIEF)
         original(self, filepath, options, *rest, **more)
@@ -120,7 +124,7 @@ def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[.
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def fit(self: Model, *args: object, **kwargs: object) -> object:
             try:
                 return original(self, *args, **kwargs)
             except BaseException:
@@ -132,12 +136,12 @@ def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[.
     return make
 
 
-def _is_served(variable: Any) -> bool:
+def _is_served(variable: types.KerasVariable) -> bool:
     value = variable._value
     return value is not None and (is_metric(variable) or "/job:ps" in device_of(value))
 
 
-def _step_for(variable: Any) -> ServedStep | None:
+def _step_for(variable: types.KerasVariable) -> ServedStep | None:
     """The step in which a Keras variable has a local value, or None."""
     step = current_served_step()
     if step is None or applying.is_up or in_stateless_scope() or not _is_served(variable):
@@ -145,15 +149,17 @@ def _step_for(variable: Any) -> ServedStep | None:
     return step
 
 
-def _local_value(original: Any) -> property:
+def _local_value(original: property) -> property:
     """A variable's value in the step that runs, or the part that an optimizer updates."""
+    stock = original.fget
+    assert stock is not None
 
-    def value(self: Any) -> Any:
+    def value(self: types.KerasVariable) -> Tensor | types.Variable:
         if shown_part() is not None and isinstance(self._value, Partitioned):
             return self._value.variables[shown_part()]
         step = _step_for(self)
         if step is None:
-            return original.fget(self)
+            return stock(self)
         return self._maybe_autocast(step.read(self))
 
     return property(value)
@@ -161,7 +167,7 @@ def _local_value(original: Any) -> property:
 
 def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def direct_assign(self: Any, value: Any) -> None:
+    def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         step = _step_for(self)
         if step is not None:
             step.write(self, tf.cast(value, self._value.dtype))
@@ -177,7 +183,7 @@ def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
     """Builds a step's inner functions into its own graph, where its weights and updates are."""
 
     @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: types.Function, *args: object, **kwargs: object) -> object:
         if current_served_step() is None:
             return original(self, *args, **kwargs)
         return called_in_line(self, *args, **kwargs)
@@ -190,7 +196,7 @@ def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def add(self: Any, value: Any) -> Any:
+        def add(self: types.KerasVariable, value: Operand) -> Operand:
             if applying.is_up or _step_for(self) is not None or not _is_served(self):
                 return original(self, value)
             getattr(self._value, name)(tf.cast(value, self._value.dtype))
@@ -205,7 +211,7 @@ def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """Seeds that differ from step to step without a state that all workers would have to share."""
 
     @functools.wraps(original)
-    def next_seed(self: Any, ordered: bool = True) -> Any:
+    def next_seed(self: types.SeedGenerator, ordered: bool = True) -> Tensor:
         step = current_served_step()
         if step is None:
             return original(self, ordered)
@@ -222,7 +228,7 @@ def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
     """Fetches the rows of a big table, not the table."""
 
     @functools.wraps(original)
-    def call(self: Any, inputs: Any) -> Any:
+    def call(self: EmbeddingLayer, inputs: Tensor) -> object:
         table = self._embeddings
         step = _step_for(table) if isinstance(table, KerasVariable) else None
         if step is None or self.lora_enabled or self.quantization_mode is not None:
@@ -243,7 +249,9 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients with respect to variables are those of their values in the step."""
 
     @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
+    ) -> Structure:
         flat = tf.nest.flatten(sources)
         local = [isinstance(v, KerasVariable) and _step_for(v) is not None for v in flat]
         if not any(local):
@@ -253,21 +261,26 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
         with of_weights.up():
             grads = original(self, target, used, *args, **kwargs)
-        found = [
+        result = [
             step.gradient(v, each) if own else each[0]
             for v, own, each in zip(flat, local, grads, strict=True)
         ]
         part = current_step()
         if part is not None:
-            part.gradients.update((id(each), each) for each in found if each is not None)
-        return tf.nest.pack_sequence_as(sources, found)
+            part.gradients.update((id(each), each) for each in result if each is not None)
+        return tf.nest.pack_sequence_as(sources, result)
 
     return gradient
 
 
 def _of_parts(
-    original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
-) -> Any:
+    original: Callable[..., Any],
+    tape: object,
+    target: Structure,
+    sources: Structure,
+    *args: object,
+    **kwargs: object,
+) -> Structure:
     """Gradients with respect to variables in parts, outside of any step."""
     wholes = [getattr(v, "_value", v) for v in tf.nest.flatten(sources)]
     if not any(isinstance(whole, Partitioned) for whole in wholes):
@@ -278,16 +291,16 @@ def _of_parts(
         for v, whole in zip(flat, wholes, strict=True)
     ]
     grads = original(tape, target, parts, *args, **kwargs)
-    found = [
+    result = [
         whole.join(each) if isinstance(whole, Partitioned) else each[0]
         for whole, each in zip(wholes, grads, strict=True)
     ]
-    return tf.nest.pack_sequence_as(sources, found)
+    return tf.nest.pack_sequence_as(sources, result)
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def compile_model(self: Any, *args: Any, **kwargs: Any) -> None:
+    def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
             warnings.warn(
                 "jit_compile=True does not go with parameter servers: XLA cannot compile a step "
@@ -306,7 +319,7 @@ def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Calla
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def make_function(self: Any, force: bool = False) -> Any:
+        def make_function(self: Model, force: bool = False) -> Callable[..., Any]:
             if getattr(self, name) is not None and not force:
                 return getattr(self, name)
             if self.run_eagerly:
@@ -330,7 +343,7 @@ def _when_done(original: Callable[..., Any]) -> Callable[..., Any]:
     """Waits for the steps under way before an epoch's or an evaluation's results are read."""
 
     @functools.wraps(original)
-    def results(self: Any, logs: Any) -> Any:
+    def results(self: Model, logs: Logs | None) -> Logs:
         for function in (self.train_function, self.test_function):
             if isinstance(function, StepFunction) and function.owns(logs):
                 logs = function.finish()
@@ -344,7 +357,9 @@ def _on_one_batch(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def on_batch(self: Any, *args: Any, return_dict: bool = False, **kwargs: Any) -> Any:
+        def on_batch(
+            self: Model, *args: object, return_dict: bool = False, **kwargs: object
+        ) -> object:
             original(self, *args, return_dict=True, **kwargs)
             logs = pythonify_logs(getattr(self, name).finish())
             return logs if return_dict else self._flatten_metrics_in_order(logs)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.comm import batch_sharding
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
+from tfdist.types import Dataset, Structure, Tensor
 
 __all__ = ["ChiefFeed", "Load", "ServedDataset", "ServedIterator", "load_of", "split"]
 
@@ -25,7 +26,7 @@ class Load:
         prefers: the worker that has it at hand, if one has.
     """
 
-    key: Any
+    key: Hashable
     resources: list[Any]
     rows: int | None = None
     lasting = True
@@ -44,7 +45,7 @@ class Load:
         """The values of `resources` for a worker."""
         raise NotImplementedError
 
-    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """The batch in a graph, with the number of its examples and that of the global batch."""
         raise NotImplementedError
 
@@ -55,6 +56,20 @@ class Load:
         """Notes that the step has ended."""
 
 
+class Feed(Protocol):
+    """A pass over a data set, as a source of batches or of their loads."""
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are; negative where there is no end, None where it is not known."""
+
+    def batch(self) -> Structure:
+        """The next batch itself."""
+
+    def next_loads(self) -> Callable[[int], list[Load]]:
+        """Makes the loads of the next batch, of the number of parts."""
+
+
 class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
     """A data set of global batches for Keras's loops on parameter servers.
 
@@ -63,14 +78,14 @@ class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
         feed: makes a source of loads for one pass over it.
     """
 
-    def __init__(self, dataset: Any, feed: Callable[[], Any]) -> None:
+    def __init__(self, dataset: Dataset, feed: Callable[[], Any]) -> None:
         self._dataset, self._feed = dataset, feed
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return ServedIterator(self._feed())
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Structure:
         """The batches' types."""
         return self._dataset.element_spec
 
@@ -85,7 +100,7 @@ class ServedIterator:
         batches: how many there are; negative where there is no end, None where it is not known.
     """
 
-    def __init__(self, feed: Any) -> None:
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self.batches: int | None = feed.batches
 
@@ -95,13 +110,12 @@ class ServedIterator:
         Raises:
             StopIteration: at the end.
         """
-        loads: Callable[[int], list[Load]] = self._feed.next_loads()
-        return loads
+        return self._feed.next_loads()
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Structure:
         return self._feed.batch()
 
 
@@ -113,11 +127,11 @@ class ChiefFeed:
         batches: how many, where that is known.
     """
 
-    def __init__(self, dataset: Any, batches: int | None = None) -> None:
+    def __init__(self, dataset: Dataset, batches: int | None = None) -> None:
         self.batches = batches
         self._iterator = iter(dataset)
 
-    def batch(self) -> Any:
+    def batch(self) -> Structure:
         """The next global batch itself.
 
         Raises:
@@ -134,7 +148,7 @@ class ChiefFeed:
 class _Sent(Load):
     """A batch that the chief sends."""
 
-    def __init__(self, batch: Any, count: int | None, total: int | None) -> None:
+    def __init__(self, batch: Structure, count: int | None, total: int | None) -> None:
         self._batch = tf.nest.map_structure(_as_tensor, batch)
         self._leaves = tf.nest.flatten(self._batch, expand_composites=True)
         present = [leaf for leaf in self._leaves if leaf is not None]
@@ -158,7 +172,7 @@ class _Sent(Load):
         """The batch's strings."""
         return self._strings
 
-    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """The batch as it was."""
         told, numeric = unbox(box), iter(self._layout.open(box))
         strings = iter(resources)
@@ -170,7 +184,7 @@ class _Sent(Load):
         return batch, told.count, told.total
 
 
-def load_of(batch: Any, count: int | None = None, total: int | None = None) -> Load:
+def load_of(batch: Structure, count: int | None = None, total: int | None = None) -> Load:
     """A load that carries a batch.
 
     Args:
@@ -181,7 +195,7 @@ def load_of(batch: Any, count: int | None = None, total: int | None = None) -> L
     return _Sent(batch, count, total)
 
 
-def split(batch: Any, parts: int) -> list[Load]:
+def split(batch: Structure, parts: int) -> list[Load]:
     """The loads of a batch in parts, of which some may be empty."""
     if parts == 1:
         return [load_of(batch)]
@@ -195,12 +209,12 @@ def split(batch: Any, parts: int) -> list[Load]:
     ]
 
 
-def without_optionals(leaf: Any) -> Any:
+def without_optionals(leaf: object) -> object:
     """None for what Keras's data sets have in place of None."""
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: Structure) -> Structure:
     if leaf is None or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return leaf
     return tf.convert_to_tensor(leaf)
@@ -210,6 +224,6 @@ def _rows(tensors: list[Any]) -> int:
     return next((int(t.shape[0]) for t in tensors if t.shape.rank), 1)
 
 
-def _open(tensor: Any) -> tf.TensorSpec:
+def _open(tensor: Tensor) -> tf.TensorSpec:
     shape = tensor.shape
     return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)

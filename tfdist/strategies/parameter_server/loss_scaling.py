@@ -22,6 +22,7 @@ from tfdist.strategies.parameter_server.remote_step import (
     TraceAgain,
     current_served_step,
 )
+from tfdist.types import Gradient, LossScaler, Optimizer, Tensor
 
 __all__ = ["hooks", "rescaled", "scale_of", "unscaling"]
 
@@ -36,7 +37,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def scale_of(optimizer: Any, step: ServedStep | None) -> Any:
+def scale_of(optimizer: Optimizer, step: ServedStep | None) -> Tensor | None:
     """The scale of the loss whose gradients an optimizer is given in a step; None if it has none.
 
     Raises:
@@ -51,7 +52,7 @@ def scale_of(optimizer: Any, step: ServedStep | None) -> Any:
 
 
 @contextlib.contextmanager
-def unscaling(scale: Any) -> Iterator[None]:
+def unscaling(scale: Tensor | None) -> Iterator[None]:
     """Lets an overflow in the block halve `scale`, not what others have made of it meanwhile."""
     before = getattr(_local, "scale", None)
     _local.scale = scale
@@ -61,7 +62,7 @@ def unscaling(scale: Any) -> Iterator[None]:
         _local.scale = before
 
 
-def rescaled(optimizer: Any, scale: Any, grads: list[Any]) -> list[Any]:
+def rescaled(optimizer: Any, scale: Tensor | None, grads: list[Any]) -> list[Any]:
     """Gradients as if their loss had been scaled by what the optimizer is going to divide by.
 
     Scales are powers of two unless the program starts from another number: nothing is rounded.
@@ -72,7 +73,7 @@ def rescaled(optimizer: Any, scale: Any, grads: list[Any]) -> list[Any]:
     return [_times(grad, factor) for grad in grads]
 
 
-def _times(grad: Any, factor: Any) -> Any:
+def _times(grad: Gradient, factor: Tensor) -> Gradient:
     if isinstance(grad, tf.IndexedSlices):
         values = grad.values * tf.cast(factor, grad.values.dtype)
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
@@ -81,7 +82,7 @@ def _times(grad: Any, factor: Any) -> Any:
 
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def scale_loss(self: Any, loss: Any) -> Any:
+    def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
         step = current_served_step()
         if step is not None:
             scale = tf.convert_to_tensor(self.dynamic_scale) if self.built else None
@@ -95,7 +96,7 @@ def _halved(original: Callable[..., None]) -> Callable[..., None]:
     """Steps that were under way together and all overflow halve the scale once."""
 
     @functools.wraps(original)
-    def handle_non_finite_grads(self: Any) -> None:
+    def handle_non_finite_grads(self: LossScaler) -> None:
         scale = getattr(_local, "scale", None)
         if scale is None:
             return original(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,12 +17,14 @@ from tfdist.strategies.parameter_server.loss_scaling import rescaled, scale_of, 
 from tfdist.strategies.parameter_server.payload import Payload, applying, effects_of
 from tfdist.strategies.parameter_server.remote_step import (
     NotSplittable,
+    ServedStep,
     Update,
     current_served_step,
     parts_of,
 )
 from tfdist.strategies.parameter_server.servers import Servers
 from tfdist.strategies.parameter_server.sharded_variable import Partitioned
+from tfdist.types import Gradient, KerasVariable, Optimizer
 
 __all__ = ["sent_to"]
 
@@ -45,7 +47,11 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        def apply(
+            self: Optimizer,
+            grads: Sequence[Gradient | None],
+            trainable_variables: Sequence[KerasVariable] | None = None,
+        ) -> object:
             if applying.is_up or not len(grads):
                 return original(self, grads, trainable_variables)
             step = current_served_step()
@@ -67,16 +73,18 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
                     _constrain(variables)
 
             if step is None:
-                return _apply_alone(servers, run, list(grads), variables)
+                _apply_alone(servers, run, list(grads), variables)
+                return None
             beside = () if scale is None else (scale,)
-            return step.apply(Update(run, list(grads), variables, beside))
+            step.apply(Update(run, list(grads), variables, beside))
+            return None
 
         return apply
 
     return make
 
 
-def _built(optimizer: Any, variables: Any) -> list[Any]:
+def _built(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> list[Any]:
     """The variables that an optimizer updates, for which it then has its own."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if variables is None:
@@ -103,7 +111,7 @@ def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
     return [known.get(id(target), target) for target in targets]
 
 
-def _check_parts(optimizer: Any, variables: list[Any]) -> None:
+def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
     """Refuses what an optimizer cannot do with a variable that is split over servers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     split = [v for v in variables if len(parts_of(v)) > 1]
@@ -124,7 +132,7 @@ def _check_parts(optimizer: Any, variables: list[Any]) -> None:
         )
 
 
-def _check_gradients(step: Any, grads: Any) -> None:
+def _check_gradients(step: ServedStep | None, grads: Sequence[Gradient | None]) -> None:
     """Has a step computed as a whole that changes its gradients, as by clipping them.
 
     Raises:

@@ -14,6 +14,7 @@ from tfdist.strategies.parameter_server.remote_step import parts_of
 from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.transaction_log import WINDOW
 from tfdist.strategies.parameter_server.transfer import move
+from tfdist.types import Gradient, KerasVariable, Operation, Tensor
 
 __all__ = [
     "Payload",
@@ -59,9 +60,9 @@ class Payload:
         self.beside: list[Any] = []
         cut: list[Any] = []
         counts: dict[int, Any] = {}
-        for place, (value, variable) in enumerate([*gradients, *changes]):
+        for index, (value, variable) in enumerate([*gradients, *changes]):
             if isinstance(value, tf.IndexedSlices):
-                pieces, first = _cut_rows(value, variable, (common or {}).get(place, False))
+                pieces, first = _cut_rows(value, variable, (common or {}).get(index, False))
                 counts.update({len(cut) + i: count for i, count in enumerate(first)})
             else:
                 pieces = _cut(value, variable)
@@ -70,7 +71,7 @@ class Payload:
         self._gradients = sum(len(parts_of(variable)) for _, variable in gradients)
         homes = [device_of(target) for target in self.targets]
         places = [home for v, home in zip(cut, homes, strict=True) for _ in leaves_of(v)]
-        places += [homes[place] for place in counts]
+        places += [homes[index] for index in counts]
         leaves = [leaf for value in cut for leaf in leaves_of(value)] + list(counts.values())
         moved = iter(move(leaves, [None] * len(leaves), places, servers.wire))
         self.values = [_rebuilt(value, moved) for value in cut]
@@ -93,19 +94,19 @@ class Payload:
         return values[:count], self.targets[:count], changes
 
 
-def leaves_of(value: Any) -> list[Any]:
+def leaves_of(value: Gradient) -> list[Any]:
     """The tensors of a gradient."""
     return [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
 
 
-def _cut(value: Any, variable: Any) -> list[Any]:
+def _cut(value: Gradient, variable: Any) -> list[Any]:
     """The pieces of a value, one for each part of its variable."""
     parts = parts_of(variable)
     return getattr(variable, "_value", variable).split(value) if len(parts) > 1 else [value]
 
 
 def _cut_rows(
-    value: tf.IndexedSlices, variable: Any, common: Any
+    value: tf.IndexedSlices, variable: KerasVariable, common: Tensor | bool
 ) -> tuple[list[tf.IndexedSlices], list[Any]]:
     """The pieces of a sparse value, and how many rows at the front of each are common ones."""
     if isinstance(common, bool):
@@ -123,12 +124,12 @@ def _cut_rows(
     return pieces, [tf.size(each.indices) for each in front]
 
 
-def _chosen(value: tf.IndexedSlices, rows: Any) -> tf.IndexedSlices:
+def _chosen(value: tf.IndexedSlices, rows: Tensor) -> tf.IndexedSlices:
     values, indices = (tf.boolean_mask(each, rows) for each in (value.values, value.indices))
     return tf.IndexedSlices(values, indices, value.dense_shape)
 
 
-def _rebuilt(value: Any, moved: Iterator[Any]) -> Any:
+def _rebuilt(value: Gradient, moved: Iterator[Any]) -> Gradient:
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(next(moved), next(moved), value.dense_shape)
     return next(moved)
@@ -164,17 +165,19 @@ def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any])
         return tf.cond(todo[device], change, other) if todo else change()
 
 
-def done(device: str, change: Callable[[], Any]) -> Any:
+def done(device: str, change: Callable[[], Any]) -> Tensor:
     """Runs a guarded change and returns a tensor that is there when it is made."""
     return if_missing(device, lambda: true_after(effects_of(change)), lambda: tf.constant(False))
 
 
-def only_if(condition: Any, change: Callable[[], Any]) -> Any:
+def only_if(condition: Tensor, change: Callable[[], Any]) -> Tensor:
     """Runs a change, which returns True, under a condition; returns the condition."""
     return tf.cond(condition, change, lambda: tf.constant(False))
 
 
-def refused_if_forgotten(device: str, forgotten: Any, number: Any, after: Any) -> Any:
+def refused_if_forgotten(
+    device: str, forgotten: Tensor, number: Tensor, after: Operation
+) -> Operation:
     """An op that fails, after another, where an update was refused since it came too late."""
     with tf.control_dependencies([after]), tf.device(device):
         return tf.debugging.Assert(
@@ -188,13 +191,13 @@ def refused_if_forgotten(device: str, forgotten: Any, number: Any, after: Any) -
         )
 
 
-def true_after(ops: list[Any]) -> Any:
+def true_after(ops: list[Any]) -> Tensor:
     """A tensor that is there when ops have ended."""
     with tf.control_dependencies(ops):
         return tf.constant(True)
 
 
-def guarded(device: str, change: Callable[[], Any]) -> Any:
+def guarded(device: str, change: Callable[[], Any]) -> object:
     """Runs a change of a variable where its server lacks it."""
     if not getattr(_local, "todo", None):
         return change()

@@ -25,6 +25,7 @@ from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.sharded_variable import Partitioned
 from tfdist.strategies.parameter_server.transaction_log import Tally
 from tfdist.strategies.parameter_server.transfer import move
+from tfdist.types import Gradient, KerasVariable, Operation, Optimizer, Structure, Tensor, Variable
 
 __all__ = [
     "NotSplittable",
@@ -75,21 +76,21 @@ class Results(NamedTuple):
     """
 
     tally: Tally
-    packed: Any
+    packed: Tensor
 
 
 class Part(Step):
     """A part of a global batch whose other parts other workers compute at their own pace."""
 
-    def sum(self, values: Any) -> Any:
+    def sum(self, values: Structure) -> Any:
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_pairs(self, op: Any) -> None:
+    def note_pairs(self, op: Operation) -> None:
         """Leaves the whole batch to one worker."""
         raise NotSplittable(f"pairs the examples of a batch with each other, at {op.name!r}")
 
-    def weigh_scaled(self, loss: Any, optimizer: Any) -> Any:
+    def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """The loss itself: gradients are weighed when they are sent."""
         del optimizer
         return loss
@@ -111,9 +112,9 @@ class ServedStep:
     def __init__(
         self,
         servers: Servers,
-        job: Any,
-        update: Any,
-        part: Any,
+        job: Tensor,
+        update: Tensor,
+        part: Tensor,
         parts: int,
         send: Callable[[ServedStep, Update, Results | None], Any],
     ) -> None:
@@ -133,10 +134,10 @@ class ServedStep:
         self._slots: list[tuple[Any, Any]] = []
         self._rows: dict[int, list[tuple[Any, Any]]] = {}
         self._used: dict[int, list[Any]] = {}
-        self._version: Any = None
+        self._version: Tensor | None = None
         self._early: list[Any] = []
 
-    def read(self, variable: Any) -> Any:
+    def read(self, variable: KerasVariable) -> Tensor:
         """A variable's value in this step.
 
         Args:
@@ -152,7 +153,7 @@ class ServedStep:
             used.append(value)
         return value
 
-    def write(self, variable: Any, value: Any) -> None:
+    def write(self, variable: KerasVariable, value: Tensor) -> None:
         """Assigns a variable in this step."""
         if tf.compat.v1.get_default_graph() is not self.graph:
             if self.parts > 1:
@@ -176,7 +177,7 @@ class ServedStep:
         if not is_metric(variable):
             self._changed[id(variable)] = variable
 
-    def look_up(self, variable: Any, ids: Any) -> Any:
+    def look_up(self, variable: KerasVariable, ids: Tensor) -> Tensor:
         """Rows of a table, of which only these cross the network.
 
         Args:
@@ -189,19 +190,19 @@ class ServedStep:
         self._note_version()
         flat = tf.reshape(ids, [-1])
         unique, positions = tf.unique(flat)
-        found = tf.gather(self._fetch_rows(variable._value, unique), positions)
-        watch_on_all_tapes(found)
-        self._rows.setdefault(id(variable), []).append((flat, found))
+        result = tf.gather(self._fetch_rows(variable._value, unique), positions)
+        watch_on_all_tapes(result)
+        self._rows.setdefault(id(variable), []).append((flat, result))
         shape = tf.concat([tf.shape(ids), tf.constant(list(variable.shape[1:]), tf.int32)], 0)
-        found = tf.reshape(found, shape)
-        return tf.ensure_shape(found, [*ids.shape, *variable.shape[1:]])
+        result = tf.reshape(result, shape)
+        return tf.ensure_shape(result, [*ids.shape, *variable.shape[1:]])
 
-    def sources(self, variable: Any) -> list[Any]:
+    def sources(self, variable: KerasVariable) -> list[Any]:
         """The tensors through which this step has used a variable, for a gradient tape."""
         rows = [rows for _, rows in self._rows.get(id(variable), [])]
         return [*rows, *self._used.get(id(variable), [])] or [tf.zeros([])]
 
-    def gradient(self, variable: Any, parts: list[Any]) -> Any:
+    def gradient(self, variable: KerasVariable, parts: list[Any]) -> Gradient | None:
         """The gradient of a variable from those of its `sources`."""
         rows, shape = self._rows.get(id(variable), []), tf.constant(list(variable.shape))
         sparse = [
@@ -260,7 +261,7 @@ class ServedStep:
         self._changed.clear()
         return changes
 
-    def close_reads(self) -> Any:
+    def close_reads(self) -> Tensor:
         """Puts the read of all weights in front of their use, if some were used since the last.
 
         Returns:
@@ -298,7 +299,7 @@ class ServedStep:
         """Whether weights were used whose read has not been put in front."""
         return bool(self._slots)
 
-    def _value(self, variable: Any) -> Any:
+    def _value(self, variable: KerasVariable) -> Tensor:
         key = id(variable)
         if self._pending and not is_metric(variable) and not _is_setting(variable):
             if self.parts > 1:
@@ -309,7 +310,7 @@ class ServedStep:
                 self._local[key] = self._first[key] = self._begin(variable)
         return self._local[key]
 
-    def _begin(self, variable: Any) -> Any:
+    def _begin(self, variable: KerasVariable) -> Tensor:
         if is_metric(variable):
             self.metrics[id(variable)] = variable
             return tf.zeros(variable.shape, variable.dtype)
@@ -326,7 +327,7 @@ class ServedStep:
             with self.graph.as_default(), tf.control_dependencies(None):
                 self._early = [_read(self.servers.updates.version)]
 
-    def _fetch_rows(self, table: Any, ids: Any) -> Any:
+    def _fetch_rows(self, table: KerasVariable, ids: Tensor) -> Tensor:
         ranges = table.ranges if isinstance(table, Partitioned) else [(0, int(table.shape[0]))]
         wire, pieces, places = self.servers.wire, [], []
         for part, (start, end) in zip(parts_of_value(table), ranges, strict=True):
@@ -335,43 +336,43 @@ class ServedStep:
             device = device_of(part)
             [there] = move([wanted], [None], [device])
             with tf.control_dependencies(self._early), tf.device(device):
-                found = tf.raw_ops.ResourceGather(
+                result = tf.raw_ops.ResourceGather(
                     resource=part.handle, indices=there, dtype=part.dtype
                 )
-            pieces += move([found], [device], [None], wire)
+            pieces += move([result], [device], [None], wire)
             places.append(tf.cast(inside, tf.int32))
         if len(pieces) == 1:
             return pieces[0]
         return tf.dynamic_stitch(places, pieces)
 
 
-def _change(new: Any, old: Any) -> Any:
+def _change(new: Tensor, old: Tensor) -> Tensor:
     if new.dtype == tf.bool:
         return 2 * tf.cast(new, tf.int8) - 1
     return new - old
 
 
-def _read(variable: Any) -> Any:
+def _read(variable: Variable) -> Tensor:
     with tf.device(device_of(variable)):
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
-def parts_of_value(value: Any) -> list[Any]:
+def parts_of_value(value: object) -> list[Any]:
     """A variable's parts; itself where it is whole."""
     return list(value.variables) if isinstance(value, Partitioned) else [value]
 
 
-def parts_of(variable: Any) -> list[Any]:
+def parts_of(variable: KerasVariable | Variable) -> list[Any]:
     """The TensorFlow variables that a Keras or TensorFlow variable consists of."""
     return parts_of_value(getattr(variable, "_value", variable))
 
 
-def _is_setting(variable: Any) -> bool:
+def _is_setting(variable: KerasVariable) -> bool:
     """Whether a variable is a number that no gradient changes, such as a learning rate."""
     return not variable.trainable and not len(variable.shape)
 
 
-def is_metric(variable: Any) -> bool:
+def is_metric(variable: KerasVariable) -> bool:
     """Whether a Keras variable is a sum over the steps, as those of metrics are."""
     return getattr(variable, "aggregation", None) == "sum"
 

@@ -15,11 +15,13 @@ import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
+from tfdist import types
 from tfdist._keras import CallbackList, keras_callbacks
 from tfdist.errors import TfdistError
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.parameter_server.servers import Shelves
 from tfdist.strategies.parameter_server.step_function import Serving
+from tfdist.types import Logs
 
 __all__ = ["Report", "check_numbers", "hooks", "placement_table"]
 
@@ -115,7 +117,7 @@ class _Training:
         """Starts counting."""
 
         @functools.wraps(original)
-        def on_train_begin(callbacks: Any, logs: Any = None) -> None:
+        def on_train_begin(callbacks: types.CallbackList, logs: Logs | None = None) -> None:
             self._epochs, self._report = [], Report(self._serving)
             self._serving.epochs = self._epochs
             self._serving.verbose = callbacks.params.get("verbose") != 0
@@ -127,7 +129,9 @@ class _Training:
         """Adds an epoch's counts to its logs, the history and TensorBoard."""
 
         @functools.wraps(original)
-        def on_epoch_end(callbacks: Any, epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(
+            callbacks: types.CallbackList, epoch: int, logs: Logs | None = None
+        ) -> None:
             if self._report is None or logs is None:
                 return original(callbacks, epoch, logs)
             check_numbers(callbacks, logs, f"epoch {epoch + 1}")
@@ -144,7 +148,7 @@ class _Training:
         """Shows the table of all epochs."""
 
         @functools.wraps(original)
-        def on_train_end(callbacks: Any, logs: Any = None) -> None:
+        def on_train_end(callbacks: types.CallbackList, logs: Logs | None = None) -> None:
             original(callbacks, logs)
             if self._epochs and self._serving.verbose:
                 _print(_final_table(self._epochs, self._serving.servers.rule.mode))
@@ -170,7 +174,7 @@ class _Training:
             return logs
         return {**logs, "staleness_mean": counted.mean, "staleness_max": counted.longest}
 
-    def _keep(self, callbacks: Any, epoch: int, counted: Counted) -> None:
+    def _keep(self, callbacks: types.CallbackList, epoch: int, counted: Counted) -> None:
         if not self._logs(counted):
             return
         for callback in callbacks.callbacks:
@@ -180,7 +184,7 @@ class _Training:
                     tf.summary.histogram("staleness", values, step=epoch)
 
 
-def check_numbers(callbacks: Any, logs: dict[str, Any], when: str) -> None:
+def check_numbers(callbacks: types.CallbackList, logs: dict[str, Any], when: str) -> None:
     """Ends a training whose results are not numbers any more.
 
     Raises:

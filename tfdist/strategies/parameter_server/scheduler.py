@@ -17,6 +17,7 @@ from typing import Any
 
 from tfdist._tf.distribute import on_worker
 from tfdist.errors import TfdistError
+from tfdist.strategies.parameter_server.servers import UpdateRule
 
 __all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
 
@@ -73,7 +74,7 @@ class Gate:
         self._updates.pop(step, None)
 
 
-def gate_of(rule: Any) -> Gate:
+def gate_of(rule: UpdateRule) -> Gate:
     """The gate that keeps an update rule's bound."""
     waits = rule.mode == "stale" and rule.on_stale == "wait"
     return Gate(rule.staleness if waits else None)
@@ -217,7 +218,7 @@ class Dispatcher:
                     f"{self._patience:g} s. Start it again and resume from the last checkpoint."
                 )
 
-    def quiet(self) -> Any:
+    def quiet(self) -> threading.Condition:
         """A context in which no job finishes."""
         return self._changed
 
@@ -348,7 +349,7 @@ class Dispatcher:
         del self._running[index]
         return True
 
-    def _end(self, index: int, job: Job, result: Any) -> None:
+    def _end(self, index: int, job: Job, result: object) -> None:
         with self._changed:
             if self._gives_up(index, job):
                 self.gate.end(job.number)

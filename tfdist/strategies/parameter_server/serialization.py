@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.types import Array, DType, Tensor
+
 __all__ = ["Layout", "Packed", "Told", "joined", "parted", "unbox"]
 
 #: Numbers at the front of each box: those of `Told`.
@@ -29,9 +31,9 @@ class Told:
             many batches are passed over first.
     """
 
-    def __init__(self, numbers: Any) -> None:
+    def __init__(self, numbers: Tensor) -> None:
         self.job, self.update, self.part, self.count, self.total, self.skip = (
-            numbers[place] for place in range(FIELDS)
+            numbers[index] for index in range(FIELDS)
         )
 
 
@@ -58,21 +60,21 @@ class Layout:
         parts = [head, *arrays]
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
 
-    def open(self, box: Any) -> list[Any]:
+    def open(self, box: Tensor) -> list[Any]:
         """The tensors of a box, in a graph."""
         heads = FIELDS + len(self._kinds)
         numbers = _numbers(box, heads)
         start, tensors = tf.constant(8 * heads, tf.int64), []
-        for place, (dtype, shape) in enumerate(self._kinds):
+        for index, (dtype, shape) in enumerate(self._kinds):
             rest = shape[1:]
             bytes_each = math.prod(rest) * (1 if dtype == tf.bool else dtype.size)
-            end = start + numbers[FIELDS + place] * bytes_each
+            end = start + numbers[FIELDS + index] * bytes_each
             tensors.append(_tensor(box[start:end], dtype, [-1, *rest] if shape else []))
             start = end
         return tensors
 
 
-def unbox(box: Any) -> Told:
+def unbox(box: Tensor) -> Told:
     """What a box tells, in a graph."""
     return Told(_numbers(box, FIELDS))
 
@@ -83,20 +85,20 @@ def joined(boxes: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return np.concatenate([lengths, *boxes])
 
 
-def parted(box: Any, count: int) -> list[Any]:
+def parted(box: Tensor, count: int) -> list[Any]:
     """The boxes of which one was joined, in a graph."""
     lengths, start, boxes = _numbers(box, count), tf.constant(8 * count, tf.int64), []
-    for place in range(count):
-        boxes.append(box[start : start + lengths[place]])
-        start += lengths[place]
+    for index in range(count):
+        boxes.append(box[start : start + lengths[index]])
+        start += lengths[index]
     return boxes
 
 
-def _numbers(box: Any, count: int) -> Any:
+def _numbers(box: Tensor, count: int) -> Tensor:
     return tf.bitcast(tf.reshape(box[: 8 * count], [count, 8]), tf.int64)
 
 
-def _tensor(data: Any, dtype: Any, shape: list[int]) -> Any:
+def _tensor(data: Tensor, dtype: DType, shape: list[int]) -> Tensor:
     if dtype == tf.bool:
         return tf.reshape(tf.cast(data, tf.bool), shape)
     if dtype.size > 1:
@@ -119,7 +121,7 @@ class Packed:
         flat = [_bytes(tensor) for tensor in tensors]
         self.box = tf.concat(flat, 0) if flat else tf.zeros([0], tf.uint8)
 
-    def unpack(self, box: Any) -> list[np.ndarray[Any, Any]]:
+    def unpack(self, box: Array) -> list[np.ndarray[Any, Any]]:
         """The tensors' values.
 
         Args:
@@ -135,7 +137,7 @@ class Packed:
         return values
 
 
-def _bytes(tensor: Any) -> Any:
+def _bytes(tensor: Tensor) -> Tensor:
     if tensor.dtype == tf.bool:
         return tf.reshape(tf.cast(tensor, tf.uint8), [-1])
     return tf.reshape(tf.bitcast(tensor, tf.uint8), [-1])

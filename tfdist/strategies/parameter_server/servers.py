@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.strategies.parameter_server.sharded_variable import Partitioned, part_of, showing_part
 from tfdist.strategies.parameter_server.transaction_log import Counts, Ledger, Lock
+from tfdist.types import DType, IndexedSlices, Operation, Tensor, Variable
 
 __all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "UpdateRule", "device_of", "row_ranges"]
 
@@ -108,12 +109,12 @@ class Slices:
         dtype: the gradients' type.
     """
 
-    def __init__(self, device: str, dtype: Any) -> None:
+    def __init__(self, device: str, dtype: DType) -> None:
         self._device, self._dtype = device, dtype
         with tf.device(device):
             self._queue = tf.queue.FIFOQueue(1 << 20, [dtype, tf.int64, tf.int32])
 
-    def put(self, value: Any, common: Any) -> Any:
+    def put(self, value: IndexedSlices, common: Tensor) -> Operation | None:
         """An op that adds a part's gradient.
 
         Args:
@@ -123,7 +124,7 @@ class Slices:
         with tf.device(self._device):
             return self._queue.enqueue([value.values, tf.cast(value.indices, tf.int64), common])
 
-    def take(self, parts: int, shape: list[int]) -> Any:
+    def take(self, parts: int, shape: list[int]) -> IndexedSlices:
         """Takes the gradients of that many parts out, as one `IndexedSlices`.
 
         Args:
@@ -147,7 +148,7 @@ class Slices:
             for _ in range(int(self._queue.size().numpy())):
                 self._queue.dequeue()
 
-    def nothing(self, shape: list[int]) -> Any:
+    def nothing(self, shape: list[int]) -> IndexedSlices:
         """`IndexedSlices` without rows.
 
         Args:
@@ -196,7 +197,7 @@ def server_device(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
 
 
-def device_of(variable: Any) -> str:
+def device_of(variable: Variable) -> str:
     """The device that holds a variable, or its first part."""
     return str(variable.device)
 
@@ -224,7 +225,7 @@ class Servers:
         self,
         count: int,
         rule: UpdateRule,
-        wire: Any = None,
+        wire: DType | None = None,
         min_shard_bytes: int = 1 << 20,
         max_shards: int | None = None,
     ) -> None:
@@ -243,7 +244,7 @@ class Servers:
         self._sums: dict[int, Any] = {}
         self._slices: dict[int, Slices] = {}
 
-    def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Variable:
         """Makes a variable on a server, in parts if it is big, or on the chief if it is a metric's.
 
         Metrics are added up on the chief, from what each step returns.
@@ -259,7 +260,7 @@ class Servers:
                 return self._create_on(self._server_of(beside), next_creator, kwargs)
             return self._create_anywhere(next_creator, kwargs)
 
-    def update(self, variable: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def update(self, variable: Variable, fn: Callable[..., Any], args: Any, kwargs: Any) -> object:
         """Runs a function on a variable's server."""
         part = part_of(variable)
         with tf.device(device_of(variable)):
@@ -268,7 +269,7 @@ class Servers:
             with showing_part(part[1]):
                 return fn(variable, *args, **kwargs)
 
-    def sum_for(self, variable: Any) -> Any:
+    def sum_for(self, variable: Variable) -> Variable:
         """Where the workers' gradients for a variable are added up, beside it."""
         key = id(variable)
         if key not in self._sums:
@@ -297,7 +298,7 @@ class Servers:
         self.count.assign(0)
         self.share.assign(0.0)
 
-    def slices_for(self, variable: Any) -> Slices:
+    def slices_for(self, variable: Variable) -> Slices:
         """Where the workers' sparse gradients for a variable are collected, beside it."""
         key = id(variable)
         if key not in self._slices:
@@ -306,7 +307,9 @@ class Servers:
             _when_gone(variable, self._slices.pop, key)
         return self._slices[key]
 
-    def _create_anywhere(self, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    def _create_anywhere(
+        self, next_creator: Callable[..., Any], kwargs: dict[str, Any]
+    ) -> Variable:
         shape, dtype, initial = _whole(kwargs)
         parts = 1
         if shape is not None and dtype.is_floating:
@@ -322,7 +325,7 @@ class Servers:
 
     def _create_beside(
         self, beside: Partitioned, next_creator: Callable[..., Any], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> Variable:
         shape, _, initial = _whole(kwargs)
         servers = [self._server_of(part) for part in beside.variables]
         if shape is None or list(shape) != beside.shape.as_list():
@@ -334,7 +337,7 @@ class Servers:
         self,
         ranges: Sequence[tuple[int, int]],
         servers: Sequence[int],
-        initial: Any,
+        initial: object,
         next_creator: Callable[..., Any],
         kwargs: dict[str, Any],
     ) -> Partitioned:
@@ -354,7 +357,7 @@ class Servers:
         next_creator: Callable[..., Any],
         kwargs: dict[str, Any],
         part: tuple[int, int] | None = None,
-    ) -> Any:
+    ) -> Variable:
         with tf.device(self.devices[server]):
             variable = next_creator(**kwargs)
         shape = tuple(variable.shape)
@@ -366,17 +369,17 @@ class Servers:
         _when_gone(variable, self.shelves.remove, server, held)
         return variable
 
-    def _server_of(self, variable: Any) -> int:
+    def _server_of(self, variable: Variable) -> int:
         device = device_of(variable)
         return self.devices.index(device) if device in self.devices else self.shelves.emptiest()
 
 
-def _when_gone(variable: Any, call: Callable[..., Any], *given: Any) -> None:
+def _when_gone(variable: object, call: Callable[..., Any], *given: Any) -> None:
     """Calls a function when a variable is freed, but not at the end of the process."""
     weakref.finalize(variable, call, *given).atexit = False
 
 
-def _counter(device: str) -> Any:
+def _counter(device: str) -> Variable:
     with tf.device(device):
         return tf.Variable(0, dtype=tf.int64, trainable=False)
 

@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import ShardedVariable
+from tfdist.comm.replica_collectives import is_sparse
+from tfdist.types import Array, Gradient, IndexedSlices
 
 __all__ = ["Partitioned", "part_of", "showing_part", "shown_part"]
 
@@ -43,10 +45,10 @@ class Partitioned(ShardedVariable):  # type: ignore[misc]
         """Whether the parts are trainable."""
         return bool(self.variables[0].trainable)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.numpy(), dtype=dtype)
 
-    def join(self, grads: list[Any]) -> Any:
+    def join(self, grads: list[Any]) -> Gradient | None:
         """The gradient of the whole variable from those of its parts; None if there is none."""
         if all(grad is None for grad in grads):
             return None
@@ -56,24 +58,24 @@ class Partitioned(ShardedVariable):  # type: ignore[misc]
         ]
         return tf.concat(dense, 0)
 
-    def split(self, value: Any) -> list[Any]:
+    def split(self, value: Gradient) -> list[Any]:
         """The rows of a tensor that belong to each part.
 
         Args:
             value: a tensor, or `IndexedSlices`, of the whole variable's shape.
         """
-        if not isinstance(value, tf.IndexedSlices):
+        if not is_sparse(value):
             return list(tf.split(value, [end - start for start, end in self.ranges]))
         return [self._rows(value, start, end) for start, end in self.ranges]
 
-    def _rows(self, value: Any, start: int, end: int) -> Any:
+    def _rows(self, value: IndexedSlices, start: int, end: int) -> IndexedSlices:
         inside = tf.logical_and(value.indices >= start, value.indices < end)
         indices = tf.boolean_mask(value.indices, inside) - tf.cast(start, value.indices.dtype)
         shape = [end - start, *self.shape[1:]]
         return tf.IndexedSlices(tf.boolean_mask(value.values, inside), indices, tf.constant(shape))
 
 
-def part_of(variable: Any) -> tuple[Partitioned, int] | None:
+def part_of(variable: object) -> tuple[Partitioned, int] | None:
     """Of which variable, and which part of it, a variable is; None for a whole one."""
     part: tuple[Partitioned, int] | None = getattr(variable, "_tfdist_part", None)
     return part

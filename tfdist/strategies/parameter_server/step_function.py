@@ -16,6 +16,7 @@ from tfdist.strategies.parameter_server.apply_update import UPDATES_A_STEP
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, Job, gate_of
 from tfdist.strategies.parameter_server.servers import CHIEF, Servers, UpdateRule
 from tfdist.strategies.parameter_server.tracing import TracedStep, trace
+from tfdist.types import Array, Model, Structure, Tensor
 from tfdist.utils.watchdog import outside_deadline
 
 __all__ = ["PredictFunction", "Serving", "on_chief"]
@@ -135,7 +136,7 @@ class Serving:
             print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
-def on_chief(box: Any) -> Any:
+def on_chief(box: Array) -> Tensor:
     """A tensor on the chief: one made on a worker would keep Python waiting for the network."""
     with tf.device(CHIEF):
         return tf.constant(box)
@@ -152,11 +153,11 @@ class PredictFunction:
         model: the model.
     """
 
-    def __init__(self, serving: Serving, model: Any) -> None:
+    def __init__(self, serving: Serving, model: Model) -> None:
         self._serving, self._model = serving, model
         self._traced: dict[Any, TracedStep] = {}
 
-    def __call__(self, batches: list[Any]) -> Any:
+    def __call__(self, batches: list[Any]) -> Structure:
         """Predicts batches, each spread over the workers; the rows keep their order."""
         results: dict[int, Any] = {}
         loads = [
@@ -165,10 +166,10 @@ class PredictFunction:
             for load in input_feed.split(batch, self._serving.dispatcher.workers)
             if load.rows
         ]
-        for place, load in enumerate(loads):
-            self._serving.dispatcher.submit(self._job(load, place, results))
+        for index, load in enumerate(loads):
+            self._serving.dispatcher.submit(self._job(load, index, results))
         self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
-        ordered = [results[place] for place in range(len(loads))]
+        ordered = [results[index] for index in range(len(loads))]
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
     def _job(self, load: input_feed.Load, place: int, results: dict[int, Any]) -> Job:
@@ -179,19 +180,19 @@ class PredictFunction:
         traced = self._traced[load.key]
         number = self._serving.dispatcher.next_number()
 
-        def run(worker: int) -> Any:
+        def run(worker: int) -> Structure:
             box = on_chief(load.box(worker, [number, 0, 0]))
             outputs = traced.function(*load.given(worker), box)
             with tf.device(CHIEF):
                 return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 
-        def finish(worker: int, outputs: Any) -> None:
+        def finish(worker: int, outputs: Structure) -> None:
             results[place] = outputs
 
         return Job([number], run, finish)
 
 
-def _concat(rows: tuple[Any, ...]) -> Any:
+def _concat(rows: tuple[Any, ...]) -> Tensor:
     if len(rows) == 1:
         return rows[0]
     if isinstance(rows[0], tf.SparseTensor):

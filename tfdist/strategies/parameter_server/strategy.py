@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +23,13 @@ from tfdist.strategies.parameter_server.reporting import Counted
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
 from tfdist.strategies.parameter_server.servers import Servers, UpdateRule, device_of
 from tfdist.strategies.parameter_server.step_function import Serving
-from tfdist.strategies.parameter_server.worker_datasets import ShardedDatasets, Shards, reading_of
+from tfdist.strategies.parameter_server.worker_datasets import (
+    Reading,
+    ShardedDatasets,
+    Shards,
+    reading_of,
+)
+from tfdist.types import Dataset, Variable
 
 #: The attribute of a data set that holds its `Reading`, and the strategy that this belongs to.
 _READING = "_tfdist_reading"
@@ -62,7 +70,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         workers = spec.num_tasks("worker")
         self.servers: Servers
 
-        def make_extended() -> Any:
+        def make_extended() -> object:
             self.servers = Servers(
                 spec.num_tasks("ps"),
                 rule or UpdateRule(workers=workers),
@@ -84,7 +92,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         if global_seed() is None:
             keras.utils.set_random_seed(secrets.randbelow(2**32))
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(self, ServerStrategy.scope(self), self._hooks)
 
@@ -93,7 +101,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         """What happened in each epoch of the last `fit`: updates, staleness, steps by worker."""
         return list(self.serving.epochs)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
         if not is_feeding_keras():
             return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
@@ -103,7 +111,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
             return ServedDataset(dataset, reading.feed)
         return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
 
-    def _reading_of(self, dataset: Any, batches: int | None) -> Any:
+    def _reading_of(self, dataset: Dataset, batches: int | None) -> Reading | None:
         """Kept with the data set: in the next `fit` its shuffles go on, as on one device."""
         reading, of = vars(dataset).get(_READING, (None, None))
         if of is not self:
@@ -111,7 +119,9 @@ class ParameterServer(StrategyMixin, ServerStrategy):
             vars(dataset)[_READING] = reading, self
         return reading
 
-    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[..., Any], options: object = None
+    ) -> Dataset:
         """One data set for each worker, which reads it by itself; see `tf.distribute.Strategy`.
 
         Args:
@@ -132,7 +142,13 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
         return stock if tf.inside_function() else ShardedDatasets(stock, shards)
 
-    def _update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _update(
+        self,
+        variable: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> object:
         if not applying.is_up:
             return self.servers.update(variable, fn, args, kwargs)
         return guarded(device_of(variable), lambda: self.servers.update(variable, fn, args, kwargs))

@@ -25,6 +25,7 @@ from tfdist.strategies.parameter_server.remote_step import (
 from tfdist.strategies.parameter_server.serialization import BOX, Packed, parted, unbox
 from tfdist.strategies.parameter_server.servers import Servers
 from tfdist.strategies.parameter_server.transaction_log import Tally
+from tfdist.types import ConcreteFunction, Model, Structure, Tensor
 
 __all__ = ["Numbers", "TracedStep", "trace"]
 
@@ -50,11 +51,11 @@ class TracedStep:
         small: whether the model is so small that a call to a worker costs more than a step.
     """
 
-    function: Any
+    function: ConcreteFunction = dataclasses.field(init=False)
     tally: Tally | None = None
     packed: Any = None
     metrics: list[Any] = dataclasses.field(default_factory=list)
-    logs: Any = None
+    logs: object = None
     scalars: int = 0
     updates: int = 0
     small: bool = False
@@ -64,7 +65,7 @@ class TracedStep:
         """Whether `several` has a function of this many steps."""
         return count == 1 or count in self._several
 
-    def several(self, count: int) -> Any:
+    def several(self, count: int) -> ConcreteFunction:
         """The function of several steps, one after the other: takes joined boxes."""
         if count == 1:
             return self.function
@@ -81,7 +82,7 @@ class TracedStep:
         return self._several[count]
 
 
-def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> TracedStep:
+def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -> TracedStep:
     """Traces a step of a model.
 
     Args:
@@ -94,7 +95,7 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
     Raises:
         NotSplittable: if the step cannot be computed in parts.
     """
-    traced = TracedStep(None)
+    traced = TracedStep()
 
     def run(*given: Any) -> Any:
         *resources, box = given
@@ -122,11 +123,11 @@ def trace(servers: Servers, model: Any, method: str, load: Load, parts: int) -> 
 def _run_step(
     traced: TracedStep,
     step: ServedStep,
-    model: Any,
+    model: Model,
     method: str,
-    batch: Any,
-    count: Any,
-    total: Any,
+    batch: Structure,
+    count: Tensor,
+    total: Tensor,
 ) -> Any:
     noticed = NoticedResults(summed_metrics(model))
     share, part = tf.constant(1.0, tf.float64), None
@@ -162,12 +163,12 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
     return traced.packed.box
 
 
-def _metrics_are_built(model: Any) -> bool:
+def _metrics_are_built(model: Model) -> bool:
     compiled = getattr(model, "_compile_metrics", None)
     return compiled is None or bool(compiled.built)
 
 
-def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> Any:
+def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
     """What a leaf of the logs is: a metric, the place of a scalar, or None."""
     if id(leaf) in results:
         return results[id(leaf)][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from tfdist.strategies.parameter_server.scheduler import Job
 from tfdist.strategies.parameter_server.serialization import joined
 from tfdist.strategies.parameter_server.step_function import Serving, on_chief
 from tfdist.strategies.parameter_server.tracing import Numbers, TracedStep, trace
+from tfdist.types import Array, Logs, Model
 
 __all__ = ["StepFunction"]
 
@@ -34,7 +35,7 @@ class StepFunction:
         method: `"train_step"` or `"test_step"`.
     """
 
-    def __init__(self, serving: Serving, model: Any, method: str) -> None:
+    def __init__(self, serving: Serving, model: Model, method: str) -> None:
         self._serving, self._model, self._method = serving, model, method
         serving.functions.add(self)
         self._traced: dict[Any, TracedStep] = {}
@@ -45,10 +46,10 @@ class StepFunction:
         self._batches: int | None = None
         self._waiting: list[input_feed.Load] = []
         self._waiting_for: TracedStep | None = None
-        self._logs: Any = None
+        self._logs: Logs | None = None
         self._logged = 0.0
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: Iterator[Any]) -> Logs | None:
         """Runs the steps of an execution.
 
         Args:
@@ -72,7 +73,7 @@ class StepFunction:
             self._run(make_loads)
         return self._read_logs()
 
-    def finish(self) -> Any:
+    def finish(self) -> Logs | None:
         """Waits for the steps under way and brings the metrics up to date.
 
         Returns:
@@ -81,7 +82,7 @@ class StepFunction:
         self._serving.join()
         return self._read_logs(now=True) if self._finished else None
 
-    def owns(self, logs: Any) -> bool:
+    def owns(self, logs: object) -> bool:
         """Whether these are the logs that this function returned last."""
         return logs is not None and logs is self._logs
 
@@ -162,7 +163,7 @@ class StepFunction:
         if traced.tally is None:
             self._numbers.add(traced, job.step, numbers)
 
-    def _read_logs(self, now: bool = False) -> Any:
+    def _read_logs(self, now: bool = False) -> Logs | None:
         time_since = time.monotonic() - self._logged
         if self._logs is not None and not self._sync and not now and time_since < _LOGS_EVERY:
             return self._logs
@@ -179,7 +180,7 @@ class StepFunction:
         return self._logs
 
 
-def _next_loads(iterator: Any) -> Callable[[int], list[input_feed.Load]]:
+def _next_loads(iterator: Iterator[Any]) -> Callable[[int], list[input_feed.Load]]:
     """Makes the loads of the next batch of Keras's loops, or of an iterator over batches."""
     if isinstance(iterator, input_feed.ServedIterator):
         return iterator.next_loads()
@@ -187,10 +188,10 @@ def _next_loads(iterator: Any) -> Callable[[int], list[input_feed.Load]]:
     return lambda parts: input_feed.split(batch, parts)
 
 
-def _named(logs: Any, values: list[Any], results: dict[str, Any]) -> Any:
+def _named(logs: object, values: list[Any], results: dict[str, Any]) -> Any:
     """The logs of a step: metrics as they stand now, scalars as the step returned them."""
 
-    def value(place: Any) -> Any:
+    def value(place: Any) -> object:
         if place is None:
             return None
         return float(values[place]) if isinstance(place, int) else place.result()
@@ -230,7 +231,7 @@ def job_of(
     with contextlib.nullcontext() if traced.has(len(loads)) else serving.tracing():
         function = traced.several(len(loads))
 
-    def run(worker: int) -> Any:
+    def run(worker: int) -> Array | None:
         each = zip(numbers, loads, strict=True)
         boxes = [load.box(worker, [number, update, part]) for number, load in each]
         box = boxes[0] if len(boxes) == 1 else joined(boxes)
@@ -242,7 +243,7 @@ def job_of(
                 load.failed(worker)
             raise
 
-    def finished(worker: int, box: Any) -> None:
+    def finished(worker: int, box: Array | None) -> None:
         for load in loads:
             load.done()
         returned = traced.packed.unpack(box) if traced.tally is None else []

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
+from tfdist.types import Function, Operation, Tensor, Variable
 
 __all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Lock", "Tally"]
 
@@ -47,7 +48,7 @@ class Ledger:
                 self._numbers[device] = _window("numbers", -1)
                 self._fates[device] = _window("fates", 0)
 
-    def fate(self, device: str, number: Any) -> Any:
+    def fate(self, device: str, number: Tensor) -> Tensor:
         """What a server did with the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
 
         Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
@@ -66,7 +67,7 @@ class Ledger:
         """Refuses all updates of smaller numbers from now on, eagerly: nobody waits for them."""
         self._floor.assign(number)
 
-    def note(self, device: str, number: Any, fate: Any) -> list[Any]:
+    def note(self, device: str, number: Tensor, fate: Tensor | int) -> list[Any]:
         """Ops that note what a server did with an update."""
         slot = number % WINDOW
         with tf.device(device):
@@ -76,11 +77,11 @@ class Ledger:
             ]
 
 
-def _window(name: str, value: int) -> Any:
+def _window(name: str, value: int) -> Variable:
     return tf.Variable(tf.fill([WINDOW], tf.constant(value, tf.int64)), trainable=False, name=name)
 
 
-def _set(variable: Any, slot: Any, value: Any) -> Any:
+def _set(variable: Variable, slot: Tensor, value: Tensor) -> Variable:
     return variable.scatter_nd_update(tf.reshape(slot, [1, 1]), tf.reshape(value, [1]))
 
 
@@ -103,12 +104,12 @@ class Lock:
         with tf.device(device):
             self._handle = tf.raw_ops.MutexV2(shared_name=f"tfdist-{uuid.uuid4().hex}")
 
-    def acquire(self) -> Any:
+    def acquire(self) -> Tensor:
         """An op that ends when the lock is held: what must come after depends on it."""
         with tf.device(self.device):
             return tf.raw_ops.MutexLock(mutex=self._handle)
 
-    def release(self, held: Any, after: Sequence[Any]) -> Any:
+    def release(self, held: Tensor, after: Sequence[Any]) -> Operation:
         """Gives the lock back when `after` is done.
 
         A task that dies while it holds the lock gives it back with the end of its step.
@@ -136,18 +137,18 @@ class Tally:
 
     def __init__(self, lock: Lock, shapes: Sequence[Sequence[int]]) -> None:
         self._lock, self._device = lock, lock.device
-        self._take: Any = None
+        self._take: Function | None = None
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         with tf.init_scope(), eagerly_outside_of_scope(), tf.device(self._device):
             self._sums = tf.Variable(tf.zeros([sum(self._sizes)], tf.float64), trainable=False)
 
-    def pack(self, numbers: Sequence[Any]) -> Any:
+    def pack(self, numbers: Sequence[Any]) -> Tensor:
         """The numbers as one vector of float32."""
         flat = [tf.reshape(tf.cast(number, tf.float32), [-1]) for number in numbers]
         return tf.concat(flat, 0) if flat else tf.zeros([0])
 
-    def add(self, packed: Any) -> None:
+    def add(self, packed: Tensor) -> None:
         """Adds packed numbers, on the server."""
         with tf.device(self._device):
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
@@ -161,12 +162,13 @@ class Tally:
     def news(self) -> list[np.ndarray[Any, Any]]:
         """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
         self.prepare()
+        assert self._take is not None
         with tf.device(self._device):
             news = self._take().numpy()
         parts = np.split(news, np.cumsum(self._sizes)[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def _read_and_clear(self) -> Any:
+    def _read_and_clear(self) -> Tensor:
         held = self._lock.acquire()
         with tf.control_dependencies([held]), tf.device(self._device):
             news = tf.identity(self._sums.read_value())
@@ -189,12 +191,12 @@ class Counts:
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)
 
-    def note_applied(self, staleness: Any) -> list[Any]:
+    def note_applied(self, staleness: Tensor) -> list[Any]:
         """Ops that count a gradient that is applied, of this staleness."""
         with tf.device(self._device):
             return [self._add(1 + tf.minimum(staleness, LONGEST))]
 
-    def note_dropped(self) -> Any:
+    def note_dropped(self) -> Variable:
         """An op that counts a gradient that is discarded."""
         with tf.device(self._device):
             return self._add(0)
@@ -205,6 +207,6 @@ class Counts:
         news, self._seen = now - self._seen, now
         return int(news[0]), [int(count) for count in news[1:]]
 
-    def _add(self, place: Any) -> Any:
+    def _add(self, place: Any) -> Variable:
         one = tf.constant([1], tf.int64)
         return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)

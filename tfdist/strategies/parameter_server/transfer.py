@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.types import DType, Tensor
+
 __all__ = ["PACKED_BYTES", "move"]
 
 #: Tensors of up to this size share a transfer.
@@ -22,7 +24,7 @@ def move(
     tensors: Sequence[Any],
     sources: Sequence[str | None],
     targets: Sequence[str | None],
-    wire: Any = None,
+    wire: DType | None = None,
 ) -> list[Any]:
     """Copies of tensors on other devices.
 
@@ -48,17 +50,17 @@ def move(
     return [moved[i] for i in range(len(tensors))]
 
 
-def _is_small(tensor: Any) -> bool:
+def _is_small(tensor: Tensor) -> bool:
     if not tensor.shape.is_fully_defined() or tensor.dtype == tf.string:
         return False
-    return bool(tensor.shape.num_elements() * tensor.dtype.size <= PACKED_BYTES)
+    return bool((tensor.shape.num_elements() or 0) * tensor.dtype.size <= PACKED_BYTES)
 
 
-def _wire_type(dtype: Any, wire: Any) -> Any:
+def _wire_type(dtype: DType, wire: DType | None) -> DType:
     return wire if wire is not None and dtype in (tf.float32, tf.float64) else dtype
 
 
-def _move_one(tensor: Any, source: str | None, target: str | None, wire: Any) -> Any:
+def _move_one(tensor: Tensor, source: str | None, target: str | None, wire: DType | None) -> Tensor:
     kind = _wire_type(tensor.dtype, wire)
     with tf.device(source):
         sent = tf.cast(tensor, kind)
@@ -67,7 +69,7 @@ def _move_one(tensor: Any, source: str | None, target: str | None, wire: Any) ->
 
 
 def _move_packed(
-    tensors: list[Any], source: str | None, target: str | None, wire: Any
+    tensors: list[Any], source: str | None, target: str | None, wire: DType | None
 ) -> list[Any]:
     if len(tensors) == 1:
         return [_move_one(tensors[0], source, target, wire)]

@@ -9,7 +9,7 @@ another, which opens the data set anew if it is past that place.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,14 @@ from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
 from tfdist.strategies.parameter_server.input_feed import Load, ServedIterator, without_optionals
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
+from tfdist.types import (
+    ConcreteFunction,
+    Dataset,
+    DatasetIterator,
+    DType,
+    Structure,
+    Tensor,
+)
 
 __all__ = ["ReadLoad", "Reading", "ShardedDatasets", "Shards", "reading_of"]
 
@@ -38,7 +46,7 @@ class Reading:
     """
 
     def __init__(
-        self, dataset: Any, graph: Any, batches: int, recoveries: Callable[[int], int]
+        self, dataset: Dataset, graph: bytes, batches: int, recoveries: Callable[[int], int]
     ) -> None:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
@@ -55,7 +63,7 @@ class Reading:
         self._passes += 1
         return _Pass(self, number)
 
-    def open(self, worker: int, number: int) -> Any:
+    def open(self, worker: int, number: int) -> DatasetIterator:
         """An iterator on a worker for a pass; orders that are drawn anew are those of this pass.
 
         To be called where functions run on that worker.
@@ -82,9 +90,9 @@ class _Pass:
         self.batches = reading.batches
         self._places = itertools.count()
         self._iterators: dict[int, tuple[int, Any, int]] = {}
-        self._own: Any = None
+        self._own: Iterator[Any] | None = None
 
-    def batch(self) -> Any:
+    def batch(self) -> Structure:
         """The next batch itself, read on the chief."""
         if self._own is None:
             self._own = iter(self._reading.dataset)
@@ -111,7 +119,7 @@ class _Pass:
         self._iterators.pop(worker, None)
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> object:
         """The iterator's type."""
         return self._reading.spec
 
@@ -134,11 +142,11 @@ class ReadLoad(Load):
         """The worker's iterator."""
         return [self._open[worker]]
 
-    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """Reads the batch, and cuts the part out."""
         told, [iterator] = unbox(box), resources
 
-        def pass_over(place: Any) -> Any:
+        def pass_over(place: Tensor) -> Tensor:
             with tf.control_dependencies(tf.nest.flatten(iterator.get_next(), True)):
                 return place + 1
 
@@ -158,7 +166,9 @@ class ReadLoad(Load):
         self._of.unknown(worker)
 
 
-def reading_of(dataset: Any, batches: int | None, recoveries: Callable[[int], int]) -> Any:
+def reading_of(
+    dataset: Dataset, batches: int | None, recoveries: Callable[[int], int]
+) -> Reading | None:
     """The data set for the workers to read; None where they cannot.
 
     They cannot where the data set runs Python code, holds resources of the chief, has an unknown
@@ -191,8 +201,8 @@ _functions: dict[tuple[str, str], Any] = {}
 
 
 def _kept(
-    kind: str, spec: Any, make: Callable[[], Callable[[Any], Any]], dtype: Any = tf.variant
-) -> Any:
+    kind: str, spec: object, make: Callable[[], Callable[[Any], Any]], dtype: DType = tf.variant
+) -> ConcreteFunction:
     """A graph function of one tensor, made once for each type of batch."""
     key = (kind, repr(spec))
     if key not in _functions:
@@ -201,24 +211,24 @@ def _kept(
     return _functions[key]
 
 
-def _loader() -> Any:
-    def load(text: Any) -> Any:
+def _loader() -> ConcreteFunction:
+    def load(text: Tensor) -> Tensor:
         return tf.raw_ops.DatasetFromGraph(graph_def=text)
 
     return _kept("load", None, lambda: load, tf.string)
 
 
-def _opener(spec: Any) -> Any:
-    def make(variant: Any) -> Any:
+def _opener(spec: object) -> ConcreteFunction:
+    def make(variant: Tensor) -> DatasetIterator:
         return iter(tf.data.experimental.from_variant(variant, spec))
 
     return _kept("iterator", spec, lambda: make)
 
 
-def _drawer(spec: Any) -> Any:
+def _drawer(spec: object) -> ConcreteFunction:
     """Draws what a pass draws at its start."""
 
-    def draw(variant: Any) -> Any:
+    def draw(variant: Tensor) -> Tensor:
         first = next(iter(tf.data.experimental.from_variant(variant, spec)))
         leaves = tf.nest.flatten(first, expand_composites=True)
         with tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]):
@@ -240,12 +250,12 @@ class ShardedDatasets(DistributedDatasetsFromFunction):  # type: ignore[misc]
         shards: makes the data sets that the workers read in `fit`.
     """
 
-    def __init__(self, stock: Any, shards: Callable[[], Shards]) -> None:
+    def __init__(self, stock: Dataset, shards: Callable[[], Shards]) -> None:
         self.__dict__.update(stock.__dict__)
         self._make_shards = shards
         self._shards: Shards | None = None
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         if tf.inside_function():
             return super().__iter__()
         return ServedIterator(self._made.feed())
@@ -322,7 +332,7 @@ class _ShardPass:
         self._taken = [0] * len(self._passes)
         self._under_way = [0] * len(self._passes)
 
-    def batch(self) -> Any:
+    def batch(self) -> Structure:
         """The next batch itself, read on the chief, one data set after the other."""
         for each in self._passes:
             try:
@@ -376,7 +386,7 @@ class _ShardLoad(ReadLoad):
         self._count, self._end = parts, end
         self.key = ("shard", self.key, parts)
 
-    def make_batch(self, resources: list[Any], box: Any) -> tuple[Any, Any, Any]:
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """Reads the batch."""
         batch, _, _ = super().make_batch(resources, box)
         return batch, tf.constant(1, tf.int64), tf.constant(self._count, tf.int64)

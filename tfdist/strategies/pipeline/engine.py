@@ -207,10 +207,10 @@ class Engine:
     def boxes(self) -> list[Box]:
         """The steps of the last batches, with their times."""
         rows = [worker for workers in self.workers for worker in workers]
-        found = []
+        result = []
         for row, worker in enumerate(rows):
-            found += [dataclasses.replace(box, device=row) for box in list(worker.boxes)]
-        return sorted(found, key=lambda box: box.begin)
+            result += [dataclasses.replace(box, device=row) for box in list(worker.boxes)]
+        return sorted(result, key=lambda box: box.begin)
 
     def last_batch(self) -> list[Box]:
         """The steps of the last batch; without a flush between batches, of the last few."""
@@ -336,20 +336,20 @@ class Engine:
 
 def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[list[Part]]:
     """The chunks on the devices of each replica of the pipeline."""
-    found: list[list[Part]] = []
+    result: list[list[Part]] = []
     for names in devices:
-        found.append(
+        result.append(
             [
                 Part(
                     number,
                     chunk,
                     names[number % shape.stages],
-                    found[0][number] if found else None,
+                    result[0][number] if result else None,
                 )
                 for number, chunk in enumerate(cut.chunks)
             ]
         )
-    return found
+    return result
 
 
 def _explained(error: BaseException, engine: Engine) -> BaseException:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.stage import Part
+from tfdist.types import Gradient
 
 __all__ = ["GradientSums"]
 
@@ -53,7 +54,7 @@ class GradientSums:
             self._written[number] = self.touched[number] = True
         return first
 
-    def add(self, number: int, grad: Any, *, first: bool) -> None:
+    def add(self, number: int, grad: Gradient, *, first: bool) -> None:
         """Adds a gradient, in a graph.
 
         Args:

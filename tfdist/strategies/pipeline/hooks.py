@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tfdist import types
 from tfdist._keras import CallbackList, TensorFlowTrainer, legacy_h5_format
 from tfdist.keras import saving
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.pipeline.train_function import PipelineFunction
+from tfdist.types import Logs, Model
 
 __all__ = ["flush", "hooks"]
 
@@ -41,7 +43,7 @@ def hooks(
     ]
 
 
-def flush(model: Any) -> None:
+def flush(model: Model | None) -> None:
     """Ends all batches of a model that are under way."""
     function = vars(model).get(_FUNCTION) if model is not None else None
     if function is not None:
@@ -51,7 +53,7 @@ def flush(model: Any) -> None:
 def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def make_train_function(self: Any, force: bool = False) -> Any:
+        def make_train_function(self: Model, force: bool = False) -> Callable[..., Any]:
             if self.train_function is not None and not force:
                 return self.train_function
             before = vars(self).get(_FUNCTION)
@@ -69,7 +71,7 @@ def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
 
 def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def look(self: Model, *args: object, **kwargs: object) -> object:
         flush(self)
         return original(self, *args, **kwargs)
 
@@ -79,7 +81,7 @@ def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
+        def write(*args: object, **kwargs: object) -> object:
             flush_all()
             return original(*args, **kwargs)
 
@@ -91,7 +93,7 @@ def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
 def _reported(report: Callable[[PipelineFunction], None]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def on_train_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def on_train_end(self: types.CallbackList, *args: object, **kwargs: object) -> object:
             model = getattr(self, "_model", None)
             flush(model)
             function = None if model is None else vars(model).get(_FUNCTION)
@@ -108,7 +110,7 @@ def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
     """The logs of an epoch, once all of its batches have ended."""
 
     @functools.wraps(original)
-    def results(self: Any, logs: Any) -> Any:
+    def results(self: Model, logs: Logs | None) -> Logs:
         function = vars(self).get(_FUNCTION)
         if function is not None and function.is_under_way:
             function.flush()
@@ -120,7 +122,7 @@ def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def callback(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def callback(self: types.CallbackList, *args: object, **kwargs: object) -> object:
         flush(getattr(self, "_model", None))
         return original(self, *args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from tfdist.strategies.pipeline.partitioning import Key
 from tfdist.strategies.pipeline.stage import Part, Values
 from tfdist.strategies.pipeline.stage_graph import Given, Result
 from tfdist.strategies.pipeline.state import Batch
+from tfdist.types import Functional, KerasVariable, Model, Structure, Tensor
 
 __all__ = ["KerasObjective", "Totals"]
 
@@ -49,7 +51,7 @@ class Totals:
         self._parts, self._inputs, self._denominators = parts, inputs, denominators
         self._functions: dict[str, Any] = {}
 
-    def of(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Any) -> Any:
+    def of(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Structure) -> Tensor:
         """The numbers for a batch, float64, in the order in which losses ask for them.
 
         Args:
@@ -63,14 +65,14 @@ class Totals:
         form = repr(nest)
         if form not in self._functions:
 
-            def run(inputs: Sequence[Any], labels: Sequence[Any]) -> Any:
+            def run(inputs: Sequence[Any], labels: Sequence[Any]) -> Tensor:
                 return self._run(inputs, labels, nest)
 
             self._functions[form] = tf.function(run, autograph=False, reduce_retracing=True)
         with tf.device("/CPU:0"):
             return self._functions[form](list(inputs), list(labels))
 
-    def _run(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Any) -> Any:
+    def _run(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Structure) -> Tensor:
         unknown: set[str] = set()
         known = {key: (each, None) for key, each in zip(self._inputs, inputs, strict=True)}
         values = Values([], [])
@@ -82,12 +84,12 @@ class Totals:
             values, _, _ = part.run(weights, state, given, tf.zeros([], tf.int64))
             pairs = zip(values.tensors, values.masks, strict=True)
             known.update(zip(part.chunk.writes, pairs, strict=True))
-        found = self._denominators(values, labels, nest)
-        _check(found, unknown)
-        return tf.stack([tf.cast(each, tf.float64) for each in found])
+        result = self._denominators(values, labels, nest)
+        _check(result, unknown)
+        return tf.stack([tf.cast(each, tf.float64) for each in result])
 
 
-def _unknown(variable: Any, names: set[str]) -> Any:
+def _unknown(variable: KerasVariable, names: set[str]) -> Tensor:
     """Stands for a variable's value, which nothing that is asked may depend on."""
     value = tf.identity(tf.zeros(variable.shape, variable.dtype))
     names.add(value.op.name)
@@ -126,7 +128,7 @@ class _Microbatch(KerasStep):
         asked: one entry for each that has been asked for.
     """
 
-    totals: Any = None
+    totals: Tensor | None = None
     asked: list[Any] = dataclasses.field(default_factory=list)
 
     def sum(self, values: Any) -> Any:
@@ -170,7 +172,9 @@ class KerasObjective:
         measured: set when Keras's metrics have seen a microbatch, so that they have a result.
     """
 
-    def __init__(self, model: Any, graph: Any, lock: Any) -> None:
+    def __init__(
+        self, model: Model, graph: Functional, lock: contextlib.AbstractContextManager[Any]
+    ) -> None:
         self._model, self._graph, self._lock = model, graph, lock
         self.totals: Totals | None = None
         self._needs_totals = False
@@ -221,7 +225,7 @@ class KerasObjective:
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
 
-    def denominators(self, outputs: Values, labels: Sequence[Any], nest: Any) -> list[Any]:
+    def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
         """What losses are divided by; see `tfdist.strategies.pipeline.loss.Denominators`."""
         one = tf.ones([], tf.int64)
         step = _WholeBatch(self._model, one, one, False, 1)
@@ -229,7 +233,9 @@ class KerasObjective:
             self._loss(step, labels, nest, outputs)
         return step.found
 
-    def _loss(self, step: KerasStep, labels: Sequence[Any], nest: Any, outputs: Values) -> Any:
+    def _loss(
+        self, step: KerasStep, labels: Sequence[Any], nest: Structure, outputs: Values
+    ) -> Tensor:
         if self._model._compile_loss is None:  # Only losses of layers.
             return tf.zeros([])
         y, weight = keras.tree.pack_sequence_as(nest, list(labels))
@@ -239,19 +245,19 @@ class KerasObjective:
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
         return tf.zeros([]) if loss is None else loss
 
-    def _packed(self, tensors: Sequence[Any], masks: Sequence[Any]) -> Any:
+    def _packed(self, tensors: Sequence[Any], masks: Sequence[Any]) -> Structure:
         """The model's outputs in their structure, with Keras's masks."""
         for tensor, mask in zip(tensors, masks, strict=True):
             if mask is not None:
                 tensor._keras_mask = mask
         return keras.tree.pack_sequence_as(self._graph._outputs_struct, tensors)
 
-    def _totals_of(self, batch: Batch) -> Any:
+    def _totals_of(self, batch: Batch) -> Tensor | None:
         with self._lock:
             if self._latest is None or self._latest[0] != batch.number:
                 assert self.totals is not None
-                found = self.totals.of(batch.inputs, batch.targets, batch.nest)
-                self._latest = (batch.number, found)
+                result = self.totals.of(batch.inputs, batch.targets, batch.nest)
+                self._latest = (batch.number, result)
             return self._latest[1]
 
     def note(self, batch: Batch, microbatch: int, result: Result) -> None:
@@ -272,7 +278,7 @@ class KerasObjective:
         metrics = [] if loss is None else loss.metrics
         return [variable for metric in metrics for variable in metric.variables]
 
-    def _add_to_means(self, noted: Any) -> None:
+    def _add_to_means(self, noted: Tensor) -> None:
         for number, variable in enumerate(self._means()):
             variable.assign_add(tf.cast(noted[number], variable.dtype))
 
@@ -291,12 +297,19 @@ class KerasObjective:
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in given.labels if t is not None]
         tf.function(run, autograph=False).get_concrete_function(*specs)
 
-    def _update_metrics(self, x: Any, y: Any, weight: Any, tensors: Any, masks: Any) -> None:
+    def _update_metrics(
+        self,
+        x: Structure,
+        y: Structure,
+        weight: Structure,
+        tensors: Sequence[Tensor],
+        masks: Sequence[Tensor | None],
+    ) -> None:
         outputs = self._packed(tensors, masks)
         self._model.compute_metrics(x, y, outputs, sample_weight=weight)
 
 
-def _of_any_size(tensor: Any) -> Any:
+def _of_any_size(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or not tensor.shape.rank:
         return tensor
     return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])

@@ -15,6 +15,7 @@ from tfdist.placement.device_map import devices_of
 from tfdist.placement.partition import split
 from tfdist.placement.plan import Plan
 from tfdist.placement.units import Unit, graph_of, nodes_in_order, units_of
+from tfdist.types import Functional, Layer, Model, Structure
 
 __all__ = ["Call", "Chunk", "Cut", "check_cuttable", "chunks_of", "cut"]
 
@@ -39,7 +40,7 @@ class Call:
     writes: tuple[Key, ...]
 
     @property
-    def layer(self) -> Any:
+    def layer(self) -> Layer | None:
         """The layer; None for an operation without weights."""
         operation = self.node.operation
         return operation if isinstance(operation, keras.Layer) else None
@@ -76,13 +77,13 @@ class Cut:
         outputs: the model's outputs, flat.
     """
 
-    graph: Any
+    graph: Functional
     chunks: tuple[Chunk, ...]
     inputs: tuple[Key, ...]
     outputs: tuple[Key, ...]
 
 
-def cut(graph: Any, units: Sequence[Unit], chunk_of: Mapping[str, int], count: int) -> Cut:
+def cut(graph: Functional, units: Sequence[Unit], chunk_of: Mapping[str, int], count: int) -> Cut:
     """Cuts a model.
 
     Args:
@@ -118,7 +119,7 @@ def cut(graph: Any, units: Sequence[Unit], chunk_of: Mapping[str, int], count: i
     return Cut(graph, tuple(chunks), inputs, outputs)
 
 
-def check_cuttable(model: Any) -> tuple[Any, list[Unit]]:
+def check_cuttable(model: Model) -> tuple[Any, list[Unit]]:
     """The Functional graph of a model, and its units.
 
     Raises:
@@ -144,7 +145,7 @@ def check_cuttable(model: Any) -> tuple[Any, list[Unit]]:
 
 
 def _calls(
-    graph: Any, within: tuple[int, ...], paths: Mapping[int, str], aliases: dict[Key, Key]
+    graph: Functional, within: tuple[int, ...], paths: Mapping[int, str], aliases: dict[Key, Key]
 ) -> Iterator[Call]:
     for number, node in enumerate(nodes_in_order(graph)):
         reads = tuple(_resolved((within, id(t)), aliases) for t in node.input_tensors)
@@ -197,9 +198,9 @@ def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
 
 
 def chunks_of(
-    model: Any,
+    model: Model,
     units: Sequence[Unit],
-    inputs: Any,
+    inputs: Structure,
     count: int,
     wanted: Sequence[str] | Mapping[str, int] | None,
 ) -> tuple[dict[str, int], str]:
@@ -236,11 +237,11 @@ def chunks_of(
     # What a chunk without a layer would have is left out: each begins with another one.
     cuts = split(costs, [float("inf")] * count, filled=True)
     assert cuts is not None
-    found = {
+    result = {
         costs[i].path: number for number, (begin, end) in enumerate(cuts) for i in range(begin, end)
     }
-    plan = Plan(devices={path: f"stage {number}" for path, number in found.items()}, costs=costs)
-    return found, plan.table()
+    plan = Plan(devices={path: f"stage {number}" for path, number in result.items()}, costs=costs)
+    return result, plan.table()
 
 
 def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, int]:

@@ -13,6 +13,7 @@ from tfdist._keras import operation_fn
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Chunk
+from tfdist.types import KerasVariable, StatelessScope, Tensor
 
 __all__ = ["Part", "Values"]
 
@@ -104,7 +105,7 @@ class Part:
         return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in values)
 
     def run(
-        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Any
+        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Tensor
     ) -> tuple[Values, list[Any], Any]:
         """The chunk as a function without side effects, in a graph.
 
@@ -148,7 +149,7 @@ class Part:
             known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
         return known
 
-    def _losses(self, scope: Any) -> Any:
+    def _losses(self, scope: StatelessScope) -> Tensor | None:
         terms = list(scope.losses)
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()
@@ -157,11 +158,11 @@ class Part:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
-    found = []
+    result = []
     for variable in variables:
         with on(variable._value.device):
-            found.append(variable._value.read_value())
-    return found
+            result.append(variable._value.read_value())
+    return result
 
 
 def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
@@ -174,20 +175,20 @@ def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
 
 def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
     def run(*values: Any) -> list[Any]:
-        count, found = len(shares), []
+        count, result = len(shares), []
         for first in range(0, len(values), count):
             each = values[first : first + count]
             if not each[0].dtype.is_floating:
-                found.append(tf.identity(each[0]))
+                result.append(tf.identity(each[0]))
                 continue
             weighed = [value * share for value, share in zip(each, shares, strict=True)]
-            found.append(tf.add_n(weighed))
-        return found
+            result.append(tf.add_n(weighed))
+        return result
 
     return run
 
 
-def _for_microbatch(variable: Any, value: Any, microbatch: Any) -> Any:
+def _for_microbatch(variable: KerasVariable, value: Tensor, microbatch: Tensor) -> Tensor:
     """The state of random numbers for a microbatch: a stream of its own, the first one Keras's."""
     if _SEED not in variable.name:
         return value
@@ -196,10 +197,10 @@ def _for_microbatch(variable: Any, value: Any, microbatch: Any) -> Any:
 
 
 def _masked(tensors: Sequence[Any], masks: Sequence[Any]) -> list[Any]:
-    found = []
+    result = []
     for tensor, mask in zip(tensors, masks, strict=True):
         if mask is not None:
             tensor = tf.identity(tensor)
             tensor._keras_mask = mask
-        found.append(tensor)
-    return found
+        result.append(tensor)
+    return result

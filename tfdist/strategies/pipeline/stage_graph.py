@@ -12,6 +12,7 @@ from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.gradient_sums import GradientSums
 from tfdist.strategies.pipeline.stage import Part, Values
+from tfdist.types import DType, GradientTape, Shape, Structure, Tensor
 
 __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "Result", "pack"]
 
@@ -45,19 +46,19 @@ class Packing:
             packed: what `pack` has returned.
         """
         lists, bare = packed[: len(self.dtypes)], packed[len(self.dtypes) :]
-        found = []
-        for (which, place), shape in zip(self.places, self.shapes, strict=True):
+        result = []
+        for (which, index), shape in zip(self.places, self.shapes, strict=True):
             if which is None:
-                found.append(bare[place])
+                result.append(bare[index])
                 continue
             tensor = tf.raw_ops.TensorListGetItem(
                 input_handle=lists[which],
-                index=place,
+                index=index,
                 element_shape=_known(shape),
                 element_dtype=self.dtypes[which],
             )
-            found.append(tf.ensure_shape(tensor, shape) if shape.rank is not None else tensor)
-        return found
+            result.append(tf.ensure_shape(tensor, shape) if shape.rank is not None else tensor)
+        return result
 
 
 def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
@@ -87,7 +88,7 @@ def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
     return [*lists, *bare], Packing(tuple(places), shapes, dtypes, len(dtypes) + len(bare))
 
 
-def _known(shape: Any) -> Any:
+def _known(shape: Shape) -> list[int] | int:
     """A shape as TensorFlow's lists take it, -1 for what is not known."""
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
@@ -108,15 +109,15 @@ class Given:
         totals: of the last chunk: float32, what losses over masks are divided by.
     """
 
-    numbers: Any
-    scale: Any
+    numbers: Tensor
+    scale: Tensor
     weights: Sequence[Any]
     state: Sequence[Any]
     values: Values
     labels: Sequence[Any] = ()
-    nest: Any = None
+    nest: Structure = None
     form: str = ""
-    totals: Any = None
+    totals: Tensor | None = None
 
     @property
     def leaves(self) -> list[Any]:
@@ -157,8 +158,8 @@ class Result:
 
     values: Values
     following: list[Any]
-    loss: Any
-    noted: Any
+    loss: Tensor | None
+    noted: Tensor | None
 
     @property
     def leaves(self) -> list[Any]:
@@ -211,10 +212,10 @@ class _Taped:
         loss: scaled; None where there is none.
     """
 
-    tape: Any
+    tape: GradientTape
     sources: list[Any]
     outputs: list[Any]
-    loss: Any
+    loss: Tensor | None
     result: Result
 
     def gradients(self, grads: Sequence[Any]) -> list[Any]:
@@ -225,8 +226,8 @@ class _Taped:
         if not pairs:
             return [None] * len(self.sources)
         targets, seeds = zip(*pairs, strict=True)
-        found = self.tape.gradient(list(targets), self.sources, output_gradients=list(seeds))
-        return list(found)
+        result = self.tape.gradient(list(targets), self.sources, output_gradients=list(seeds))
+        return list(result)
 
 
 class Graphs:
@@ -290,17 +291,17 @@ class Graphs:
         if all(present):
             return [kind is not None for kind in kinds]
         if present not in self._reached:
-            found: list[bool] = []
+            result: list[bool] = []
 
             def look(*flat: Any) -> None:
                 taped = self._taped(flat[: -len(present)])
                 pairs = zip(flat[-len(present) :], present, strict=True)
                 grads = taped.gradients([grad if there else None for grad, there in pairs])
-                found.extend(grad is not None for grad in grads)
+                result.extend(grad is not None for grad in grads)
 
             given = [spec for spec in self.specs if spec is not None]
             tf.function(look, autograph=False).get_concrete_function(*given, *self._grads())
-            self._reached[present] = found
+            self._reached[present] = result
         return self._reached[present]
 
     def _function(self, run: Callable[..., Any], specs: Sequence[Any]) -> FlatFunction:
@@ -360,11 +361,11 @@ class Graphs:
         count = len(self._kept_specs())
         kept, grads = flat[:count], flat[count:]
         if self._packing is None:
-            found = self._flat(self._taped(kept).gradients(grads))
+            result = self._flat(self._taped(kept).gradients(grads))
         else:
-            found = self._inner.inference_fn.call_flat(*grads, *self._packing.unpack(kept))
+            result = self._inner.inference_fn.call_flat(*grads, *self._packing.unpack(kept))
         assert self._kinds is not None
-        each = iter(found)
+        each = iter(result)
         rows: list[Any] = []
         weights = len(self._job.part.weights)
         for number, kind in enumerate(self._kinds[:weights]):
@@ -386,7 +387,7 @@ def _those(tensors: Sequence[Any], which: Sequence[bool]) -> list[Any]:
     return [tensor for tensor, there in zip(tensors, which, strict=True) if there]
 
 
-def _share(numbers: Any, dtype: Any) -> Any:
+def _share(numbers: Tensor, dtype: DType) -> Tensor:
     """A microbatch's part of the examples."""
     counts = tf.cast(numbers, tf.float64)
     return tf.cast(counts[1] / counts[2], dtype)
@@ -426,7 +427,7 @@ class Passes:
         self._numbers: dict[tuple[int, ...], Any] = {}
         self._scale: tuple[float, Any] | None = None
 
-    def numbers(self, microbatch: int, sizes: Sequence[int]) -> Any:
+    def numbers(self, microbatch: int, sizes: Sequence[int]) -> Tensor:
         """`Given.numbers` of a microbatch, on the device."""
         key = (microbatch, sizes[microbatch], sum(sizes))
         if key not in self._numbers:
@@ -436,7 +437,7 @@ class Passes:
                 self._numbers[key] = tf.constant(key, tf.int64)
         return self._numbers[key]
 
-    def scale(self, value: float) -> Any:
+    def scale(self, value: float) -> Tensor:
         """`Given.scale`, on the device."""
         if self._scale is None or self._scale[0] != value:
             with on(self._job.part.device):
@@ -489,8 +490,8 @@ class Passes:
                 rows = (next(each), next(each))
                 if reached[number]:
                     sums.rows[number].append(rows)
-        found = [None if kind is None else next(each) for kind in kinds[weights:]]
-        return [g if r else None for g, r in zip(found, reached[weights:], strict=True)]
+        result = [None if kind is None else next(each) for kind in kinds[weights:]]
+        return [g if r else None for g, r in zip(result, reached[weights:], strict=True)]
 
     def _graphs(self, given: Given, leaves: Sequence[Any]) -> Graphs:
         """The functions for some shapes: one for those seen first, and one for all others."""

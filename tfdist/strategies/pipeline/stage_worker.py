@@ -170,28 +170,28 @@ class Worker:
                 self._board.put(("F", step.batch, step.microbatch, reader, key), (tensor, mask))
 
     def _read(self, step: Step, part: Part) -> Values:
-        found = [
+        result = [
             self._board.take(
                 ("F", step.batch, step.microbatch, step.chunk, key),
                 f"Stage {step.chunk}'s input of microbatch {step.microbatch} of batch {step.batch}",
             )
             for key in part.chunk.reads
         ]
-        return Values([tensor for tensor, _ in found], [mask for _, mask in found])
+        return Values([tensor for tensor, _ in result], [mask for _, mask in result])
 
     def _backward(self, step: Step, batch: Batch) -> float:
         part = self._parts[step.chunk]
         grads = [] if step.chunk == self._last else self._received(step, part)
         begin = time.perf_counter()
         kept = self._kept.pop((step.chunk, step.batch, step.microbatch))
-        found = iter(self._passes[step.chunk].backward(kept, grads))
+        result = iter(self._passes[step.chunk].backward(kept, grads))
         for key in filter(self._store.wants_gradient, part.chunk.reads):
-            self._board.put(("B", step.batch, step.microbatch, step.chunk, key), next(found))
+            self._board.put(("B", step.batch, step.microbatch, step.chunk, key), next(result))
         return begin
 
     def _received(self, step: Step, part: Part) -> list[Any]:
         """The gradients of what was written, summed over all chunks that have read it."""
-        found = []
+        result = []
         for key in part.chunk.writes:
             if not self._store.is_floating(key):
                 continue
@@ -205,8 +205,8 @@ class Worker:
             ]
             present = [each for each in parts if each is not None]
             with on(part.device):
-                found.append(tf.add_n(present) if len(present) > 1 else (present or [None])[0])
-        return found
+                result.append(tf.add_n(present) if len(present) > 1 else (present or [None])[0])
+        return result
 
     def _update(self, step: Step, batch: Batch) -> float:
         begin = time.perf_counter()

@@ -16,6 +16,7 @@ from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.partitioning import Cut, Key
 from tfdist.strategies.pipeline.schedules import Step
 from tfdist.strategies.pipeline.stage import Part
+from tfdist.types import Structure, Tensor
 
 __all__ = ["Batch", "Board", "OutOfMemoryError", "PipelineError", "StoppedError", "Store", "Update"]
 
@@ -48,7 +49,7 @@ class Board:
         self._changed = threading.Condition()
         self.error: BaseException | None = None
 
-    def put(self, key: Hashable, value: Any) -> None:
+    def put(self, key: Hashable, value: object) -> None:
         """Leaves a value."""
         with self._changed:
             self._values[key] = value
@@ -115,7 +116,7 @@ class Batch:
     inputs: Sequence[Any]
     targets: Sequence[Any]
     labels: Sequence[Sequence[Any]]
-    nest: Any
+    nest: Structure
     form: str
     sizes: Sequence[int]
     scale: float
@@ -220,8 +221,8 @@ class Store:
         noted.sort(key=lambda each: each[0])
         numbers = [i for i, value in enumerate(following) if value is not None]
         rows = [values[i] for i in numbers for _, values in noted]
-        found = part.averaged(rows, batch.shares)
-        for i, value in zip(numbers, found, strict=True):
+        result = part.averaged(rows, batch.shares)
+        for i, value in zip(numbers, result, strict=True):
             self._state[step.chunk][i] = value
 
     def write_state(self) -> None:
@@ -232,7 +233,7 @@ class Store:
                 part.write_state(values)
         self._unchanged = [list(values) for values in self._state]
 
-    def note_loss(self, step: Step, loss: Any) -> None:
+    def note_loss(self, step: Step, loss: Tensor) -> None:
         """Notes a chunk's part of the loss of a batch."""
         with self._changed:
             self._losses[step.batch].append((self._parts[0][step.chunk].device, loss))
@@ -240,9 +241,9 @@ class Store:
     def take_losses(self) -> dict[int, float]:
         """The losses of the batches that have ended since the last call."""
         with self._changed:
-            found = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
+            result = {number: self._losses.pop(number, []) for number in sorted(self._finished)}
             self._finished.clear()
-        return {number: _sum(losses) for number, losses in found.items()}
+        return {number: _sum(losses) for number, losses in result.items()}
 
     def readers(self, key: Key) -> list[int]:
         """The chunks that read a tensor."""

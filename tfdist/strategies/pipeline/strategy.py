@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -21,6 +21,7 @@ from tfdist.strategies.pipeline.schedules import Box, check, ideal_bubble
 from tfdist.strategies.pipeline.trace import write_trace
 from tfdist.strategies.pipeline.trace_plot import check_installed, draw
 from tfdist.strategies.pipeline.train_function import PipelineFunction
+from tfdist.types import Dataset, Model
 from tfdist.utils.atomic_io import check_writable
 
 #: The ending of a timeline that is drawn.
@@ -93,11 +94,11 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
         self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
         return Scope(self, tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+    def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
         """The data set itself: batches are read in this process, and go to the stages from here.
 
         TensorFlow's iterator over one device takes seconds to end where other tasks are connected.
@@ -105,7 +106,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         del options
         return dataset
 
-    def flush(self, model: Any) -> None:
+    def flush(self, model: Model) -> None:
         """Ends all batches under way, so that the weights are those of all batches given.
 
         `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
@@ -116,7 +117,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         """
         hooks.flush(model)
 
-    def boxes(self, model: Any) -> list[Box]:
+    def boxes(self, model: Model) -> list[Box]:
         """The last steps of a model's stages, with their times; see `trace`."""
         engine = model.train_function.engine
         return [] if engine is None else engine.boxes()
@@ -163,7 +164,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         else:
             write_trace(path, boxes, _short(names))
 
-    def _function(self, model: Any) -> PipelineFunction:
+    def _function(self, model: Model) -> PipelineFunction:
         function = PipelineFunction(model, self.shape, self._names, self._cuts)
         self._functions.add(function)
         return function
@@ -175,8 +176,8 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
 def _short(names: Sequence[str]) -> list[str]:
     """Devices as people say them, where they differ by that."""
-    found = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
-    return [name.removeprefix("job:").replace("/task:", " ") for name in found]
+    result = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
+    return [name.removeprefix("job:").replace("/task:", " ") for name in result]
 
 
 def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:

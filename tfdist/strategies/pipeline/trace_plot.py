@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from tfdist.errors import ConfigError
@@ -118,7 +119,7 @@ def check_installed() -> None:
     _module("matplotlib.figure")
 
 
-def _module(name: str) -> Any:
+def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,6 +22,16 @@ from tfdist.strategies.pipeline.partitioning import check_cuttable, chunks_of, c
 from tfdist.strategies.pipeline.schedules import is_synchronous
 from tfdist.strategies.pipeline.stage import Part
 from tfdist.strategies.pipeline.state import Batch
+from tfdist.types import (
+    Functional,
+    Gradient,
+    KerasVariable,
+    Logs,
+    Model,
+    Optimizer,
+    Structure,
+    Tensor,
+)
 
 __all__ = ["PipelineFunction", "examples_of", "sizes_of", "split_rows"]
 
@@ -29,7 +39,7 @@ __all__ = ["PipelineFunction", "examples_of", "sizes_of", "split_rows"]
 # A global batch as microbatches.
 
 
-def examples_of(data: Any) -> int:
+def examples_of(data: Structure) -> int:
     """The number of examples of a batch.
 
     Args:
@@ -73,7 +83,7 @@ def sizes_of(examples: int, microbatches: int, *, first: bool) -> list[int]:
     return [least + (number < more) for number in range(count)]
 
 
-def split_rows(data: Any, sizes: Sequence[int]) -> list[Any]:
+def split_rows(data: Structure, sizes: Sequence[int]) -> list[Any]:
     """Parts of a nest of tensors, one after the other.
 
     Args:
@@ -107,7 +117,7 @@ class PipelineFunction:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         shape: Shape,
         devices: Sequence[Sequence[str]],
         stages: Sequence[str] | Mapping[str, int] | None,
@@ -118,11 +128,11 @@ class PipelineFunction:
         self.engine: Engine | None = None
         self._sizes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._graph: Any = None
+        self._graph: Functional | None = None
         self._objective: Any = None
         self._updates: dict[Any, Any] = {}
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: Iterator[Any]) -> Logs:
         """Runs the steps of an execution.
 
         Args:
@@ -159,7 +169,7 @@ class PipelineFunction:
         if self.engine is not None and self.is_under_way:
             self._track(self.engine.flush())
 
-    def _step(self, data: Any) -> None:
+    def _step(self, data: Structure) -> None:
         if self.seen is not None:
             self.seen(data)
         count = examples_of(data)
@@ -172,6 +182,7 @@ class PipelineFunction:
             )
         engine = self.engine or self._build(data, sizes[0])
         x, *targets = unpack_x_y_sample_weight(data)
+        assert self._graph is not None
         flat = self._graph._standardize_inputs(x)
         inputs = split_rows(flat, sizes)
         scale = 1.0
@@ -196,7 +207,7 @@ class PipelineFunction:
         # Keras's metrics have a result when they have seen a microbatch.
         engine.wait_for(self._objective.measured)
 
-    def _build(self, data: Any, size: int) -> Engine:
+    def _build(self, data: Structure, size: int) -> Engine:
         """Cuts and places the model when the first batch is known."""
         x, _, _ = unpack_x_y_sample_weight(data)
         (first, *_) = split_rows(x, [size, examples_of(data) - size])
@@ -222,7 +233,9 @@ class PipelineFunction:
         return self.engine
 
     def _iterations(self) -> int:
-        return int(self._model.optimizer.iterations.numpy())
+        optimizer = self._model.optimizer
+        assert optimizer is not None
+        return int(optimizer.iterations.numpy())
 
     def _track(self, losses: Mapping[int, float]) -> None:
         for number, loss in losses.items():
@@ -237,8 +250,8 @@ class PipelineFunction:
             each.settle()
         rows = [_rows_of(part, parts) for part, parts in sums]
         key = tuple(
-            (part.number, *found, *(t for each in parts for t in each.touched))
-            for (part, parts), found in zip(sums, rows, strict=True)
+            (part.number, *result, *(t for each in parts for t in each.touched))
+            for (part, parts), result in zip(sums, rows, strict=True)
         )
         with self._lock:
             if key not in self._updates:
@@ -255,9 +268,13 @@ class PipelineFunction:
             each.clear()
 
     def _applied(
-        self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: Any, rows: Any
+        self,
+        sums: Sequence[tuple[Part, Sequence[GradientSums]]],
+        before: Tensor | None,
+        rows: list[Any],
     ) -> None:
         optimizer = self._model.optimizer
+        assert optimizer is not None
         if before is not None:
             iterations = optimizer.iterations._value
             iterations.assign(tf.cast(before, iterations.dtype))
@@ -279,17 +296,19 @@ class PipelineFunction:
 
 def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
     """The gradients of rows of all microbatches and replicas, by the number of their weight."""
-    found = {}
+    result = {}
     with on(part.device):
         for i in range(len(part.weights)):
             rows = [each for sums in parts for each in sums.rows[i]]
             if rows:
                 values, numbers = zip(*rows, strict=True)
-                found[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
-    return found
+                result[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
+    return result
 
 
-def _sum_of(weight: Any, i: int, parts: Sequence[GradientSums], rows: Any) -> Any:
+def _sum_of(
+    weight: KerasVariable, i: int, parts: Sequence[GradientSums], rows: tuple[Any, Any] | None
+) -> Gradient | None:
     """The gradient of a weight, in a graph; None where there is none."""
     dense = [each.variables[i].read_value() for each in parts if each.touched[i]]
     if rows is None:
@@ -298,7 +317,7 @@ def _sum_of(weight: Any, i: int, parts: Sequence[GradientSums], rows: Any) -> An
     return tf.add_n([*dense, tf.convert_to_tensor(sparse)]) if dense else sparse
 
 
-def _check(model: Any, shape: Shape) -> None:
+def _check(model: Model, shape: Shape) -> None:
     """Refuses what a pipeline cannot run, before the first step.
 
     Raises:
@@ -318,12 +337,12 @@ def _check(model: Any, shape: Shape) -> None:
             "run_eagerly=True conflicts with strategy='pipeline', whose stages run graphs. Compile "
             "with run_eagerly=False, or debug with strategy='single'."
         )
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if not is_synchronous(shape.schedule):
-        _check_asynchronous(model.optimizer, optimizer, shape.schedule)
+    if model.optimizer is not None and not is_synchronous(shape.schedule):
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        _check_asynchronous(model.optimizer, inner, shape.schedule)
 
 
-def _check_asynchronous(outer: Any, optimizer: Any, schedule: str) -> None:
+def _check_asynchronous(outer: Optimizer, optimizer: Optimizer, schedule: str) -> None:
     what = ""
     if outer is not optimizer:
         what = "LossScaleOptimizer, whose scale changes between updates"
