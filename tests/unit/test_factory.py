@@ -13,7 +13,7 @@ from tfdist.strategies import factory
 
 @pytest.fixture
 def active(monkeypatch):
-    made = types.SimpleNamespace(config=StrategyConfig(strategy="mirrored", devices=2))
+    made = types.SimpleNamespace(config=StrategyConfig.of(strategy="mirrored", devices=2))
     monkeypatch.setattr(factory, "_active", [made])
     return made
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import re
 import shlex
@@ -22,7 +21,7 @@ from typer.testing import CliRunner
 from tfdist.cli.main import app
 from tfdist.cli.planning import check_runnable
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.strategies import connection, factory
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.horovod import start as horovod
@@ -140,12 +139,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {
             "update.mode": "sync",
-            "update.workers": 3,
             "update.backup_workers": 1,
-            "wire_dtype": "bfloat16",
-            "min_shard_bytes": 77,
-            "max_shards": 5,
-            "step_timeout": 33.0,
+            "update.wire_dtype": "bfloat16",
+            "update.min_shard_bytes": 77,
+            "update.max_shards": 5,
+            "update.step_timeout": 33.0,
             "deadline": 9.0,
         },
     ),
@@ -192,11 +190,11 @@ SHORT = {"processes": "-n"}
 
 def of_case(case: str) -> tuple[StrategyConfig, dict[str, Any]]:
     strategy, given, _ = CASES[case]
-    return StrategyConfig(strategy=strategy, **given), given
+    return StrategyConfig.of(strategy=strategy, **given), given
 
 
 def test_every_option_is_in_a_case_with_a_value_that_is_not_its_default() -> None:
-    defaults = {f.name: f.default for f in dataclasses.fields(StrategyConfig)}
+    defaults = {name: option.default for name, option in all_options().items()}
     covered = {name for _, given, _ in CASES.values() for name in given}
     assert covered | {"strategy"} == set(defaults)
     for case, (_, given, _) in CASES.items():
@@ -297,8 +295,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
     monkeypatch.setattr(multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices"))
-    servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards", "step_timeout")
-    monkeypatch.setattr(parameter_server, "ParameterServer", made(*servers))
+    monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
@@ -346,7 +343,6 @@ RENAMED = {
     "cycle_ms": "HOROVOD_CYCLE_TIME",
     "fusion_mb": "HOROVOD_FUSION_THRESHOLD",
     "hierarchical": "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "processes": "workers",
     "stage_timeout": "timeout",
     "stall_timeout": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     "start_timeout": "deadline",
@@ -355,7 +351,7 @@ RENAMED = {
 
 def test_every_option_is_looked_for_where_it_arrives() -> None:
     arrived = {key.rpartition(".")[2] for *_, expected in CASES.values() for key in expected}
-    names = {f.name for f in dataclasses.fields(StrategyConfig)} - {"strategy", "seed", "ps"}
+    names = set(all_options()) - {"strategy", "processes", "seed", "ps"}
     missing = {name for name in names if RENAMED.get(name, name) not in arrived}
     assert missing == set()
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.modes import Apply, Late, Local, Mode, Sync, cost_if, only_if
 from tfdist.gradients.reducer import Reducer, check_floating, make_variable
-from tfdist.gradients.rule import GradientRule
 
 __all__ = ["Exchange"]
 
@@ -37,7 +37,7 @@ class Exchange:
     def __init__(
         self,
         strategy: Any,
-        rule: GradientRule,
+        rule: GradientOptions,
         weights: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
         dense: Sequence[int],

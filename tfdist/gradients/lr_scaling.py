@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients.reducer import make_variable
-from tfdist.gradients.rule import GradientRule
 
 __all__ = ["Rate"]
 
@@ -25,7 +25,7 @@ class Rate:
         rule: says which.
     """
 
-    def __init__(self, strategy: Any, rule: GradientRule) -> None:
+    def __init__(self, strategy: Any, rule: GradientOptions) -> None:
         self._rule = rule
         self._said = rule.lr_rule == "none"
         self._largest: Any = None
@@ -84,6 +84,6 @@ class Rate:
         )
 
 
-def _grown(rule: GradientRule, batch: Any) -> Any:
+def _grown(rule: GradientOptions, batch: Any) -> Any:
     ratio = batch * rule.accumulate / rule.base_batch
     return ratio**0.5 if rule.lr_rule == "sqrt" else ratio

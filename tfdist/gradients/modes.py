@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.reducer import Reducer, make_variable
-from tfdist.gradients.rule import GradientRule
 
 __all__ = ["Apply", "Late", "Local", "Mode", "Sync", "cost_if", "only_if"]
 
@@ -98,7 +98,7 @@ class Late:
     """
 
     def __init__(
-        self, strategy: Any, reducer: Reducer, rule: GradientRule, specs: Sequence[tf.TensorSpec]
+        self, strategy: Any, reducer: Reducer, rule: GradientOptions, specs: Sequence[tf.TensorSpec]
     ) -> None:
         self._reducer = reducer
         self._delay = rule.delay
@@ -181,7 +181,7 @@ class Local:
         self,
         strategy: Any,
         reducer: Reducer,
-        rule: GradientRule,
+        rule: GradientOptions,
         weights: Sequence[Any],
         extras: Callable[[], Sequence[Any]],
     ) -> None:

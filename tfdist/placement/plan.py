@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.config.resolution import read_toml
+from tfdist.config.strategy_file import read_toml
 from tfdist.errors import ConfigError
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tfdist._tf.distribute import global_seed, is_distributed, unordered_steps
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import PLAIN, GradientRule
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
@@ -86,7 +86,7 @@ class StrategyMixin:
     config: Any = None
 
     #: What happens to gradients before the optimizer applies them.
-    rule: GradientRule = PLAIN
+    rule: GradientOptions = PLAIN
 
     _meter: Meter | None = None
     _policy_said = False

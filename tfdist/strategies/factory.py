@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import resolve_path, spec_of
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import rule_from
 from tfdist.strategies.devices import check_gpus
 from tfdist.strategies.membership import Member
 
@@ -61,11 +61,11 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
         ConfigError: if TensorFlow sees other GPUs than the launcher.
     """
     check_gpus()
-    spec = spec_of(config.strategy)
-    made: Any = resolve_path(spec.create)(config, member)
+    made: Any = resolve_path(spec_of(config.strategy).create)(config, member)
     made.config = config
-    if not spec.has_servers:
-        made.rule = rule_from(config)
+    rule = config.find(GradientOptions)
+    if rule is not None:
+        made.rule = rule
     _active[:] = [made]
     return made
 
@@ -86,13 +86,13 @@ def _counts(name: str | None) -> dict[str, Any]:
 
 
 def _check_same(name: str | None, options: dict[str, Any]) -> None:
-    config = _active[0].config
+    known = _active[0].config.values()
     wanted = {k: v for k, v in {"strategy": name, **options}.items() if v not in (None, "auto")}
     for option, value in wanted.items():
-        if getattr(config, option, None) != value:
+        if known.get(option) != value:
             raise ConfigError(
                 f"tfdist.strategy({option}={value!r}) conflicts with the active strategy, whose "
-                f"{option} is {getattr(config, option, None)!r}. A process has one strategy: "
+                f"{option} is {known.get(option)!r}. A process has one strategy: "
                 "change the flag or the program so that both say the same, or call "
                 "tfdist.strategy() without arguments."
             )
