@@ -11,7 +11,17 @@ from tfdist.config.option import About, NonNegative, Positive, Size, listed
 from tfdist.config.update_options import UpdateOptions
 from tfdist.errors import ConfigError
 
-__all__ = ["CLIPPINGS", "COMPRESSIONS", "LR_RULES", "OF_EXCHANGE", "PLAIN", "GradientOptions"]
+__all__ = [
+    "CLIPPINGS",
+    "COMPRESSIONS",
+    "LR_RULES",
+    "OF_EXCHANGE",
+    "PLAIN",
+    "Clipping",
+    "Compression",
+    "GradientOptions",
+    "LrRule",
+]
 
 #: The forms in which gradients travel.
 Compression = Literal["none", "fp16", "bf16", "int8", "topk", "randomk", "powersgd"]

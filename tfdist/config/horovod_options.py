@@ -12,7 +12,7 @@ from tfdist.config.option import About, Positive, listed
 from tfdist.config.timeline_options import TimelineOptions
 from tfdist.utils.validation import LONGEST_SECONDS
 
-__all__ = ["REDUCTIONS", "HorovodOptions", "defaults", "variables"]
+__all__ = ["REDUCTIONS", "HorovodOptions", "Reduction", "defaults", "variables"]
 
 #: The ways in which the replicas' gradients become one.
 Reduction = Literal["mean", "adasum"]

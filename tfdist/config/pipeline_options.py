@@ -9,7 +9,7 @@ from tfdist.config.option import About, Positive, Seconds, listed
 from tfdist.config.timeline_options import TimelineOptions
 from tfdist.errors import ConfigError
 
-__all__ = ["SCHEDULES", "PipelineOptions", "replicas_of"]
+__all__ = ["SCHEDULES", "PipelineOptions", "Schedule", "replicas_of"]
 
 #: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
 #: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream

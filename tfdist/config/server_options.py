@@ -11,7 +11,7 @@ from tfdist.config.option import About, NonNegative, Positive
 from tfdist.config.update_options import UpdateOptions
 from tfdist.errors import ConfigError
 
-__all__ = ["WIRE_DTYPES", "ServerOptions"]
+__all__ = ["WIRE_DTYPES", "ServerOptions", "WireDtype"]
 
 #: The types in which floating-point tensors may cross the network.
 WireDtype = Literal["float32", "bfloat16", "float16"]

@@ -18,13 +18,16 @@ from tfdist.config.update_options import Mode, UpdateOptions
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import check_choice
 
-__all__ = ["MODES", "STRATEGIES", "StrategyConfig", "accepted", "all_options"]
+__all__ = ["MODES", "STRATEGIES", "Communication", "StrategyConfig", "accepted", "all_options"]
 
 #: Every strategy and what it runs on, in the order in which they grow.
 STRATEGIES: dict[str, str] = {name: spec.summary for name, spec in specs().items()}
 
 #: The update modes of each strategy.
 MODES: dict[str, tuple[str, ...]] = {name: spec.modes for name, spec in specs().items()}
+
+#: The carriers of tensors between processes.
+Communication = Literal["auto", "ring", "nccl"]
 
 _Kind = TypeVar("_Kind", bound=Options)
 
@@ -65,7 +68,7 @@ class StrategyConfig(Options):
         About("GPUs of each process, or CPU devices where there are no GPUs."),
     ] = None
     communication: Annotated[
-        Literal["auto", "ring", "nccl"],
+        Communication,
         About("What carries tensors between processes: auto, ring, nccl."),
     ] = "auto"
     seed: Annotated[

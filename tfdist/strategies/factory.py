@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
@@ -10,15 +10,17 @@ from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_keywords import StrategyKeywords
 from tfdist.config.strategy_spec import resolve_path, spec_of
 from tfdist.errors import ConfigError
+from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import check_gpus
 from tfdist.strategies.membership import Member
 
-_active: list[Any] = []
+_active: list[StrategyMixin] = []
 
 
-def strategy(name: str | None = None, **options: Any) -> Any:
+def strategy(name: str | None = None, **options: Unpack[StrategyKeywords]) -> StrategyMixin:
     """The strategy of this program: the active one, or a new one.
 
     Inside `tfdist run` the strategy exists already and is returned; a name or option that
@@ -28,10 +30,10 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     Args:
         name: a key of `tfdist.config.STRATEGIES`, or `"auto"`. By default the active strategy's, or
             `"auto"`.
-        **options: fields of `tfdist.config.StrategyConfig`.
+        **options: the options of strategies (docs/options.md).
 
     Returns:
-        A `tf.distribute.Strategy`.
+        The strategy, which is a `tf.distribute.Strategy`.
 
     Raises:
         ConfigError: for an unknown name or option, or a conflict with the active strategy.
@@ -50,7 +52,7 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     return create(resolved.config)
 
 
-def create(config: StrategyConfig, member: Member | None = None) -> Any:
+def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixin:
     """Makes the strategy that `config` describes and keeps it as the active one.
 
     Args:
@@ -61,7 +63,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
         ConfigError: if TensorFlow sees other GPUs than the launcher.
     """
     check_gpus()
-    made: Any = resolve_path(spec_of(config.strategy).create)(config, member)
+    made: StrategyMixin = resolve_path(spec_of(config.strategy).create)(config, member)
     made.config = config
     rule = config.find(GradientOptions)
     if rule is not None:
@@ -70,7 +72,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> Any:
     return made
 
 
-def active() -> Any:
+def active() -> StrategyMixin | None:
     """The strategy of this process, or None."""
     return _active[0] if _active else None
 
@@ -85,8 +87,10 @@ def _counts(name: str | None) -> dict[str, Any]:
     return {"processes": max(1, kinds.count("worker")), "ps": max(1, kinds.count("ps"))}
 
 
-def _check_same(name: str | None, options: dict[str, Any]) -> None:
-    known = _active[0].config.values()
+def _check_same(name: str | None, options: StrategyKeywords) -> None:
+    config = _active[0].config
+    assert config is not None  # Since `create` made it.
+    known = config.values()
     wanted = {k: v for k, v in {"strategy": name, **options}.items() if v not in (None, "auto")}
     for option, value in wanted.items():
         if known.get(option) != value:
