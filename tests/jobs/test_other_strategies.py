@@ -46,7 +46,7 @@ def create(config, member):
     class Toy(Mirrored):
         name = "toy"
 
-    return Toy(prepare_devices(config.devices))
+    return Toy(prepare_devices(config.devices), config.part(GradientOptions))
 '''
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf

@@ -64,7 +64,7 @@ MUTANTS: list[Mutant] = [
         ("vertical_sync=own.vertical_sync,", ""),
         ("virtual=own.virtual,", ""),
         ("timeout=own.stage_timeout,", ""),
-        ("made.timeline = own.timeline", "pass"),
+        ("timeline=own.timeline,", ""),
     ),
     *_of(
         "tfdist/strategies/parameter_server/start.py",
@@ -84,7 +84,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/multi_worker/start.py",
         _WIRING,
         ("communication_for(gpus, config.communication)", 'communication_for(gpus, "auto")'),
-        ("gpus), options, len(devices))", "gpus), options)"),
+        ("                len(devices),\n", "                1,\n"),
     ),
     *_of(
         "tfdist/strategies/connection.py",
@@ -103,7 +103,6 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/factory.py",
         _WIRING,
         ("    made.config = config\n", ""),
-        ("        made.rule = rule", "        pass"),
         ("**_counts(name), **options}", "**_counts(name)}"),
     ),
     *_of(

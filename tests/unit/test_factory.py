@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from tfdist.config.gradient_options import PLAIN
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies import factory
@@ -44,6 +45,16 @@ def test_multi_worker_without_tf_config(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ConfigError, match=r"TF_CONFIG, which is not set.*tfdist run"):
         factory.strategy("multi_worker")
+
+
+def test_a_rule_that_a_strategy_was_made_without_is_not_lost(monkeypatch):
+    made = types.SimpleNamespace(rule=PLAIN)
+    monkeypatch.setattr(factory, "_active", [])
+    monkeypatch.setattr(factory, "resolve_path", lambda path: lambda config, member: made)
+    assert factory.strategy("single") is made
+    monkeypatch.setattr(factory, "_active", [])
+    with pytest.raises(ConfigError, match=r"'single' was made without .*2 batches an update"):
+        factory.strategy("single", accumulate=2)
 
 
 def test_an_unknown_option(monkeypatch):

@@ -30,11 +30,14 @@ from tfdist.strategies.mirrored import strategy as mirrored
 from tfdist.strategies.multi_worker import start as multi_worker
 from tfdist.strategies.parameter_server import start as parameter_server
 from tfdist.strategies.pipeline import start as pipeline
+from tfdist.strategies.single import strategy as single
 
 MIB = 2**20
+SCALED = {"lr_rule": "linear", "base_batch": 8}
 
 #: For each strategy: options that go together, none of them a default; and what is made of them.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "one device": ("single", {"accumulate": 4}, {"rule.accumulate": 4}),
     "devices": ("mirrored", {"devices": 3}, {"devices": 3}),
     "exchange": (
         "mirrored",
@@ -179,8 +182,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "versions": (
         "pipeline",
-        {"devices": 2, "schedule": "pipedream", "vertical_sync": True},
-        {"schedule": "pipedream", "vertical_sync": True},
+        {"devices": 2, "schedule": "pipedream", "vertical_sync": True, **SCALED},
+        {"schedule": "pipedream", "vertical_sync": True, "rule.lr_rule": "linear"},
     ),
 }
 
@@ -274,7 +277,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def made(*names: str) -> Any:
         def make(*given: Any, **named: Any) -> Any:
             found.update(zip(names, given, strict=False), **named)
-            return types.SimpleNamespace(rule=None)
+            return types.SimpleNamespace(rule=found.get("rule"))
 
         return make
 
@@ -287,20 +290,23 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(factory, "_active", [])
-    for start in (mirrored, multi_worker, pipeline):
+    for start in (single, mirrored, multi_worker, pipeline):
         monkeypatch.setattr(start, "prepare_devices", prepared)
-    monkeypatch.setattr(mirrored, "Mirrored", made())
+    monkeypatch.setattr(single, "Single", made("name", "rule"))
+    monkeypatch.setattr(mirrored, "Mirrored", made("names", "rule"))
     monkeypatch.setattr(connection, "hard_deadline", deadline)
     for start in (multi_worker, horovod, parameter_server, pipeline):
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
-    monkeypatch.setattr(multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices"))
+    monkeypatch.setattr(
+        multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices", "rule")
+    )
     monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients"))
+    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule"))
     monkeypatch.setattr(rendezvous, "_meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)
@@ -328,7 +334,6 @@ def test_the_configuration_reaches_the_constructors(noted: dict[str, Any], case:
     assert strategy.config is config
     if (gradients := noted.pop("gradients", None)) is not None:
         noted.update(reduction=gradients.reduction, groups=gradients.groups)
-    noted["timeline"] = getattr(strategy, "timeline", None)
     for name, value in expected.items():
         part, _, attribute = name.partition(".")
         whole = {"rule": strategy.rule, "update": noted.get("update")}.get(part, noted)

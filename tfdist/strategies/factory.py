@@ -66,8 +66,12 @@ def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixi
     made: StrategyMixin = resolve_path(spec_of(config.strategy).create)(config, member)
     made.config = config
     rule = config.find(GradientOptions)
-    if rule is not None:
-        made.rule = rule
+    if rule is not None and made.rule != rule:
+        raise ConfigError(
+            f"strategy={config.strategy!r} was made without its rule for gradients "
+            f"({rule.in_words}). Its function {spec_of(config.strategy).create!r} has to give the "
+            "constructor rule=config.part(GradientOptions)."
+        )
     _active[:] = [made]
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
@@ -32,7 +33,7 @@ def create(config: StrategyConfig, member: Member | None) -> Pipeline:
         seed_from(member)
         with connecting(member, config):
             devices = connect_tasks(member.cluster, member.task)
-    made = Pipeline(
+    return Pipeline(
         devices,
         stages=own.stages,
         microbatches=own.microbatches,
@@ -42,6 +43,6 @@ def create(config: StrategyConfig, member: Member | None) -> Pipeline:
         recompute=own.recompute,
         vertical_sync=own.vertical_sync,
         timeout=own.stage_timeout,
+        timeline=own.timeline,
+        rule=config.part(GradientOptions),
     )
-    made.timeline = own.timeline
-    return made
