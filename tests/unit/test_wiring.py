@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shlex
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,20 @@ def test_keys_of_a_file_reach_the_tasks(here: Path, case: str) -> None:
     (here / "s.toml").write_text("\n".join([f'strategy = "{config.strategy}"', *lines]))
     told = planned("-s", "s.toml")
     assert StrategyConfig.from_json(told["TFDIST_CONFIG"]) == config
+
+
+def test_a_strategy_file_is_read_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = tomllib.loads
+
+    def noted(text: str) -> dict[str, Any]:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(tomllib, "loads", noted)
+    (here / "s.toml").write_text('strategy = "parameter_server"')
+    planned("-s", "s.toml", "--mode", "async")
+    assert read == ['strategy = "parameter_server"']
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -50,11 +50,11 @@ LR_RULES: dict[LrRule, str] = {
     "sqrt": "with the square root (Krizhevsky 2014)",
 }
 
-#: Options of one mode.
-_OF_LOCAL = ("period", "sync_steps", "outer_momentum", "outer_lr", "average_state")
-
 #: Options of strategies whose replicas exchange gradients.
-OF_EXCHANGE = ("compression", "ratio", "rank", "bucket_mb", "clip", *_OF_LOCAL)
+OF_EXCHANGE = (
+    *("compression", "ratio", "rank", "bucket_mb", "clip"),
+    *("period", "sync_steps", "outer_momentum", "outer_lr", "average_state"),
+)
 
 _PANEL = "Gradient updates (mirrored, multi_worker, horovod)"
 _LOCAL = "Options of --mode local"
@@ -127,19 +127,27 @@ class GradientOptions(UpdateOptions):
             "Steps of a replica between two averages.",
             _LOCAL,
             why="It counts steps between two averages.",
+            mode="local",
         ),
     ] = 8
-    sync_steps: Annotated[NonNegative, About("Synchronous steps at the beginning.", _LOCAL)] = 0
+    sync_steps: Annotated[
+        NonNegative, About("Synchronous steps at the beginning.", _LOCAL, mode="local")
+    ] = 0
     outer_momentum: Annotated[
         Annotated[float, msgspec.Meta(ge=0, lt=1)],
-        About("Nesterov momentum of the averaged change, as in DiLoCo.", _LOCAL),
+        About("Nesterov momentum of the averaged change, as in DiLoCo.", _LOCAL, mode="local"),
     ] = 0.0
     outer_lr: Annotated[
         Annotated[float, msgspec.Meta(gt=0)],
-        About("Factor of the averaged change.", _LOCAL, why="1 takes the average itself."),
+        About(
+            "Factor of the averaged change.",
+            _LOCAL,
+            why="1 takes the average itself.",
+            mode="local",
+        ),
     ] = 1.0
     average_state: Annotated[
-        bool, About("Average the optimizer's state with the weights.", _LOCAL)
+        bool, About("Average the optimizer's state with the weights.", _LOCAL, mode="local")
     ] = False
 
     @property
@@ -215,7 +223,6 @@ class GradientOptions(UpdateOptions):
     def check(self) -> None:
         """Refuses options that conflict; see `Options.check`."""
         super().check()
-        self.refuse_outside("local", *_OF_LOCAL)
         if self.mode == "async":
             raise ConfigError(
                 "mode='async' needs parameter servers, and replicas that exchange gradients have "

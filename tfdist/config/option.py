@@ -63,6 +63,7 @@ class About:
         example: a value as TOML writes it; by default one for the type.
         flags: the flags; by default `--` and the name.
         metavar: the word for the value in the help.
+        mode: the one update mode in which it has an effect; None if it has in all.
     """
 
     help: str
@@ -72,6 +73,7 @@ class About:
     example: str | None = None
     flags: tuple[str, ...] = ()
     metavar: str | None = None
+    mode: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,6 +115,12 @@ class StrategySpec:
         """The names of its options besides those of all strategies."""
         return frozenset(name for kind in self.options for name in options_of(kind))
 
+    def has_option(self, name: str) -> bool:
+        """Whether an option is among its own, of one of its modes, and is not refused."""
+        known = {name: option for kind in self.options for name, option in options_of(kind).items()}
+        refused = any(name in each.names for each in self.refuses)
+        return not refused and name in known and known[name].about.mode in (None, *self.modes)
+
     @property
     def use(self) -> ClusterUse:
         """How it uses a cluster."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Literal
 
-from tfdist.config.option import About, NonNegative, Options, listed
+from tfdist.config.option import About, NonNegative, Options, listed, options_of
 from tfdist.errors import ConfigError
 
 __all__ = ["ON_STALE", "Mode", "OnStale", "UpdateOptions"]
@@ -36,22 +36,18 @@ class UpdateOptions(Options):
             "its own; on parameter servers at most.",
             shown="1, on parameter servers none",
             why="It counts updates.",
+            mode="stale",
         ),
     ] = None
-    on_stale: Annotated[OnStale, About(f"With --mode stale: {listed(ON_STALE)}")] = "wait"
+    on_stale: Annotated[OnStale, About(f"With --mode stale: {listed(ON_STALE)}", mode="stale")] = (
+        "wait"
+    )
 
     def check(self) -> None:
         """Refuses options of one mode under another; see `Options.check`."""
-        self.refuse_outside("stale", "staleness", "on_stale")
-
-    def refuse_outside(self, mode: Mode, *names: str) -> None:
-        """Refuses options that have an effect in one mode only, in another.
-
-        Raises:
-            ConfigError: for the first that is set.
-        """
-        for name in names:
-            if self.mode != mode and self.is_set(name):
+        for name, option in options_of(type(self)).items():
+            mode = option.about.mode
+            if mode not in (None, self.mode) and self.is_set(name):
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} conflicts with mode={self.mode!r}: it is an "
                     f"option of mode={mode!r}. Choose mode={mode!r}, or leave {name} out."
