@@ -152,6 +152,14 @@ def test_a_flag_wins_over_the_file(tmp_path):
     assert resolved.said("mode") == f"mode='local' of {file}"
 
 
+def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('strategy = "multi_worker"\nps = 2\n')
+    resolved = resolve({"ps": 1}, load_file(file), {})
+    assert resolved.overridden == {"ps": 2}
+    assert resolved.said("ps") == "--ps 1"
+
+
 def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('strategy = "multi_worker"\nmode = "stale"\nstaleness = 2\n')

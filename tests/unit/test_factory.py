@@ -23,6 +23,7 @@ def active(monkeypatch):
 def test_the_active_strategy_is_returned(active, name):
     assert factory.strategy(name) is active
     assert factory.strategy(name, devices=2) is active
+    assert factory.strategy(name, ps=1, start_timeout=60) is active  # Defaults of others.
     assert factory.active() is active
 
 
@@ -31,6 +32,8 @@ def test_the_active_strategy_is_returned(active, name):
     [
         ("single", {}, ["strategy='single'", "'mirrored'"]),
         (None, {"devices": 3}, ["devices=3", "is 2"]),
+        (None, {"ps": 2}, ["ps=2", "is 1"]),
+        (None, {"devces": 2}, ["'devces'", "Did you mean 'devices'"]),
     ],
 )
 def test_a_program_that_contradicts_the_flag(active, name, options, words):

@@ -133,6 +133,8 @@ def test_what_is_said_of_a_wrong_value(tmp_path, line, words):
 def test_options_of_a_program_are_checked_as_those_of_a_file(tmp_path):
     with pytest.raises(ConfigError, match="processes='2' is not a whole number"):
         resolve({"processes": "2"})
+    with pytest.raises(ConfigError, match=r"Unknown mode '\\udcff'"):
+        resolve({"mode": "\udcff"})
     with pytest.raises(ConfigError, match=r"cuts=\['dense2'\] is not text"):
         StrategyConfig.of(strategy="pipeline", cuts=["dense2"])
     made = StrategyConfig.of(strategy="pipeline", timeline=tmp_path / "step.png")

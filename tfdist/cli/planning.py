@@ -469,7 +469,7 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
             )
     for name in ("processes", "ps"):
         if name in resolved.reasons:
-            check_count(name, config.values()[name], resolved.said(name), cluster)
+            check_count(name, config.value(name), resolved.said(name), cluster)
     return cluster, task
 
 

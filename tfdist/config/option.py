@@ -138,7 +138,7 @@ class Option:
         """
         try:
             made = msgspec.convert(_plain(value), self.hint, strict=True)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):  # Words may be of any bytes.
             raise ConfigError(self._refusal(value)) from None
         if isinstance(made, float) and not math.isfinite(made):
             raise ConfigError(self._refusal(value))

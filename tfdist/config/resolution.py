@@ -39,7 +39,7 @@ class Resolved:
 
     def said(self, name: str) -> str:
         """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
-        place, value = self.reasons[name], self.config.values()[name]
+        place, value = self.reasons[name], self.config.value(name)
         return f"{place} {value}" if place.startswith("--") else f"{name}={value!r} of {place}"
 
 

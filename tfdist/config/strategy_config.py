@@ -139,6 +139,10 @@ class StrategyConfig(Options):
         holders: tuple[Options, ...] = (self, *self.parts)
         return {name: getattr(each, name) for each in holders for name in options_of(type(each))}
 
+    def value(self, name: str) -> Any:
+        """An option's value; the default of one that the strategy does not have."""
+        return self.values().get(name, all_options()[name].default)
+
     def replaced(self, **changes: object) -> StrategyConfig:
         """The configuration with other values for some options, by name."""
         return StrategyConfig.of(**{**self.values(), **changes})

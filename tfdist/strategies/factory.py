@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.resolution import resolve
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, accepted
 from tfdist.config.strategy_keywords import StrategyKeywords
 from tfdist.config.strategy_spec import resolve_path, spec_of
 from tfdist.errors import ConfigError
@@ -94,13 +94,12 @@ def _counts(name: str | None) -> dict[str, Any]:
 def _check_same(name: str | None, options: StrategyKeywords) -> None:
     config = _active[0].config
     assert config is not None  # Since `create` made it.
-    known = config.values()
     wanted = {k: v for k, v in {"strategy": name, **options}.items() if v not in (None, "auto")}
     for option, value in wanted.items():
-        if known.get(option) != value:
+        if accepted(option, value) != config.value(option):
             raise ConfigError(
                 f"tfdist.strategy({option}={value!r}) conflicts with the active strategy, whose "
-                f"{option} is {known.get(option)!r}. A process has one strategy: "
+                f"{option} is {config.value(option)!r}. A process has one strategy: "
                 "change the flag or the program so that both say the same, or call "
                 "tfdist.strategy() without arguments."
             )
