@@ -42,9 +42,7 @@ class HorovodOptions(TimelineOptions):
     groups: Annotated[
         Positive | None,
         About(
-            "Groups of gradients; each is exchanged as soon as it is complete.",
-            _PANEL,
-            shown="1",
+            "Groups of gradients; each is exchanged as soon as it is complete.", _PANEL, shown="1"
         ),
     ] = None
     fusion_mb: Annotated[
@@ -65,8 +63,7 @@ class HorovodOptions(TimelineOptions):
         ),
     ] = None
     hierarchical: Annotated[
-        bool,
-        About("All-reduce within each host first, by NCCL, then between the hosts.", _PANEL),
+        bool, About("All-reduce within each host first, by NCCL, then between the hosts.", _PANEL)
     ] = False
     autotune: Annotated[
         bool, About("Let Horovod try out its settings while it trains.", _PANEL)
@@ -97,10 +94,7 @@ def variables(options: HorovodOptions) -> Mapping[str, str]:
 
 def defaults() -> Mapping[str, str]:
     """The variables that tfdist sets where neither an option nor the user's environment does."""
-    return {
-        "HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS),
-        **_stall(HorovodOptions.stall_timeout),
-    }
+    return {"HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS), **_stall(HorovodOptions.stall_timeout)}
 
 
 def _stall(seconds: float) -> dict[str, str]:

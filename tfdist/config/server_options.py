@@ -38,10 +38,7 @@ class ServerOptions(UpdateOptions):
     ] = 0
     wire_dtype: Annotated[
         WireDtype,
-        About(
-            f"Type in which weights and gradients are sent: {', '.join(WIRE_DTYPES)}.",
-            _PANEL,
-        ),
+        About(f"Type in which weights and gradients are sent: {', '.join(WIRE_DTYPES)}.", _PANEL),
     ] = "float32"
     min_shard_bytes: Annotated[
         Positive, About("Least size of a part of a split variable.", _PANEL, shown="1 MiB")

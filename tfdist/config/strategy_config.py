@@ -64,12 +64,10 @@ class StrategyConfig(Options):
         ),
     ] = 1
     devices: Annotated[
-        Positive | None,
-        About("GPUs of each process, or CPU devices where there are no GPUs."),
+        Positive | None, About("GPUs of each process, or CPU devices where there are no GPUs.")
     ] = None
     communication: Annotated[
-        Communication,
-        About("What carries tensors between processes: auto, ring, nccl."),
+        Communication, About("What carries tensors between processes: auto, ring, nccl.")
     ] = "auto"
     seed: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None,
@@ -78,9 +76,7 @@ class StrategyConfig(Options):
     start_timeout: Annotated[
         Seconds,
         About(
-            "Seconds until all processes must have joined.",
-            why="It is in seconds.",
-            example="60.0",
+            "Seconds until all processes must have joined.", why="It is in seconds.", example="60.0"
         ),
     ] = 60.0
     parts: tuple[Options, ...] = ()
