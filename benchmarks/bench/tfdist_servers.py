@@ -22,7 +22,7 @@ def serve(job: Job) -> None:
     """Runs tfdist's server of this task until the chief has gone."""
     from tfdist.cli import server
 
-    config = StrategyConfig(strategy="parameter_server", **_options(job))
+    config = StrategyConfig.of(strategy="parameter_server", **_options(job))
     with environment.patched({"TFDIST_CONFIG": config.to_json()}):
         server.main([])
 

@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.cases import common
 from tests.harness import servers as harness_servers
+from tfdist.config.server_options import ServerOptions
 from tfdist.strategies.parameter_server.remote_step import parts_of
-from tfdist.strategies.parameter_server.servers import UpdateRule
 
 EXAMPLES, BATCH = 240, 4
 
@@ -27,7 +27,7 @@ EXAMPLES, BATCH = 240, 4
 def ruled(strategy: Any, **rule: Any) -> Iterator[None]:
     """Trains by another update rule in the block."""
     before = strategy.servers.rule
-    strategy.serving.use(UpdateRule(workers=before.workers, **rule))
+    strategy.serving.use(ServerOptions(**rule))
     try:
         yield
     finally:

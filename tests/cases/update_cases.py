@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
-from tfdist.gradients.rule import PLAIN, GradientRule
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 
 REPLICAS = 2
 
@@ -24,7 +24,7 @@ REPLICAS = 2
 @contextlib.contextmanager
 def ruled(strategy: Any, rule: dict[str, Any]) -> Iterator[None]:
     """The strategy with another rule in the block."""
-    strategy.rule = GradientRule(**rule)
+    strategy.rule = GradientOptions(**rule)
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ def train(
     x, y = data_for(model, examples)
     if strategy is None:
         made, using = make(model, optimizer, options or {})
-        return Simulation(GradientRule(**rule), made, using, validate=validate).fit(x, y, epochs)
+        return Simulation(GradientOptions(**rule), made, using, validate=validate).fit(x, y, epochs)
     with ruled(strategy, rule), scope(strategy):
         made, using = make(model, optimizer, options or {})
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -135,7 +135,9 @@ class Replica:
 class Simulation:
     """What `train` should come to, by loops over batches and replicas in one process."""
 
-    def __init__(self, rule: GradientRule, model: Any, optimizer: Any, *, validate: bool) -> None:
+    def __init__(
+        self, rule: GradientOptions, model: Any, optimizer: Any, *, validate: bool
+    ) -> None:
         self.rule = rule
         self.validate = validate
         count = REPLICAS if rule.mode == "local" else 1

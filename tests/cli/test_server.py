@@ -17,7 +17,7 @@ from tfdist.errors import ConfigError
 from tfdist.launch.plan import local_cluster
 from tfdist.strategies.membership import ServerMember, join_cluster
 
-CONFIG = StrategyConfig(strategy="parameter_server", processes=1, start_timeout=0.5)
+CONFIG = StrategyConfig.of(strategy="parameter_server", processes=1, start_timeout=0.5)
 CLUSTER = local_cluster([1, 2, 3], chief=True, ps=1)
 
 

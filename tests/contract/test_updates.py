@@ -24,7 +24,7 @@ EAGER = ("bf16", "topk")
     [
         {"mode": "stale"},
         {"mode": "stale", "staleness": 3},
-        {"mode": "stale", "staleness": 2, "damp": True},
+        {"mode": "stale", "staleness": 2, "on_stale": "damp"},
         {"mode": "stale", "accumulate": 2},
     ],
     ids=str,
@@ -84,12 +84,17 @@ def test_accumulation_on_one_device(cluster: Pool) -> None:
 
 
 def test_buckets_change_nothing(agree: Agree) -> None:
-    agree(TRAIN, rule={"bucket_bytes": 600}, examples=UNEVEN, optimizer="adam")
+    agree(TRAIN, rule={"bucket_mb": 600 / 2**20}, examples=UNEVEN, optimizer="adam")
 
 
 @pytest.mark.parametrize(
     "rule",
-    [{"bucket_bytes": 400}, {"mode": "stale"}, {"mode": "local", "period": 2}, {"accumulate": 2}],
+    [
+        {"bucket_mb": 400 / 2**20},
+        {"mode": "stale"},
+        {"mode": "local", "period": 2},
+        {"accumulate": 2},
+    ],
     ids=str,
 )
 def test_sparse_gradients(agree: Agree, rule: dict[str, Any]) -> None:
@@ -122,7 +127,7 @@ def test_the_learning_rate_follows_the_batch(run: Agree) -> None:
     assert_same(run(TRAIN, rule={}, options={"learning_rate": 0.1}), root, 1e-5, "the root")
 
 
-@pytest.mark.parametrize("rule", [{}, {"mode": "stale"}, {"bucket_bytes": 600}], ids=str)
+@pytest.mark.parametrize("rule", [{}, {"mode": "stale"}, {"bucket_mb": 600 / 2**20}], ids=str)
 def test_a_report_tells_the_parts_of_a_step(
     run: Agree, shared_directory: pathlib.Path, rule: dict[str, Any], target: str
 ) -> None:

@@ -17,9 +17,9 @@ import tfdist
 from tests.cases.common import scope
 from tests.fuzz import script
 from tests.fuzz.spec import from_json
+from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.config.server_options import ServerOptions
 from tfdist.errors import TfdistError
-from tfdist.gradients.rule import PLAIN, GradientRule
-from tfdist.strategies.parameter_server.servers import UpdateRule
 
 _TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 
@@ -108,13 +108,13 @@ def _ruled(strategy: Any, rule: dict[str, Any]) -> Iterator[None]:
         yield
     elif hasattr(strategy, "serving"):
         before = strategy.servers.rule
-        strategy.serving.use(UpdateRule(workers=before.workers, **rule))
+        strategy.serving.use(ServerOptions(**rule))
         try:
             yield
         finally:
             strategy.serving.use(before)
     else:
-        strategy.rule = GradientRule(**rule)
+        strategy.rule = GradientOptions(**rule)
         try:
             yield
         finally:

@@ -17,4 +17,4 @@ def make(**options: Any) -> Any:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # The processes rest between two calls.
         }
     )
-    return create(StrategyConfig(strategy="horovod", **options))
+    return create(StrategyConfig.of(strategy="horovod", **options))

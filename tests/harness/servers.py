@@ -66,7 +66,7 @@ def make(**options: Any) -> Any:
     """Starts the servers and makes the strategy on them."""
     import tensorflow as tf
 
-    from tfdist.strategies.parameter_server.servers import UpdateRule
+    from tfdist.config.server_options import ServerOptions
     from tfdist.strategies.parameter_server.strategy import ParameterServer
 
     chief, *servers = json.loads(environment.read("TF_CONFIG") or "[]")
@@ -75,12 +75,11 @@ def make(**options: Any) -> Any:
         _configs[task["type"], task["index"]] = text
         start(task["type"], task["index"])
     atexit.register(lambda: [process.kill() for process in _processes.values()])
-    workers = sum(kind == "worker" for kind, _ in _configs)
-    rule = UpdateRule(**{"workers": workers, **options.pop("rule", {})})
+    rule = ServerOptions(**{**options.pop("rule", {}), **options})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(json.loads(chief)["cluster"]),
         task_type="chief",
         task_id=0,
         rpc_layer="grpc",
     )
-    return ParameterServer(resolver, rule=rule, **options)
+    return ParameterServer(resolver, rule)

@@ -12,19 +12,31 @@ from tfdist import environment
 
 TOY = '''
 """A strategy of one process whose devices are all of the machine's CPU."""
-from tfdist.config import gradient_options
+import dataclasses
+from typing import Annotated
+
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.option import About, Options, Positive
 from tfdist.config.strategy_spec import StrategySpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyOptions(Options):
+    wheels: Annotated[Positive, About("How many wheels it has.", "Options of toy")] = 4
+
 
 SPEC = StrategySpec(
     name="toy",
     summary="a strategy that a test has made",
     create="toy_strategy:create",
     modes=("sync", "local"),
-    check=gradient_options.check,
+    options=(GradientOptions, ToyOptions),
     exchanges_gradients=True,
     processes_are_devices=True,
     verified_by="devices",
-    describe=lambda config: {"update mode": f"toy {config.mode}"},
+    describe=lambda config: {
+        "update mode": f"toy {config.mode} on {config.part(ToyOptions).wheels} wheels"
+    },
 )
 
 def create(config, member):
@@ -34,7 +46,7 @@ def create(config, member):
     class Toy(Mirrored):
         name = "toy"
 
-    return Toy(prepare_devices(config.devices))
+    return Toy(prepare_devices(config.devices), config.part(GradientOptions))
 '''
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf
@@ -81,7 +93,10 @@ def loss_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_it_stands_in_the_help_and_in_the_plan(package):
-    assert "toy" in run(package, "-m", "tfdist.cli.main", "run", "--help").stdout
+    told = run(package, "-m", "tfdist.cli.main", "run", "--help").stdout
+    assert "toy" in told
+    assert "--wheels" in told
+    assert "How many wheels it has." in told
     plan = run(
         package, "-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "--dry-run", "train.py"
     )
@@ -94,6 +109,8 @@ def test_it_stands_in_the_help_and_in_the_plan(package):
     [
         (("--ps", "2"), "ps=2 conflicts with strategy='toy', which has no parameter servers."),
         (("--mode", "stale"), "strategy='toy', which has sync, local."),
+        (("--wheels", "0"), "wheels=0 is not a whole number of 1 or more."),
+        (("--strategy=single", "--wheels=3"), "wheels=3 conflicts with strategy='single'"),
     ],
 )
 def test_its_options_are_checked(package, options, words):
@@ -105,9 +122,10 @@ def test_its_options_are_checked(package, options, words):
 
 def test_it_trains_what_one_process_trains(package):
     alone = run(package, "train.py")
-    several = run(package, "-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "train.py")
+    command = ("-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "--wheels=3", "train.py")
+    several = run(package, *command)
     assert "replicas 2" in several.stdout
-    assert "toy sync" in several.stderr
+    assert "toy sync on 3 wheels" in several.stderr
     assert loss_of(several) == loss_of(alone)
     command = ("-m", "tfdist.cli.main", "verify", "--strategy=toy", "-n2", "--steps=3", "train.py")
     verified = run(package, *command)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.config.resolution import load_file, resolve
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import STRATEGIES, StrategyConfig
+from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import rule_from
 
 WITH_SERVERS = '{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]}}'
 WITHOUT_SERVERS = '{"cluster": {"worker": ["a:1", "b:1"]}}'
 
 
 def test_json_is_read_back():
-    config = StrategyConfig(strategy="multi_worker", processes=3, seed=7, start_timeout=5)
+    config = StrategyConfig.of(strategy="multi_worker", processes=3, seed=7, start_timeout=5)
     assert StrategyConfig.from_json(config.to_json()) == config
 
 
@@ -38,7 +39,7 @@ def test_json_is_read_back():
 )
 def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
     with pytest.raises(ConfigError) as caught:
-        StrategyConfig(**options)
+        StrategyConfig.of(**options)
     for word in words:
         assert word in str(caught.value)
 
@@ -75,7 +76,7 @@ def test_a_mistake_says_what_was_set_and_what_to_do(options, words):
 )
 def test_a_mistake_in_the_options_of_parameter_servers(options, words):
     with pytest.raises(ConfigError) as caught:
-        StrategyConfig(strategy="parameter_server", **options)
+        StrategyConfig.of(strategy="parameter_server", **options)
     for word in words:
         assert word in str(caught.value)
 
@@ -96,7 +97,7 @@ def test_a_mistake_in_the_options_of_parameter_servers(options, words):
 def test_options_of_parameter_servers_with_another_strategy(strategy, options):
     ((name, value),) = options.items()
     with pytest.raises(ConfigError) as caught:
-        StrategyConfig(strategy=strategy, **options)
+        StrategyConfig.of(strategy=strategy, **options)
     for word in (f"{name}={value!r}", strategy, "strategy='parameter_server'", f"leave {name} out"):
         assert word in str(caught.value)
 
@@ -113,7 +114,7 @@ def test_options_of_parameter_servers_with_another_strategy(strategy, options):
     ],
 )
 def test_options_of_parameter_servers_that_go_together(options):
-    config = StrategyConfig(strategy="parameter_server", **options)
+    config = StrategyConfig.of(strategy="parameter_server", **options)
     assert StrategyConfig.from_json(config.to_json()) == config
 
 
@@ -144,18 +145,26 @@ def test_auto_picks_by_what_is_there_and_says_why(flags, environ, gpus, picked, 
 def test_a_flag_wins_over_the_file(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('strategy = "multi_worker"\nprocesses = 2\nperiod = 4\nmode = "local"\n')
-    resolved = resolve({"processes": 3, "period": 4, "seed": None}, file, {})
+    resolved = resolve({"processes": 3, "period": 4, "seed": None}, load_file(file), {})
     assert (resolved.config.processes, resolved.config.mode) == (3, "local")
     assert resolved.overridden == {"processes": 2}
     assert resolved.said("processes") == "--processes 3"
     assert resolved.said("mode") == f"mode='local' of {file}"
 
 
+def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('strategy = "multi_worker"\nps = 2\n')
+    resolved = resolve({"ps": 1}, load_file(file), {})
+    assert resolved.overridden == {"ps": 2}
+    assert resolved.said("ps") == "--ps 1"
+
+
 def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('strategy = "multi_worker"\nmode = "stale"\nstaleness = 2\n')
     with pytest.raises(ConfigError, match=r"s\.toml with --mode: staleness=2 conflicts with mode="):
-        resolve({"mode": "sync"}, file, {})
+        resolve({"mode": "sync"}, load_file(file), {})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +179,7 @@ def test_a_file_with_a_typo(tmp_path, content, words):
     file = tmp_path / "s.toml"
     file.write_text(content)
     with pytest.raises(ConfigError) as caught:
-        resolve({}, file, {})
+        resolve({}, load_file(file), {})
     for word in words:
         assert word in str(caught.value)
 
@@ -182,15 +191,15 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_shipped_strategy_files_resolve(pytestconfig):
     files = sorted((pytestconfig.rootpath / "strategies").glob("*.toml"))
-    assert {resolve({}, f, {}).config.strategy for f in files} == set(STRATEGIES)
+    assert {resolve({}, load_file(f), {}).config.strategy for f in files} == set(STRATEGIES)
     told = (pytestconfig.rootpath / "strategies" / "README.md").read_text()
     assert [f.name for f in files if f"`{f.name}`" not in told] == []
 
 
 def test_shipped_strategy_files_take_any_number_of_processes(pytestconfig):
     for file in sorted((pytestconfig.rootpath / "strategies").glob("*.toml")):
-        if resolve({}, file, {}).config.processes > 1:
-            assert resolve({"processes": 3}, file, {}).config.processes == 3
+        if resolve({}, load_file(file), {}).config.processes > 1:
+            assert resolve({"processes": 3}, load_file(file), {}).config.processes == 3
 
 
 @pytest.mark.parametrize(
@@ -222,7 +231,7 @@ def test_shipped_strategy_files_take_any_number_of_processes(pytestconfig):
 @pytest.mark.parametrize("strategy", ["mirrored", "multi_worker", "horovod"])
 def test_a_mistake_in_the_options_of_updates(strategy, options, words):
     with pytest.raises(ConfigError) as caught:
-        StrategyConfig(strategy=strategy, **options)
+        StrategyConfig.of(strategy=strategy, **options)
     for word in words:
         assert word in str(caught.value)
 
@@ -242,14 +251,14 @@ def test_a_mistake_in_the_options_of_updates(strategy, options, words):
 )
 def test_options_of_updates_with_another_strategy(strategy, options, words):
     with pytest.raises(ConfigError) as caught:
-        StrategyConfig(strategy=strategy, **options)
+        StrategyConfig.of(strategy=strategy, **options)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_the_plain_rule_is_the_default():
-    assert rule_from(StrategyConfig(strategy="multi_worker", processes=2)).is_plain
-    late = StrategyConfig(strategy="mirrored", mode="stale", staleness=0)
-    assert rule_from(late).is_plain
-    assert not rule_from(StrategyConfig(strategy="mirrored", mode="local")).is_plain
-    assert not rule_from(StrategyConfig(strategy="mirrored", accumulate=2)).is_plain
+    config = StrategyConfig.of(strategy="multi_worker", processes=2)
+    assert config.part(GradientOptions).is_plain
+    assert GradientOptions(mode="stale", staleness=0).is_plain
+    assert not GradientOptions(mode="local").is_plain
+    assert not GradientOptions(accumulate=2).is_plain

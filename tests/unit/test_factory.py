@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from tfdist.config.gradient_options import PLAIN
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies import factory
@@ -13,7 +14,7 @@ from tfdist.strategies import factory
 
 @pytest.fixture
 def active(monkeypatch):
-    made = types.SimpleNamespace(config=StrategyConfig(strategy="mirrored", devices=2))
+    made = types.SimpleNamespace(config=StrategyConfig.of(strategy="mirrored", devices=2))
     monkeypatch.setattr(factory, "_active", [made])
     return made
 
@@ -22,6 +23,7 @@ def active(monkeypatch):
 def test_the_active_strategy_is_returned(active, name):
     assert factory.strategy(name) is active
     assert factory.strategy(name, devices=2) is active
+    assert factory.strategy(name, ps=1, start_timeout=60) is active  # Defaults of others.
     assert factory.active() is active
 
 
@@ -30,6 +32,8 @@ def test_the_active_strategy_is_returned(active, name):
     [
         ("single", {}, ["strategy='single'", "'mirrored'"]),
         (None, {"devices": 3}, ["devices=3", "is 2"]),
+        (None, {"ps": 2}, ["ps=2", "is 1"]),
+        (None, {"devces": 2}, ["'devces'", "Did you mean 'devices'"]),
     ],
 )
 def test_a_program_that_contradicts_the_flag(active, name, options, words):
@@ -44,6 +48,16 @@ def test_multi_worker_without_tf_config(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ConfigError, match=r"TF_CONFIG, which is not set.*tfdist run"):
         factory.strategy("multi_worker")
+
+
+def test_a_rule_that_a_strategy_was_made_without_is_not_lost(monkeypatch):
+    made = types.SimpleNamespace(rule=PLAIN)
+    monkeypatch.setattr(factory, "_active", [])
+    monkeypatch.setattr(factory, "resolve_path", lambda path: lambda config, member: made)
+    assert factory.strategy("single") is made
+    monkeypatch.setattr(factory, "_active", [])
+    with pytest.raises(ConfigError, match=r"'single' was made without .*2 batches an update"):
+        factory.strategy("single", accumulate=2)
 
 
 def test_an_unknown_option(monkeypatch):

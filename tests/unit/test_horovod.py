@@ -13,6 +13,7 @@ import pytest
 from tfdist.cluster.environments import mpi
 from tfdist.cluster.spec import Address, ClusterSpec, Task, rank_of
 from tfdist.config import horovod_options
+from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
@@ -29,7 +30,7 @@ def test_ranks_on_hosts_of_different_sizes():
 
 
 def test_options_become_horovods_variables():
-    config = StrategyConfig(
+    config = StrategyConfig.of(
         strategy="horovod",
         fusion_mb=2,
         cycle_ms=0.5,
@@ -38,7 +39,7 @@ def test_options_become_horovods_variables():
         timeline="out.json",
         stall_timeout=10,
     )
-    assert horovod_options.variables(config) == {
+    assert horovod_options.variables(config.part(HorovodOptions)) == {
         "HOROVOD_FUSION_THRESHOLD": "2097152",
         "HOROVOD_CYCLE_TIME": "0.5",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "1",
@@ -47,7 +48,7 @@ def test_options_become_horovods_variables():
         "HOROVOD_STALL_CHECK_TIME_SECONDS": "5",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10",
     }
-    assert horovod_options.variables(StrategyConfig(strategy="horovod")) == {}
+    assert horovod_options.variables(HorovodOptions()) == {}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_options_become_horovods_variables():
 )
 def test_options_that_do_not_go(options, words):
     with pytest.raises(ConfigError, match=words.replace("(", "\\(")):
-        StrategyConfig(**options)
+        StrategyConfig.of(**options)
 
 
 def test_missing(monkeypatch):

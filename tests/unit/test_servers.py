@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.comm.batch_dependence import common_rows
+from tfdist.config.server_options import ServerOptions
 from tfdist.strategies.parameter_server.scheduler import Gate, gate_of
 from tfdist.strategies.parameter_server.serialization import FIELDS, Layout, joined, parted, unbox
-from tfdist.strategies.parameter_server.servers import Held, Shelves, Slices, UpdateRule, row_ranges
+from tfdist.strategies.parameter_server.servers import Held, Shelves, Slices, row_ranges
 from tfdist.strategies.parameter_server.transaction_log import (
     APPLIED,
     DROPPED,
@@ -156,11 +157,11 @@ def test_a_step_that_starts_again_on_another_worker_counts_once():
 @pytest.mark.parametrize(
     ("rule", "waits"),
     [
-        (UpdateRule(mode="stale", staleness=0), True),
-        (UpdateRule(mode="stale", staleness=0, on_stale="drop"), False),
-        (UpdateRule(mode="stale", on_stale="damp"), False),
-        (UpdateRule(mode="async", workers=2), False),
-        (UpdateRule(mode="sync", workers=2), False),
+        (ServerOptions(mode="stale", staleness=0), True),
+        (ServerOptions(mode="stale", staleness=0, on_stale="drop"), False),
+        (ServerOptions(mode="stale", on_stale="damp"), False),
+        (ServerOptions(mode="async"), False),
+        (ServerOptions(mode="sync"), False),
     ],
 )
 def test_only_a_bound_that_is_waited_for_has_a_gate(rule, waits):
@@ -172,14 +173,14 @@ def test_only_a_bound_that_is_waited_for_has_a_gate(rule, waits):
 @pytest.mark.parametrize(
     ("rule", "parts", "needed"),
     [
-        (UpdateRule(mode="sync", workers=3), 3, 3),
-        (UpdateRule(mode="sync", workers=3, backup_workers=1), 3, 2),
-        (UpdateRule(mode="async", workers=3), 1, 1),
-        (UpdateRule(mode="stale", workers=3, staleness=4), 1, 1),
+        (ServerOptions(), 3, 3),
+        (ServerOptions(backup_workers=1), 3, 2),
+        (ServerOptions(mode="async"), 1, 1),
+        (ServerOptions(mode="stale", staleness=4), 1, 1),
     ],
 )
 def test_parts_of_a_global_batch_and_those_that_are_waited_for(rule, parts, needed):
-    assert (rule.parts, rule.needed) == (parts, needed)
+    assert (rule.parts(3), rule.needed(3)) == (parts, needed)
 
 
 def lookups(batch: tf.Tensor, seed: tf.Tensor) -> dict[str, Callable[[], tf.Tensor]]:

@@ -14,9 +14,10 @@ import tfdist
 from tests.unit.test_seams import all_seams
 from tfdist import environment, errors
 from tfdist.cli.main import app
-from tfdist.config.server_options import ON_STALE, WIRE_DTYPES
+from tfdist.config.server_options import WIRE_DTYPES
 from tfdist.config.strategy_config import MODES, STRATEGIES
 from tfdist.config.strategy_spec import specs
+from tfdist.config.update_options import ON_STALE
 from tfdist.gradients import optimizer_state
 
 #: The modules whose hooks share a seam, the innermost first. Later ones see what earlier ones did.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients.exchange import Exchange
 from tfdist.gradients.reducer import buckets
-from tfdist.gradients.rule import GradientRule
 
 
 class Alone:
@@ -32,7 +32,7 @@ def test_a_gradient_that_cannot_be_kept_is_named(rule, words, dtype):
     weight = tf.Variable(tf.zeros([3], dtype), name="phase")
     specs = [tf.TensorSpec([3], dtype)]
     with pytest.raises(ConfigError) as caught:
-        Exchange(Alone(), GradientRule(**rule), [weight], specs, [0], lambda: [])
+        Exchange(Alone(), GradientOptions(**rule), [weight], specs, [0], lambda: [])
     for word in ["'phase", *words]:
         assert word.replace("complex64", dtype.name) in str(caught.value)
 
@@ -60,4 +60,4 @@ def test_buckets_begin_with_the_last_gradients():
     ],
 )
 def test_a_rule_is_told_in_words(rule, words):
-    assert GradientRule(**rule).in_words.startswith(words)
+    assert GradientOptions(**rule).in_words.startswith(words)

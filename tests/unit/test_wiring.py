@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import json
 import re
 import shlex
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from tfdist.cli.main import app
 from tfdist.cli.planning import check_runnable
 from tfdist.cluster.spec import Address, ClusterSpec, Task
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.strategies import connection, factory
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.horovod import start as horovod
@@ -31,11 +31,14 @@ from tfdist.strategies.mirrored import strategy as mirrored
 from tfdist.strategies.multi_worker import start as multi_worker
 from tfdist.strategies.parameter_server import start as parameter_server
 from tfdist.strategies.pipeline import start as pipeline
+from tfdist.strategies.single import strategy as single
 
 MIB = 2**20
+SCALED = {"lr_rule": "linear", "base_batch": 8}
 
 #: For each strategy: options that go together, none of them a default; and what is made of them.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "one device": ("single", {"accumulate": 4}, {"rule.accumulate": 4}),
     "devices": ("mirrored", {"devices": 3}, {"devices": 3}),
     "exchange": (
         "mirrored",
@@ -140,12 +143,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {
             "update.mode": "sync",
-            "update.workers": 3,
             "update.backup_workers": 1,
-            "wire_dtype": "bfloat16",
-            "min_shard_bytes": 77,
-            "max_shards": 5,
-            "step_timeout": 33.0,
+            "update.wire_dtype": "bfloat16",
+            "update.min_shard_bytes": 77,
+            "update.max_shards": 5,
+            "update.step_timeout": 33.0,
             "deadline": 9.0,
         },
     ),
@@ -181,8 +183,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "versions": (
         "pipeline",
-        {"devices": 2, "schedule": "pipedream", "vertical_sync": True},
-        {"schedule": "pipedream", "vertical_sync": True},
+        {"devices": 2, "schedule": "pipedream", "vertical_sync": True, **SCALED},
+        {"schedule": "pipedream", "vertical_sync": True, "rule.lr_rule": "linear"},
     ),
 }
 
@@ -192,11 +194,11 @@ SHORT = {"processes": "-n"}
 
 def of_case(case: str) -> tuple[StrategyConfig, dict[str, Any]]:
     strategy, given, _ = CASES[case]
-    return StrategyConfig(strategy=strategy, **given), given
+    return StrategyConfig.of(strategy=strategy, **given), given
 
 
 def test_every_option_is_in_a_case_with_a_value_that_is_not_its_default() -> None:
-    defaults = {f.name: f.default for f in dataclasses.fields(StrategyConfig)}
+    defaults = {name: option.default for name, option in all_options().items()}
     covered = {name for _, given, _ in CASES.values() for name in given}
     assert covered | {"strategy"} == set(defaults)
     for case, (_, given, _) in CASES.items():
@@ -251,6 +253,20 @@ def test_keys_of_a_file_reach_the_tasks(here: Path, case: str) -> None:
     assert StrategyConfig.from_json(told["TFDIST_CONFIG"]) == config
 
 
+def test_a_strategy_file_is_read_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    parse = tomllib.loads
+
+    def noted(text: str) -> dict[str, Any]:
+        read.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(tomllib, "loads", noted)
+    (here / "s.toml").write_text('strategy = "parameter_server"')
+    planned("-s", "s.toml", "--mode", "async")
+    assert read == ['strategy = "parameter_server"']
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_arguments_of_the_function_reach_the_strategy(
     here: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -276,7 +292,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def made(*names: str) -> Any:
         def make(*given: Any, **named: Any) -> Any:
             found.update(zip(names, given, strict=False), **named)
-            return types.SimpleNamespace(rule=None)
+            return types.SimpleNamespace(rule=found.get("rule"))
 
         return make
 
@@ -289,21 +305,23 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(factory, "_active", [])
-    for start in (mirrored, multi_worker, pipeline):
+    for start in (single, mirrored, multi_worker, pipeline):
         monkeypatch.setattr(start, "prepare_devices", prepared)
-    monkeypatch.setattr(mirrored, "Mirrored", made())
+    monkeypatch.setattr(single, "Single", made("name", "rule"))
+    monkeypatch.setattr(mirrored, "Mirrored", made("names", "rule"))
     monkeypatch.setattr(connection, "hard_deadline", deadline)
     for start in (multi_worker, horovod, parameter_server, pipeline):
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
-    monkeypatch.setattr(multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices"))
-    servers = ("resolver", "update", "wire_dtype", "min_shard_bytes", "max_shards", "step_timeout")
-    monkeypatch.setattr(parameter_server, "ParameterServer", made(*servers))
+    monkeypatch.setattr(
+        multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices", "rule")
+    )
+    monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients"))
+    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule"))
     monkeypatch.setattr(rendezvous, "_meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)
@@ -331,7 +349,6 @@ def test_the_configuration_reaches_the_constructors(noted: dict[str, Any], case:
     assert strategy.config is config
     if (gradients := noted.pop("gradients", None)) is not None:
         noted.update(reduction=gradients.reduction, groups=gradients.groups)
-    noted["timeline"] = getattr(strategy, "timeline", None)
     for name, value in expected.items():
         part, _, attribute = name.partition(".")
         whole = {"rule": strategy.rule, "update": noted.get("update")}.get(part, noted)
@@ -346,7 +363,6 @@ RENAMED = {
     "cycle_ms": "HOROVOD_CYCLE_TIME",
     "fusion_mb": "HOROVOD_FUSION_THRESHOLD",
     "hierarchical": "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "processes": "workers",
     "stage_timeout": "timeout",
     "stall_timeout": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
     "start_timeout": "deadline",
@@ -355,7 +371,7 @@ RENAMED = {
 
 def test_every_option_is_looked_for_where_it_arrives() -> None:
     arrived = {key.rpartition(".")[2] for *_, expected in CASES.values() for key in expected}
-    names = {f.name for f in dataclasses.fields(StrategyConfig)} - {"strategy", "seed", "ps"}
+    names = set(all_options()) - {"strategy", "processes", "seed", "ps"}
     missing = {name for name in names if RENAMED.get(name, name) not in arrived}
     assert missing == set()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tfdist.cli import logs, planning, summary
 from tfdist.cli.request import Job, Request
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import rule_from
 from tfdist.launch import elastic
 from tfdist.launch.elastic import Discovery
 from tfdist.launch.elastic_state import ElasticPlace
@@ -133,7 +133,7 @@ def _check_strategy(job: Job) -> None:
             f"--min-np and --max-np conflict with strategy={name!r}. Elastic jobs run on "
             f"{' and '.join(_ELASTIC)}, started by this command alone, without TF_CONFIG."
         )
-    rule = rule_from(job.resolved.config) if job.resolved else None
+    rule = job.resolved.config.part(GradientOptions) if job.resolved else None
     if rule is not None and rule.remembers:
         raise ConfigError(
             f"--min-np and --max-np conflict with the rule {rule.described!r}: what it keeps "

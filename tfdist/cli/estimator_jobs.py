@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tfdist.cli.request import Request
 from tfdist.cluster.tf_config import own_tf_config
-from tfdist.config.resolution import load_file
 from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
 
-__all__ = ["given_by_file", "settled", "use_in"]
+__all__ = ["settled", "use_in"]
 
 _MODULE = "tfdist.estimator"
 
@@ -25,7 +22,10 @@ def settled(request: Request) -> Request:
     Raises:
         ConfigError: for `--evaluator` where there is no Estimator that it could evaluate.
     """
-    name = _strategy(request)
+    name = request.named
+    if name in (None, "auto"):
+        text = own_tf_config()
+        name = "parameter_server" if text is not None and '"ps"' in text else None
     line = None if request.every_task or request.env_only else use_in(request.script)
     if line is not None and name in having(lambda spec: spec.has_servers):
         why = f"line {line} of {request.script} uses {_MODULE}"
@@ -37,22 +37,6 @@ def settled(request: Request) -> Request:
             "--every-task. Leave it out."
         )
     return request
-
-
-def given_by_file(strategy: str | None) -> Mapping[str, Any]:
-    """The options that `--strategy FILE` gives; none where it is a name."""
-    if strategy is None or not strategy.endswith(".toml"):
-        return {"strategy": strategy}
-    return load_file(Path(strategy))
-
-
-def _strategy(request: Request) -> str | None:
-    """The strategy that is asked for; where none is, that which TF_CONFIG asks for."""
-    name = given_by_file(request.strategy).get("strategy")
-    if name not in (None, "auto"):
-        return str(name)
-    text = own_tf_config()
-    return "parameter_server" if text is not None and '"ps"' in text else None
 
 
 def use_in(script: str) -> int | None:

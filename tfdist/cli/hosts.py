@@ -93,7 +93,7 @@ def cluster_of(
         places = {
             "chief": names[:1],
             **places,
-            "ps": [names[number % len(names)] for number in range(config.ps)],
+            "ps": [names[number % len(names)] for number in range(config.counts["ps"])],
         }
     everywhere = [host for hosts in places.values() for host in hosts]
     _check_loopback(everywhere)

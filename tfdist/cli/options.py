@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tfdist.cli.strategy_options import OF_STRATEGY
 from tfdist.cluster.environments.detection import ENVIRONMENTS
-from tfdist.config.strategy_config import STRATEGIES
+from tfdist.config.option import Option
+from tfdist.config.strategy_config import all_options
 
 # The options of engines on the command line, each with its help text.
 
@@ -104,16 +104,24 @@ Args = Annotated[
     typer.Argument(metavar="ARGS", help="Arguments of the script, whatever they look like."),
 ]
 
-Strategy = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        "-s",
-        metavar="NAME|FILE",
-        help=f"auto, {', '.join(STRATEGIES)}, or a TOML file of options.",
-        show_default="auto",
-    ),
-]
+
+def _flag(option: Option) -> Any:
+    """The flag of a strategy's option; None where it is not given."""
+    about = option.about
+    described = typer.Option(
+        *option.flags,
+        help=about.help,
+        show_default=option.shown or False,
+        metavar=about.metavar,
+        rich_help_panel=about.panel,
+    )
+    return Annotated[option.kind | None, described]  # type: ignore[name-defined]
+
+
+#: The options of strategies by name.
+_OF_STRATEGY = {name: _flag(option) for name, option in all_options().items()}
+
+Strategy = _OF_STRATEGY.pop("strategy")
 
 Grace = Annotated[
     float, typer.Option(min=0, help="Seconds between TERM and KILL for the others of a failure.")
@@ -232,7 +240,7 @@ def with_strategy(command: Callable[..., None]) -> Callable[..., None]:
     Args:
         command: takes `context`, its own options, and `**of_strategy`.
     """
-    return _with(OF_STRATEGY, "strategy", command)
+    return _with(_OF_STRATEGY, "strategy", command)
 
 
 def with_engines(command: Callable[..., None]) -> Callable[..., None]:

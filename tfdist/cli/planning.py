@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from tfdist import environment
 from tfdist.cli import hosts, logs
-from tfdist.cli.estimator_jobs import given_by_file
 from tfdist.cli.request import Job, Request, check_count, hold_ports, place_of
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.environments import detection
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, own_tf_config, parse_tf_config, refuse_gaps
-from tfdist.config.resolution import Resolved, load_file, resolve
+from tfdist.config.resolution import Resolved, resolve
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
+from tfdist.config.timeline_options import TimelineOptions
 from tfdist.errors import ConfigError
 from tfdist.launch.plan import (
     BETWEEN_GRAPH,
@@ -103,11 +101,9 @@ def _with_servers() -> list[str]:
 
 def _counts(request: Request) -> dict[str, int]:
     """The numbers of tasks that were given; nothing else goes with `--every-task`."""
-    file = dict(given_by_file(request.strategy))
-    name = file.pop("strategy", None)
-    given = {name: value for name, value in request.given.items() if value is not None}
+    given = request.asked
+    name = given.pop("strategy", None)
     others = [] if name in (None, *_with_servers()) else ["strategy"]
-    given = {**file, **given}
     others += [name for name in given if name not in _OF_EVERY_TASK]
     if others:
         flag = f"--{others[0].replace('_', '-')}"
@@ -314,8 +310,7 @@ def resolved_for(request: Request) -> Resolved:
     machines = hosts.of(request.hosts, request.hostfile)
     if machines is not None:
         request = _with_slots(request, machines)
-    flags, file = _flags(request)
-    return resolve(flags, file, {}, gpus=0)
+    return resolve(_flags(request), request.file, {}, gpus=0)
 
 
 def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
@@ -368,7 +363,8 @@ def _check_timeline(config: StrategyConfig) -> None:
     Raises:
         ConfigError: if not.
     """
-    path, drawn = config.timeline, spec_of(config.strategy).draws_timelines
+    drawn = spec_of(config.strategy).draws_timelines
+    path = config.part(TimelineOptions).timeline
     if path is None:
         return
     check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
@@ -408,21 +404,18 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
 
 
 def _resolve(request: Request, text: str | None, environ: Mapping[str, str], gpus: int) -> Resolved:
-    flags, file = _flags(request)
-    from_cluster = _counts_of_cluster(text, flags, file)
-    resolved = resolve({**flags, **from_cluster}, file, environ, gpus=gpus)
+    from_cluster = _counts_of_cluster(text, request.asked)
+    flags = {**_flags(request), **from_cluster}
+    resolved = resolve(flags, request.file, environ, gpus=gpus)
     reasons = {name: why for name, why in resolved.reasons.items() if name not in from_cluster}
     return dataclasses.replace(resolved, reasons=reasons)
 
 
-def _counts_of_cluster(
-    text: str | None, flags: Mapping[str, Any], file: Path | None
-) -> dict[str, int]:
+def _counts_of_cluster(text: str | None, given: Mapping[str, Any]) -> dict[str, int]:
     """The numbers of workers and servers as TF_CONFIG has them, where nothing else gives them.
 
     Other options are checked against them, such as `backup_workers`.
     """
-    given = {**(load_file(file) if file is not None else {}), **flags}
     if text is None or given.get("strategy", "auto") not in ("auto", *_with_servers()):
         return {}
     try:
@@ -435,25 +428,16 @@ def _counts_of_cluster(
     return {name: count for name, count in counts.items() if count and name not in given}
 
 
-def _flags(request: Request) -> tuple[dict[str, Any], Path | None]:
-    """The strategy's options by name, and the strategy file if there is one."""
-    strategy = request.strategy
-    flags = {name: value for name, value in request.given.items() if value is not None}
+def _flags(request: Request) -> dict[str, Any]:
+    """The strategy's options by name, as the command line gives them."""
+    flags = request.flags
     count = flags.get("processes", 1)
     if count < 1:
         raise ConfigError(f"-n {count} starts no process. Give a number of 1 or more.")
-    file = Path(strategy) if strategy is not None and _is_file(strategy) else None
-    if file is None and strategy is not None:
-        flags["strategy"] = strategy
-    name = strategy if file is None else load_file(file).get("strategy")
+    name = request.named
     if name in having(lambda spec: spec.processes_are_devices) and "processes" in flags:
         _count_as_devices(str(name), flags)
-    return flags, file
-
-
-def _is_file(strategy: str) -> bool:
-    """Whether `--strategy` names a file rather than a strategy."""
-    return strategy.endswith(".toml") or os.sep in strategy
+    return flags
 
 
 def _count_as_devices(name: str, flags: dict[str, Any]) -> None:
@@ -485,15 +469,14 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
             )
     for name in ("processes", "ps"):
         if name in resolved.reasons:
-            check_count(name, getattr(config, name), resolved.said(name), cluster)
+            check_count(name, config.value(name), resolved.said(name), cluster)
     return cluster, task
 
 
 def _for_cluster(resolved: Resolved, cluster: ClusterSpec) -> Resolved:
     """The configuration with the cluster's size, so that all tasks have the same."""
-    counts: dict[str, Any] = {"processes": max(1, len(cluster.computing))}
+    counts = {"processes": max(1, len(cluster.computing))}
     if spec_of(resolved.config.strategy).has_servers:
         workers, servers = cluster.addresses["worker"], cluster.addresses["ps"]
         counts = {"processes": len(workers), "ps": len(servers)}
-    config = dataclasses.replace(resolved.config, **counts)
-    return dataclasses.replace(resolved, config=config)
+    return dataclasses.replace(resolved, config=resolved.config.replaced(**counts))

@@ -11,6 +11,7 @@ from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.config.resolution import Resolved
+from tfdist.config.strategy_file import StrategyFile
 from tfdist.errors import ConfigError
 from tfdist.launch.plan import JobPlan
 
@@ -27,7 +28,8 @@ class Request:
     Attributes:
         script: the script.
         args: its arguments.
-        strategy: the name of a strategy, a file, or None.
+        strategy: `--strategy`: the name of a strategy, a file, or None.
+        file: the strategy file, where `--strategy` names one.
         given: the strategy's options; None for those that were not given.
         env_only: whether the script makes its own strategy.
         every_task: whether each task of the cluster runs the script itself.
@@ -48,6 +50,7 @@ class Request:
     args: tuple[str, ...]
     strategy: str | None
     given: Mapping[str, Any]
+    file: StrategyFile | None = None
     env_only: bool = False
     every_task: bool = False
     task_flags: bool = False
@@ -61,6 +64,24 @@ class Request:
     remote_python: str | None = None
     environment: str | None = None
     dry_run: bool = False
+
+    @property
+    def named(self) -> str | None:
+        """The strategy that is named, by the command line or by the file."""
+        return self.strategy if self.file is None else self.file.values.get("strategy")
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The options that are given on the command line, with a strategy that is named there."""
+        flags = {name: value for name, value in self.given.items() if value is not None}
+        if self.file is None and self.strategy is not None:
+            flags["strategy"] = self.strategy
+        return flags
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options that are given, in the file or by flags, which win."""
+        return {**(self.file.values if self.file is not None else {}), **self.flags}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import typer
 from tfdist.cli import elastic, estimator_jobs, logs, options, planning, summary
 from tfdist.cli.backends import registry as engines
 from tfdist.cli.request import Request
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import all_options
+from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
 from tfdist.launch import supervisor
 from tfdist.launch.plan import JobPlan
@@ -87,15 +89,16 @@ def _run_here(request: Request, grace: float, dry_run: bool) -> int:
 
 def _request(given: dict[str, Any]) -> Request:
     """The values of the command line, sorted by who needs them."""
-    strategys = {field.name for field in dataclasses.fields(StrategyConfig)} - {"strategy"}
+    of_strategy = set(all_options()) - {"strategy"}
     own = {field.name for field in dataclasses.fields(Request)} - {
-        "args",
-        "given",
-        "why_every_task",
+        *("args", "given", "file", "why_every_task")
     }
+    strategy = given["strategy"]
+    is_file = strategy is not None and (strategy.endswith(".toml") or os.sep in strategy)
     return Request(
         args=tuple(given["args"] or ()),
-        given={name: value for name, value in given.items() if name in strategys},
+        given={name: value for name, value in given.items() if name in of_strategy},
+        file=load_file(Path(strategy)) if is_file else None,
         **{name: value for name, value in given.items() if name in own},
     )
 

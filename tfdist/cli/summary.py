@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tfdist.cluster.spec import Task, Topology
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_spec import StrategySpec, spec_of
-from tfdist.gradients.rule import rule_from
 from tfdist.launch.plan import JobPlan, TaskPlan
 
 __all__ = ["commands", "note", "table"]
@@ -81,7 +82,9 @@ def _rows(
     spec = spec_of(config.strategy)
     why = resolved.reasons.get("strategy")
     described = dict(
-        spec.describe(config) if spec.describe else {"update mode": rule_from(config).in_words}
+        spec.describe(config)
+        if spec.describe
+        else {"update mode": config.part(GradientOptions).in_words}
     )
     first = next(iter(described))
     return [
@@ -101,7 +104,7 @@ def _rows_of_devices(
     config = resolved.config
     if spec.has_stages:
         count = 1 if plan.cluster is None else len(list(plan.cluster.tasks()))
-        alone = f"{config.devices or config.stages or 1} of one process"
+        alone = f"{config.devices or config.part(PipelineOptions).stages or 1} of one process"
         return [("devices", f"those of {count} tasks" if count > 1 else alone)]
     tasks = _training(plan, spec.has_servers)
     each = _devices_each(plan, resolved, spec, gpus)

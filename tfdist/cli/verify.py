@@ -53,7 +53,7 @@ def verify(
         place = Path(folder)
         shared = {"script": script, "args": tuple(args or ()), "steps": steps}
         with console.status("one process …"):
-            one = _observe(StrategyConfig(strategy="single"), 1, place / "one", shared)
+            one = _observe(StrategyConfig.of(strategy="single"), 1, place / "one", shared)
         config, tasks = _many(strategy, processes)
         parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
         with console.status(f"{parts} ({strategy}) …"):
@@ -86,8 +86,8 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
             f"and here nothing can be compared. Choose {', '.join(others)} or {last}."
         )
     if by == "devices":
-        return StrategyConfig(strategy=strategy, devices=processes), 1
-    config = StrategyConfig(strategy=strategy, processes=processes)
+        return StrategyConfig.of(strategy=strategy, devices=processes), 1
+    config = StrategyConfig.of(strategy=strategy, processes=processes)
     planning.check_runnable(config)
     return config, processes
 

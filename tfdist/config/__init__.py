@@ -1,7 +1,22 @@
 from tfdist.utils.lazy import lazy_attributes
 
-__all__ = ["STRATEGIES", "StrategyConfig"]
+__all__ = [
+    "STRATEGIES",
+    "GradientOptions",
+    "HorovodOptions",
+    "PipelineOptions",
+    "ServerOptions",
+    "StrategyConfig",
+]
 
 __getattr__, __dir__ = lazy_attributes(
-    __all__, dict.fromkeys(__all__, "tfdist.config.strategy_config")
+    __all__,
+    {
+        "STRATEGIES": "tfdist.config.strategy_config",
+        "GradientOptions": "tfdist.config.gradient_options",
+        "HorovodOptions": "tfdist.config.horovod_options",
+        "PipelineOptions": "tfdist.config.pipeline_options",
+        "ServerOptions": "tfdist.config.server_options",
+        "StrategyConfig": "tfdist.config.strategy_config",
+    },
 )

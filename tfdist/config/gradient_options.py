@@ -1,25 +1,31 @@
-"""The options of gradient updates on the collectives, and what conflicts with them."""
+"""The gradient rule: what happens to gradients between their computation and the optimizer."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Literal
 
-from tfdist.config.strategy_spec import Refusal
+import msgspec
+
+from tfdist.config.option import About, NonNegative, Positive, Size, listed
+from tfdist.config.update_options import UpdateOptions
 from tfdist.errors import ConfigError
-from tfdist.utils.validation import check_choice, check_number, check_range
 
 __all__ = [
     "CLIPPINGS",
     "COMPRESSIONS",
     "LR_RULES",
-    "NO_EXCHANGE",
-    "ON_ONE_REPLICA",
-    "check",
-    "check_ranges",
+    "OF_EXCHANGE",
+    "PLAIN",
+    "Clipping",
+    "Compression",
+    "GradientOptions",
+    "LrRule",
 ]
 
-#: In what gradients are sent.
-COMPRESSIONS: dict[str, str] = {
+#: The forms in which gradients travel.
+Compression = Literal["none", "fp16", "bf16", "int8", "topk", "randomk", "powersgd"]
+COMPRESSIONS: dict[Compression, str] = {
     "none": "as they are",
     "fp16": "as float16, scaled, added up in float32",
     "bf16": "as bfloat16, added up in float32",
@@ -29,126 +35,233 @@ COMPRESSIONS: dict[str, str] = {
     "powersgd": "as products of thin matrices (--rank)",
 }
 
-#: Where the optimizer's `clipnorm`, `global_clipnorm` and `clipvalue` act.
-CLIPPINGS: dict[str, str] = {
+#: The places where the optimizer's `clipnorm`, `global_clipnorm` and `clipvalue` act.
+Clipping = Literal["after", "before"]
+CLIPPINGS: dict[Clipping, str] = {
     "after": "on the average of all replicas, as on one device",
     "before": "on each replica's own gradients",
 }
 
-#: How the learning rate follows a larger global batch.
-LR_RULES: dict[str, str] = {
+#: The ways in which the learning rate follows a larger global batch.
+LrRule = Literal["none", "linear", "sqrt"]
+LR_RULES: dict[LrRule, str] = {
     "none": "not at all",
     "linear": "in proportion (Goyal et al. 2017)",
     "sqrt": "with the square root (Krizhevsky 2014)",
 }
 
-#: Options that say something in one mode only.
-_OF_LOCAL = ("period", "sync_steps", "outer_momentum", "outer_lr", "average_state")
-
 #: Options of strategies whose replicas exchange gradients.
-_OF_EXCHANGE = ("compression", "ratio", "rank", "bucket_mb", "clip", *_OF_LOCAL)
-
-#: Options that make sense on one replica.
-ON_ONE_REPLICA = ("accumulate", "lr_rule", "base_batch", "lr_warmup", "report")
-
-#: What strategies without an exchange of gradients do not have.
-NO_EXCHANGE = Refusal(
-    names=_OF_EXCHANGE,
-    instead="multi_worker",
-    why=", whose replicas exchange no gradients.",
+OF_EXCHANGE = (
+    *("compression", "ratio", "rank", "bucket_mb", "clip"),
+    *("period", "sync_steps", "outer_momentum", "outer_lr", "average_state"),
 )
 
-
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that say how gradients become updates.
-
-    Raises:
-        ConfigError: if one conflicts with another.
-    """
-    _check_modes(config)
-    _check_sizes(config)
+_PANEL = "Gradient updates (mirrored, multi_worker, horovod)"
+_LOCAL = "Options of --mode local"
 
 
-def check_ranges(config: Any) -> None:
-    """Checks each option by itself.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GradientOptions(UpdateOptions):
+    """What happens between "the gradients are computed" and "the optimizer applies them"."""
 
-    Raises:
-        ConfigError: if a value is out of range.
-    """
-    check_choice("compression", config.compression, COMPRESSIONS)
-    check_choice("clip", config.clip, CLIPPINGS)
-    check_choice("lr_rule", config.lr_rule, LR_RULES)
-    check_number("accumulate", config.accumulate, 1, "It counts batches of one update.")
-    check_number("period", config.period, 1, "It counts steps between two averages.")
-    check_number("sync_steps", config.sync_steps, 0)
-    check_number("rank", config.rank, 1)
-    check_number("lr_warmup", config.lr_warmup, 0, "It counts updates.")
-    if config.base_batch is not None:
-        check_number("base_batch", config.base_batch, 1, "It counts examples.")
-    part = "It is the part of the gradients that is sent."
-    check_range("ratio", config.ratio, above=0, most=1, why=part)
-    check_range("outer_lr", config.outer_lr, above=0, why="1 takes the average itself.")
-    check_range("outer_momentum", config.outer_momentum, least=0, below=1)
-    if config.bucket_mb is not None:
-        why = "It is a size in MiB."
-        check_range("bucket_mb", config.bucket_mb, above=0, most=2**20, why=why)
+    accumulate: Annotated[
+        Positive,
+        About(
+            "Batches whose gradients are added up for one update.",
+            _PANEL,
+            why="It counts batches of one update.",
+        ),
+    ] = 1
+    compression: Annotated[
+        Compression, About(f"How gradients travel. {listed(COMPRESSIONS)}", _PANEL)
+    ] = "none"
+    ratio: Annotated[
+        Annotated[float, msgspec.Meta(gt=0, le=1)],
+        About(
+            "With topk and randomk: the part of the gradients that is sent.",
+            _PANEL,
+            why="It is the part of the gradients that is sent.",
+        ),
+    ] = 0.01
+    rank: Annotated[Positive, About("With powersgd: the width of the thin matrices.", _PANEL)] = 4
+    bucket_mb: Annotated[
+        Size | None,
+        About(
+            "MiB of gradients that are exchanged together, while others are computed.",
+            _PANEL,
+            shown="all at once",
+            why="It is a size in MiB.",
+        ),
+    ] = None
+    clip: Annotated[
+        Clipping, About(f"Where the optimizer's clipping acts. {listed(CLIPPINGS)}", _PANEL)
+    ] = "after"
+    lr_rule: Annotated[
+        LrRule,
+        About(
+            f"How the learning rate follows the examples of an update. {listed(LR_RULES)}", _PANEL
+        ),
+    ] = "none"
+    base_batch: Annotated[
+        Positive | None,
+        About(
+            "With --lr-rule: examples of an update for which the rate was chosen.",
+            _PANEL,
+            why="It counts examples.",
+        ),
+    ] = None
+    lr_warmup: Annotated[
+        NonNegative,
+        About(
+            "With --lr-rule: updates in which the factor grows from 1.",
+            _PANEL,
+            why="It counts updates.",
+        ),
+    ] = 0
+    report: Annotated[
+        bool, About("Measure where the time of a step goes, and what it sends.", _PANEL)
+    ] = False
+    period: Annotated[
+        Positive,
+        About(
+            "Steps of a replica between two averages.",
+            _LOCAL,
+            why="It counts steps between two averages.",
+            mode="local",
+        ),
+    ] = 8
+    sync_steps: Annotated[
+        NonNegative, About("Synchronous steps at the beginning.", _LOCAL, mode="local")
+    ] = 0
+    outer_momentum: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, lt=1)],
+        About("Nesterov momentum of the averaged change, as in DiLoCo.", _LOCAL, mode="local"),
+    ] = 0.0
+    outer_lr: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)],
+        About(
+            "Factor of the averaged change.",
+            _LOCAL,
+            why="1 takes the average itself.",
+            mode="local",
+        ),
+    ] = 1.0
+    average_state: Annotated[
+        bool, About("Average the optimizer's state with the weights.", _LOCAL, mode="local")
+    ] = False
 
+    @property
+    def delay(self) -> int:
+        """Updates between a gradient's step and its application."""
+        if self.mode != "stale":
+            return 0
+        return 1 if self.staleness is None else self.staleness
 
-def _check_modes(config: Any) -> None:
-    """Options of one mode under another say nothing, and two ways to reduce conflict."""
-    if config.mode != "local":
-        for name in _OF_LOCAL:
-            _refuse_unless_default(config, name, "local")
-    if config.mode != "stale":
-        for name in ("staleness", "on_stale"):
-            _refuse_unless_default(config, name, "stale")
-    if config.on_stale == "drop":
-        raise ConfigError(
-            f"on_stale='drop' conflicts with strategy={config.strategy!r}: its gradients are all "
-            "equally late, so none is dropped. Choose 'wait', or 'damp' for smaller steps."
-        )
-    if config.reduction == "adasum" and config.mode != "sync":
-        raise ConfigError(
-            f"mode={config.mode!r} conflicts with reduction='adasum', which combines the gradients "
-            "of one step. Choose reduction='mean' or mode='sync'."
-        )
+    @property
+    def damp(self) -> bool:
+        """Whether the step of a late gradient is divided by its staleness."""
+        return self.on_stale == "damp"
 
+    @property
+    def bucket_bytes(self) -> int | None:
+        """Bytes of gradients that are exchanged together; None means all."""
+        return None if self.bucket_mb is None else round(self.bucket_mb * 2**20)
 
-def _refuse_unless_default(config: Any, name: str, mode: str) -> None:
-    value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-    if value != default:
-        raise ConfigError(
-            f"{name}={value!r} conflicts with mode={config.mode!r}: it is an option of "
-            f"mode={mode!r}. Choose mode={mode!r}, or leave {name} out."
-        )
+    @property
+    def periodic(self) -> bool:
+        """Whether the replicas' weights differ between two averages."""
+        return self.mode == "local"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients are averaged as they are and applied at once."""
+        if self.periodic or self.delay:
+            return False
+        return dataclasses.replace(self, mode="sync", staleness=None, on_stale="wait") == PLAIN
 
-def _check_sizes(config: Any) -> None:
-    for name, kinds in (("ratio", ("topk", "randomk")), ("rank", ("powersgd",))):
-        default = type(config).__dataclass_fields__[name].default
-        if getattr(config, name) != default and config.compression not in kinds:
+    @property
+    def remembers(self) -> bool:
+        """Whether gradients of one step have an effect in later ones."""
+        own = ("none", "bf16", "fp16")
+        late = self.periodic or self.delay > 0
+        return late or self.accumulate > 1 or self.compression not in own
+
+    @property
+    def in_words(self) -> str:
+        """The rule in a line, for the user."""
+        late = "" if self.delay == 1 else "s"
+        words = {
+            "sync": "sync",
+            "stale": f"stale (gradients are applied {self.delay} update{late} late)",
+            "local": f"local (each replica's own weights, averaged every {self.period} updates)",
+        }
+        parts = [words[self.mode]]
+        if self.periodic and self.sync_steps:
+            parts.append(f"after {self.sync_steps} synchronous updates")
+        if self.periodic and self.outer_momentum:
+            parts.append(f"outer momentum {self.outer_momentum:g}")
+        if self.accumulate > 1:
+            parts.append(f"{self.accumulate} batches an update")
+        if self.compression != "none":
+            parts.append(f"{self.compression} compression")
+        if self.clip == "before":
+            parts.append("clipped before the exchange")
+        return ", ".join(parts)
+
+    @property
+    def described(self) -> str:
+        """The parts that the state of an exchange depends on, as of a checkpoint."""
+        parts: list[str] = [self.mode]
+        if self.accumulate > 1:
+            parts.append(f"accumulate={self.accumulate}")
+        if self.compression != "none":
+            parts.append(f"compression={self.compression}")
+        if self.compression == "powersgd":
+            parts.append(f"rank={self.rank}")
+        return " ".join(parts)
+
+    def check(self) -> None:
+        """Refuses options that conflict; see `Options.check`."""
+        super().check()
+        if self.mode == "async":
             raise ConfigError(
-                f"{name}={getattr(config, name)!r} conflicts with "
-                f"compression={config.compression!r}: it is an option of {' and '.join(kinds)}. "
-                f"Choose compression={kinds[0]!r}, or leave {name} out."
+                "mode='async' needs parameter servers, and replicas that exchange gradients have "
+                "none. Choose mode='sync', 'stale' or 'local'."
             )
-    if config.bucket_mb is not None and config.compression != "none":
-        raise ConfigError(
-            f"bucket_mb={config.bucket_mb} conflicts with compression={config.compression!r}, "
-            "which sends all gradients together. Leave one of them out."
-        )
-    if config.bucket_mb is not None and config.groups is not None:
-        raise ConfigError(
-            f"bucket_mb={config.bucket_mb} conflicts with groups={config.groups}: both say how "
-            "gradients are divided. Leave one of them out."
-        )
-    if config.lr_rule != "none" and config.base_batch is None:
-        raise ConfigError(
-            f"lr_rule={config.lr_rule!r} needs base_batch, the number of examples of an update for "
-            "which the learning rate was chosen."
-        )
-    if config.lr_rule == "none" and (config.base_batch is not None or config.lr_warmup):
-        raise ConfigError(
-            "base_batch and lr_warmup are options of lr_rule, which is 'none'. Choose "
-            "lr_rule='linear' or 'sqrt', or leave them out."
-        )
+        if self.on_stale == "drop":
+            raise ConfigError(
+                "on_stale='drop' needs parameter servers: gradients that replicas exchange are "
+                "all equally late, so none is dropped. Choose 'wait', or 'damp' for smaller steps."
+            )
+        self._check_compression()
+        self._check_learning_rate()
+
+    def _check_compression(self) -> None:
+        for name, kinds in (("ratio", ("topk", "randomk")), ("rank", ("powersgd",))):
+            if self.is_set(name) and self.compression not in kinds:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} conflicts with "
+                    f"compression={self.compression!r}: it is an option of {' and '.join(kinds)}. "
+                    f"Choose compression={kinds[0]!r}, or leave {name} out."
+                )
+        if self.bucket_mb is not None and self.compression != "none":
+            raise ConfigError(
+                f"bucket_mb={self.bucket_mb:g} conflicts with compression={self.compression!r}, "
+                "which sends all gradients together. Leave one of them out."
+            )
+
+    def _check_learning_rate(self) -> None:
+        if self.lr_rule != "none" and self.base_batch is None:
+            raise ConfigError(
+                f"lr_rule={self.lr_rule!r} needs base_batch, the number of examples of an update "
+                "for which the learning rate was chosen."
+            )
+        if self.lr_rule == "none" and (self.base_batch is not None or self.lr_warmup):
+            raise ConfigError(
+                "base_batch and lr_warmup are options of lr_rule, which is 'none'. Choose "
+                "lr_rule='linear' or 'sqrt', or leave them out."
+            )
+
+
+#: The rule by which gradients are averaged as they are and applied at once.
+PLAIN = GradientOptions()

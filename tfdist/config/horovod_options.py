@@ -1,29 +1,26 @@
-"""The options of Horovod, what conflicts with them, and the variables that Horovod reads."""
+"""The options of Horovod, and the variables by which it is told of them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Literal
 
-from tfdist.errors import ConfigError
-from tfdist.utils.validation import (
-    LONGEST_SECONDS,
-    check_choice,
-    check_number,
-    check_range,
-)
+import msgspec
 
-__all__ = ["REDUCTIONS", "check", "check_ranges", "variables"]
+from tfdist.config.option import About, Positive, listed
+from tfdist.config.timeline_options import TimelineOptions
+from tfdist.utils.validation import LONGEST_SECONDS
 
-#: How the replicas' gradients become one.
-REDUCTIONS: dict[str, str] = {
+__all__ = ["REDUCTIONS", "HorovodOptions", "Reduction", "defaults", "variables"]
+
+#: The ways in which the replicas' gradients become one.
+Reduction = Literal["mean", "adasum"]
+REDUCTIONS: dict[Reduction, str] = {
     "mean": "their mean over the examples",
     "adasum": "Adasum (arXiv:2006.02924), which adds orthogonal gradients and averages parallel "
     "ones; 2, 4, 8, ... processes",
 }
-
-#: Seconds that a tensor may wait for a rank, unless an option says it.
-STALL_TIMEOUT = 600.0
 
 #: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
 #: is most of what a small all-reduce costs; see docs/horovod.md.
@@ -32,54 +29,72 @@ DEFAULT_CYCLE_MS = 0.3
 #: Seconds after which Horovod names the ranks that a tensor waits for.
 _STALL_WARNING = 60
 
-
-def check_ranges(config: Any) -> None:
-    """Checks each option by itself.
-
-    Raises:
-        ConfigError: if a value is out of range.
-    """
-    check_choice("reduction", config.reduction, REDUCTIONS)
-    if config.fusion_mb is not None:
-        check_range("fusion_mb", config.fusion_mb, least=0, most=2**20, why="It is in MiB.")
-    if config.cycle_ms is not None:
-        check_range("cycle_ms", config.cycle_ms, least=0)
-    check_range("stall_timeout", config.stall_timeout, least=0, most=LONGEST_SECONDS)
-    if config.groups is not None:
-        check_number("groups", config.groups, 1)
+_PANEL = "Options of horovod"
 
 
-def variables(config: Any) -> Mapping[str, str]:
-    """The environment variables by which Horovod is told of the options.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HorovodOptions(TimelineOptions):
+    """How Horovod reduces gradients, and when it gives up."""
 
-    Args:
-        config: a `StrategyConfig` of strategy `horovod`.
+    reduction: Annotated[
+        Reduction, About(f"What the gradients become: {listed(REDUCTIONS)}", _PANEL)
+    ] = "mean"
+    groups: Annotated[
+        Positive | None,
+        About(
+            "Groups of gradients; each is exchanged as soon as it is complete.", _PANEL, shown="1"
+        ),
+    ] = None
+    fusion_mb: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=2**20)] | None,
+        About(
+            "MiB of tensors that are sent as one (HOROVOD_FUSION_THRESHOLD).",
+            _PANEL,
+            shown="128",
+            why="It is in MiB.",
+        ),
+    ] = None
+    cycle_ms: Annotated[
+        Annotated[float, msgspec.Meta(ge=0)] | None,
+        About(
+            "Milliseconds between two looks for tensors that are ready (HOROVOD_CYCLE_TIME).",
+            _PANEL,
+            shown=str(DEFAULT_CYCLE_MS),
+        ),
+    ] = None
+    hierarchical: Annotated[
+        bool, About("All-reduce within each host first, by NCCL, then between the hosts.", _PANEL)
+    ] = False
+    autotune: Annotated[
+        bool, About("Let Horovod try out its settings while it trains.", _PANEL)
+    ] = False
+    stall_timeout: Annotated[
+        Annotated[float, msgspec.Meta(ge=0, le=LONGEST_SECONDS)],
+        About("Seconds that a tensor may wait for a rank before the job ends.", _PANEL),
+    ] = 600.0
 
-    Returns:
-        Those that an option gives, by name.
-    """
+
+def variables(options: HorovodOptions) -> Mapping[str, str]:
+    """The environment variables by which Horovod is told of the options that are set."""
     given: dict[str, str] = {}
-    if config.fusion_mb is not None:
-        given["HOROVOD_FUSION_THRESHOLD"] = str(int(config.fusion_mb * 2**20))
-    if config.cycle_ms is not None:
-        given["HOROVOD_CYCLE_TIME"] = str(config.cycle_ms)
-    if config.hierarchical:
+    if options.fusion_mb is not None:
+        given["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_mb * 2**20))
+    if options.cycle_ms is not None:
+        given["HOROVOD_CYCLE_TIME"] = str(options.cycle_ms)
+    if options.hierarchical:
         given["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
-    if config.autotune:
+    if options.autotune:
         given["HOROVOD_AUTOTUNE"] = "1"
-    if config.timeline is not None:
-        given["HOROVOD_TIMELINE"] = str(config.timeline)
-    if config.stall_timeout != STALL_TIMEOUT:
-        given.update(_stall(config.stall_timeout))
+    if options.timeline is not None:
+        given["HOROVOD_TIMELINE"] = options.timeline
+    if options.is_set("stall_timeout"):
+        given.update(_stall(options.stall_timeout))
     return given
 
 
 def defaults() -> Mapping[str, str]:
-    """What tfdist sets where neither an option nor the user's environment does."""
-    return {
-        "HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS),
-        **_stall(STALL_TIMEOUT),
-    }
+    """The variables that tfdist sets where neither an option nor the user's environment does."""
+    return {"HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS), **_stall(HorovodOptions.stall_timeout)}
 
 
 def _stall(seconds: float) -> dict[str, str]:
@@ -89,21 +104,3 @@ def _stall(seconds: float) -> dict[str, str]:
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(min(_STALL_WARNING, whole // 2)),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(whole),
     }
-
-
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that belong to Horovod.
-
-    Raises:
-        ConfigError: if one conflicts with another.
-    """
-    if config.reduction == "adasum" and config.processes & (config.processes - 1):
-        raise ConfigError(
-            f"reduction='adasum' combines gradients in pairs, and processes={config.processes} is "
-            "no power of two. Start 2, 4, 8, ... processes, or choose reduction='mean'."
-        )
-    if config.reduction == "adasum" and config.compression != "none":
-        raise ConfigError(
-            f"compression={config.compression!r} conflicts with reduction='adasum'. Leave one of "
-            "them out."
-        )

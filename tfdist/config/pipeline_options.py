@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Literal
 
+from tfdist.config.option import About, Positive, Seconds, listed
+from tfdist.config.timeline_options import TimelineOptions
 from tfdist.errors import ConfigError
-from tfdist.utils.validation import (
-    LONGEST_SECONDS,
-    check_choice,
-    check_number,
-    check_range,
-)
 
-__all__ = ["SCHEDULES", "STAGE_TIMEOUT", "check", "check_ranges", "replicas_of"]
+__all__ = ["SCHEDULES", "PipelineOptions", "Schedule", "replicas_of"]
 
 #: The schedules, in a few words each: GPipe (arXiv:1811.06965), PipeDream-Flush and 2BW
 #: (arXiv:2006.09503), Megatron-LM's interleaved 1F1B (arXiv:2104.04473), PipeDream
 #: (arXiv:1806.03377).
-SCHEDULES: dict[str, str] = {
+Schedule = Literal["gpipe", "1f1b", "interleaved", "pipedream", "2bw"]
+SCHEDULES: dict[Schedule, str] = {
     "gpipe": "all forwards, then all backwards",
     "1f1b": "one forward, one backward in turn; holds fewer activations",
     "interleaved": "1f1b with several parts of the model a device (--virtual)",
@@ -25,23 +23,74 @@ SCHEDULES: dict[str, str] = {
     "2bw": "no flush between batches, on weights one update late",
 }
 
-#: Seconds that a stage waits for another, unless an option says it.
-STAGE_TIMEOUT = 600.0
+_PANEL = "Options of pipeline"
 
 
-def check_ranges(config: Any) -> None:
-    """Checks each option by itself.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineOptions(TimelineOptions):
+    """How a model is cut into stages, and in which order these compute."""
 
-    Raises:
-        ConfigError: if a value is out of range.
-    """
-    check_choice("schedule", config.schedule, SCHEDULES)
-    for name in ("stages", "microbatches"):
-        if getattr(config, name) is not None:
-            check_number(name, getattr(config, name), 1)
-    check_number("virtual", config.virtual, 1, "It counts the parts of the model on each device.")
-    most = LONGEST_SECONDS
-    check_range("stage_timeout", config.stage_timeout, above=0, most=most, why="It is in seconds.")
+    stages: Annotated[
+        Positive | None,
+        About(
+            "Devices of a replica of the pipeline; more devices make more replicas.",
+            _PANEL,
+            shown="all devices",
+        ),
+    ] = None
+    microbatches: Annotated[
+        Positive | None,
+        About(
+            "Parts of a batch that follow each other through the stages.",
+            _PANEL,
+            shown="4 for each device",
+        ),
+    ] = None
+    schedule: Annotated[Schedule, About(f"The order of the steps. {listed(SCHEDULES)}", _PANEL)] = (
+        "1f1b"
+    )
+    virtual: Annotated[
+        Positive,
+        About(
+            "With --schedule interleaved: parts of the model on each device.",
+            _PANEL,
+            why="It counts the parts of the model on each device.",
+        ),
+    ] = 1
+    cuts: Annotated[
+        str | None,
+        About(
+            "The layers that all stages but the first begin with, separated by commas.",
+            _PANEL,
+            shown="by measurement",
+            example='"dense2,…"',
+        ),
+    ] = None
+    recompute: Annotated[
+        bool,
+        About(
+            "Run forward passes again in backward passes instead of keeping activations.", _PANEL
+        ),
+    ] = False
+    vertical_sync: Annotated[
+        bool,
+        About(
+            "With --schedule pipedream: all stages use the first one's version of the weights.",
+            _PANEL,
+        ),
+    ] = False
+    stage_timeout: Annotated[
+        Seconds,
+        About("Seconds that a stage may wait for another.", _PANEL, why="It is in seconds."),
+    ] = 600.0
+
+    def check(self) -> None:
+        """Refuses options that conflict; see `Options.check`."""
+        if self.vertical_sync and self.schedule != "pipedream":
+            raise ConfigError(
+                f"vertical_sync conflicts with schedule={self.schedule!r}: it is an option of "
+                "'pipedream'. Choose that, or leave vertical_sync out."
+            )
 
 
 def replicas_of(devices: int, stages: int) -> int:
@@ -57,24 +106,3 @@ def replicas_of(devices: int, stages: int) -> int:
             "multiple of devices: each replica of the pipeline has one for each stage."
         )
     return replicas
-
-
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that belong to pipelines.
-
-    Raises:
-        ConfigError: if one conflicts with another.
-    """
-    if config.processes > 1 and (config.devices or 1) > 1:
-        raise ConfigError(
-            f"devices={config.devices} conflicts with processes={config.processes}: each process "
-            "of a pipeline gives its GPUs, or its CPU. Leave devices out, or processes."
-        )
-    count = config.processes if config.processes > 1 else config.devices
-    if config.stages is not None and count is not None:
-        replicas_of(count, config.stages)
-    if config.vertical_sync and config.schedule != "pipedream":
-        raise ConfigError(
-            f"vertical_sync conflicts with schedule={config.schedule!r}: it is an option of "
-            "'pipedream'. Choose that, or leave vertical_sync out."
-        )

@@ -8,9 +8,7 @@ or a file is an error.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tfdist import environment
@@ -18,10 +16,11 @@ from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.base import Surroundings
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.structure import read
-from tfdist.config.strategy_config import StrategyConfig, check_option
+from tfdist.config.strategy_config import StrategyConfig, accepted
+from tfdist.config.strategy_file import StrategyFile
 from tfdist.errors import ConfigError
 
-__all__ = ["Resolved", "load_file", "read_toml", "resolve"]
+__all__ = ["Resolved", "resolve"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Resolved:
 
     def said(self, name: str) -> str:
         """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
-        place, value = self.reasons[name], getattr(self.config, name)
+        place, value = self.reasons[name], self.config.value(name)
         return f"{place} {value}" if place.startswith("--") else f"{name}={value!r} of {place}"
 
 
 def resolve(
     flags: Mapping[str, object],
-    file: Path | None = None,
+    file: StrategyFile | None = None,
     environ: Mapping[str, str] | None = None,
     gpus: int = 0,
 ) -> Resolved:
@@ -54,7 +53,7 @@ def resolve(
 
     Args:
         flags: options by name as the command line or the caller gave them; None means not given.
-        file: a strategy file in TOML.
+        file: a strategy file.
         environ: environment variables; by default the process's own.
         gpus: number of GPUs that this machine has.
 
@@ -62,62 +61,21 @@ def resolve(
         ConfigError: for an unknown option, a conflict, or a value of a wrong type or out of range.
             If there is a file, the message begins with it.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
-    for name, value in given.items():
-        check_option(name, value)
-    written = {} if file is None else load_file(file)
+    given = {name: accepted(name, value) for name, value in flags.items() if value is not None}
+    written: Mapping[str, Any] = {} if file is None else file.values
     values: dict[str, Any] = {**written, **given}
-    reasons = {name: str(file) for name in written} | {name: _flag(name) for name in given}
+    reasons = {name: str(file.path) for name in written} if file is not None else {}
+    reasons |= {name: _flag(name) for name in given}
     overridden = {n: value for n, value in written.items() if n in given and given[n] != value}
     if values.get("strategy", "auto") == "auto":
         values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
     try:
-        return Resolved(StrategyConfig(**values), reasons, overridden)
+        return Resolved(StrategyConfig.of(**values), reasons, overridden)
     except ConfigError as error:
         if file is None:
             raise
         others = f" with {', '.join(map(_flag, given))}" if given else ""
-        raise ConfigError(f"{file}{others}: {error}") from error
-
-
-def load_file(path: Path) -> dict[str, Any]:
-    """Reads a strategy file.
-
-    Args:
-        path: a TOML file whose keys are the options of `StrategyConfig`.
-
-    Raises:
-        ConfigError: if it cannot be read, is not TOML, has an unknown key, or a value of a wrong
-            type.
-    """
-    content = read_toml(path)
-    if "device_map" in content:
-        raise ConfigError(
-            f"{path}: [device_map] is not an option of a strategy. It says where "
-            f"`tfdist.place(model, {str(path)!r})` puts layers, which the script calls itself. Run "
-            "the script with --strategy single, or with a file that holds options only."
-        )
-    for name, value in content.items():
-        try:
-            check_option(name, value)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
-    return content
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Reads a TOML file, whatever is in it.
-
-    Raises:
-        ConfigError: if it cannot be read or is not TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"Cannot read the file {str(path)!r}: {error.strerror}.") from error
-    # Whole numbers of thousands of digits are a plain ValueError, and deep nests recurse.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The file {str(path)!r} is not valid TOML: {error}.") from error
+        raise ConfigError(f"{file.path}{others}: {error}") from error
 
 
 def _flag(name: str) -> str:

@@ -1,87 +1,91 @@
-"""The options of the parameter server, and what conflicts with them."""
+"""The update rule of parameter servers, and how weights lie and travel there."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Annotated, Literal
 
+import msgspec
+
+from tfdist.config.option import About, NonNegative, Positive
+from tfdist.config.update_options import UpdateOptions
 from tfdist.errors import ConfigError
-from tfdist.utils.validation import check_choice, check_number, check_range
 
-__all__ = ["ON_STALE", "STEP_TIMEOUT", "WIRE_DTYPES", "check", "check_ranges"]
+__all__ = ["WIRE_DTYPES", "ServerOptions", "WireDtype"]
 
-#: What happens to a gradient that would be staler than `staleness`.
-ON_STALE: dict[str, str] = {
-    "wait": "fast workers wait, so that none is",
-    "drop": "it is discarded and counted",
-    "damp": "each gradient's step is divided by its staleness; no bound",
-}
+#: The types in which floating-point tensors may cross the network.
+WireDtype = Literal["float32", "bfloat16", "float16"]
+WIRE_DTYPES: tuple[WireDtype, ...] = ("float32", "bfloat16", "float16")
 
-#: Types in which floating-point tensors may cross the network.
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
-
-#: Seconds that a worker may take for a step.
-STEP_TIMEOUT = 600.0
+_PANEL = "Options of parameter_server"
 
 
-def check(config: Any) -> None:
-    """Checks the options of a `StrategyConfig` that belong to the parameter server.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerOptions(UpdateOptions):
+    """When a gradient becomes an update of weights on servers, and how both travel."""
 
-    Raises:
-        ConfigError: if one conflicts with another.
-    """
-    _check_staleness(config)
-    _check_backup(config)
+    ps: Annotated[
+        Positive,
+        About(
+            "Parameter servers, besides -n workers and a chief.",
+            _PANEL,
+            why="There must be a parameter server to hold the weights.",
+        ),
+    ] = 1
+    backup_workers: Annotated[
+        NonNegative,
+        About("With --mode sync: gradients of an update that need not be waited for.", _PANEL),
+    ] = 0
+    wire_dtype: Annotated[
+        WireDtype,
+        About(f"Type in which weights and gradients are sent: {', '.join(WIRE_DTYPES)}.", _PANEL),
+    ] = "float32"
+    min_shard_bytes: Annotated[
+        Positive, About("Least size of a part of a split variable.", _PANEL, shown="1 MiB")
+    ] = 1 << 20
+    max_shards: Annotated[
+        Positive | None,
+        About(
+            "Most parts of a variable.",
+            _PANEL,
+            shown="as many as servers",
+            why="1 splits no variable.",
+        ),
+    ] = None
+    step_timeout: Annotated[
+        Annotated[float, msgspec.Meta(gt=0)],
+        About(
+            "Seconds after which a step is taken from a worker that has not ended it.",
+            _PANEL,
+            why="It is in seconds.",
+        ),
+    ] = 600.0
 
+    def parts(self, workers: int) -> int:
+        """Into how many parts a global batch is split."""
+        return workers if self.mode == "sync" else 1
 
-def check_ranges(config: Any) -> None:
-    """Checks each option by itself.
+    def needed(self, workers: int) -> int:
+        """Parts whose gradients make an update."""
+        return self.parts(workers) - self.backup_workers
 
-    Raises:
-        ConfigError: if a value is out of range.
-    """
-    check_number("ps", config.ps, 1, "There must be a parameter server to hold the weights.")
-    if config.staleness is not None:
-        check_number("staleness", config.staleness, 0, "It counts updates.")
-    check_number("backup_workers", config.backup_workers, 0)
-    check_number("min_shard_bytes", config.min_shard_bytes, 1)
-    if config.max_shards is not None:
-        check_number("max_shards", config.max_shards, 1, "1 splits no variable.")
-    check_range("step_timeout", config.step_timeout, above=0, why="It is in seconds.")
-    check_choice("on_stale", config.on_stale, ON_STALE)
-    check_choice("wire_dtype", config.wire_dtype, WIRE_DTYPES)
-
-
-def _check_staleness(config: Any) -> None:
-    if config.mode == "stale" and config.staleness is None and config.on_stale != "damp":
-        raise ConfigError(
-            f"mode='stale' with on_stale={config.on_stale!r} needs a bound. Give staleness, the "
-            "number of updates that may come between the read of the weights and their gradient's "
-            "own, such as 4."
-        )
-    given = "staleness" if config.staleness is not None else "on_stale"
-    if config.mode != "stale" and (config.staleness is not None or config.on_stale != "wait"):
-        raise ConfigError(
-            f"{given}={getattr(config, given)!r} conflicts with mode={config.mode!r}. Choose "
-            f"mode='stale', or leave {given} out."
-        )
-    if config.on_stale == "damp" and config.staleness is not None:
-        raise ConfigError(
-            f"staleness={config.staleness} conflicts with on_stale='damp', which bounds no "
-            "gradient but divides its step by its staleness. Leave staleness out, or choose "
-            "on_stale='wait' or 'drop'."
-        )
-
-
-def _check_backup(config: Any) -> None:
-    if not config.backup_workers:
-        return
-    if config.mode != "sync":
-        raise ConfigError(
-            f"backup_workers={config.backup_workers} conflicts with mode={config.mode!r}: only "
-            "mode='sync' waits for several gradients before an update."
-        )
-    if config.backup_workers >= config.processes:
-        raise ConfigError(
-            f"backup_workers={config.backup_workers} leaves none of the {config.processes} "
-            "workers' gradients for an update. Give fewer, or more workers (-n)."
-        )
+    def check(self) -> None:
+        """Refuses options that conflict; see `Options.check`."""
+        super().check()
+        if self.mode == "stale" and self.staleness is None and self.on_stale != "damp":
+            raise ConfigError(
+                f"mode='stale' with on_stale={self.on_stale!r} needs a bound. Give staleness, the "
+                "number of updates that may come between the read of the weights and their "
+                "gradient's own, such as 4."
+            )
+        if self.on_stale == "damp" and self.staleness is not None:
+            raise ConfigError(
+                f"staleness={self.staleness} conflicts with on_stale='damp', which bounds no "
+                "gradient but divides its step by its staleness. Leave staleness out, or choose "
+                "on_stale='wait' or 'drop'."
+            )
+        if self.backup_workers and self.mode != "sync":
+            raise ConfigError(
+                f"backup_workers={self.backup_workers} conflicts with mode={self.mode!r}: only "
+                "mode='sync' waits for several gradients before an update."
+            )

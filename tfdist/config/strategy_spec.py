@@ -15,10 +15,12 @@ from importlib import metadata
 from typing import Any, Literal
 
 from tfdist.cluster.spec import ClusterUse, Topology
+from tfdist.config.gradient_options import OF_EXCHANGE, GradientOptions
+from tfdist.config.option import Options, options_of
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import check_choice
 
-__all__ = ["Refusal", "StrategySpec", "having", "resolve_path", "spec_of", "specs"]
+__all__ = ["NO_EXCHANGE", "Refusal", "StrategySpec", "having", "resolve_path", "spec_of", "specs"]
 
 #: The strategies of tfdist, in the order in which they grow. A new one is one line.
 _BUILT_IN = (
@@ -36,7 +38,7 @@ ENTRY_POINTS = "tfdist.strategies"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Options that a strategy does not have.
+    """Options that a strategy does not have, though they are of a class of options that it has.
 
     Attributes:
         names: the options.
@@ -47,6 +49,14 @@ class Refusal:
     names: tuple[str, ...]
     instead: str
     why: str
+
+
+#: The options that strategies without an exchange of gradients do not have.
+NO_EXCHANGE = Refusal(
+    names=OF_EXCHANGE,
+    instead="multi_worker",
+    why=", whose replicas exchange no gradients.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +70,11 @@ class StrategySpec:
             `StrategyConfig`, and of this task if it has joined its cluster already, or None.
         topology: the tasks that it runs on.
         modes: its update modes.
-        own_options: options that no other strategy has, unless that lists them too.
+        options: its options besides those of all strategies, in classes of them. Flags, keys of
+            strategy files and arguments of `tfdist.strategy` follow from them.
         lacking: the end of a sentence about another strategy that was given one of them.
-        refuses: other options that it does not have.
-        check: raises a ConfigError for a configuration that conflicts with itself.
+        refuses: options of these classes that it does not have.
+        check: raises a ConfigError for a `StrategyConfig` that conflicts with itself.
         exchanges_gradients: whether replicas exchange gradients by collectives.
         one_device: whether each process has one device, whatever `devices` says.
         processes_are_devices: whether `-n` counts the devices of its one process.
@@ -85,8 +96,8 @@ class StrategySpec:
     create: str
     topology: Topology = Topology.ONE_PROCESS
     modes: tuple[str, ...] = ("sync",)
-    own_options: tuple[str, ...] = ()
-    lacking: str = ""
+    options: tuple[type[Options], ...] = (GradientOptions,)
+    lacking: str = ", which does not have it."
     refuses: Sequence[Refusal] = ()
     check: Callable[[Any], None] = lambda config: None
     exchanges_gradients: bool = False
@@ -98,6 +109,17 @@ class StrategySpec:
     describe: Callable[[Any], Mapping[str, str]] | None = None
     problem: str | None = None
     started_elsewhere: str | None = None
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        """The names of its options besides those of all strategies."""
+        return frozenset(name for kind in self.options for name in options_of(kind))
+
+    def has_option(self, name: str) -> bool:
+        """Whether an option is among its own, of one of its modes, and is not refused."""
+        known = {name: option for kind in self.options for name, option in options_of(kind).items()}
+        refused = any(name in each.names for each in self.refuses)
+        return not refused and name in known and known[name].about.mode in (None, *self.modes)
 
     @property
     def use(self) -> ClusterUse:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.modes import Apply, Late, Local, Mode, Sync, cost_if, only_if
 from tfdist.gradients.reducer import Reducer, check_floating, make_variable
-from tfdist.gradients.rule import GradientRule
 from tfdist.types import Strategy, Tensor
 
 __all__ = ["Exchange"]
@@ -38,7 +38,7 @@ class Exchange:
     def __init__(
         self,
         strategy: Strategy,
-        rule: GradientRule,
+        rule: GradientOptions,
         weights: Sequence[Any],
         specs: Sequence[tf.TensorSpec],
         dense: Sequence[int],

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients.reducer import make_variable
-from tfdist.gradients.rule import GradientRule
 from tfdist.types import KerasVariable, Scalar, Strategy, Tensor, Variable
 
 __all__ = ["Rate"]
@@ -26,7 +26,7 @@ class Rate:
         rule: says which.
     """
 
-    def __init__(self, strategy: Strategy, rule: GradientRule) -> None:
+    def __init__(self, strategy: Strategy, rule: GradientOptions) -> None:
         self._rule = rule
         self._said = rule.lr_rule == "none"
         self._largest: Variable | None = None
@@ -85,7 +85,7 @@ class Rate:
         )
 
 
-def _grown(rule: GradientRule, batch: Scalar) -> Scalar:
+def _grown(rule: GradientOptions, batch: Scalar) -> Scalar:
     assert rule.base_batch is not None
     ratio = batch * rule.accumulate / rule.base_batch
     return ratio**0.5 if rule.lr_rule == "sqrt" else ratio

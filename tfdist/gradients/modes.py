@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.reducer import Reducer, make_variable
-from tfdist.gradients.rule import GradientRule
 from tfdist.types import Gradient, Strategy, Tensor, Variable
 
 __all__ = ["Apply", "Late", "Local", "Mode", "Sync", "cost_if", "only_if"]
@@ -102,7 +102,7 @@ class Late:
         self,
         strategy: Strategy,
         reducer: Reducer,
-        rule: GradientRule,
+        rule: GradientOptions,
         specs: Sequence[tf.TensorSpec],
     ) -> None:
         self._reducer = reducer
@@ -186,7 +186,7 @@ class Local:
         self,
         strategy: Strategy,
         reducer: Reducer,
-        rule: GradientRule,
+        rule: GradientOptions,
         weights: Sequence[Any],
         extras: Callable[[], Sequence[Any]],
     ) -> None:

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tfdist._keras import KerasSaveable
 from tfdist._tf.distribute import outside_of_function
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients.exchange import Exchange
 from tfdist.gradients.lr_scaling import Rate
 from tfdist.gradients.modes import Apply
-from tfdist.gradients.rule import GradientRule
 from tfdist.types import Optimizer, Strategy, Tensor
 
 __all__ = ["Updater", "updater_of"]
@@ -43,7 +43,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         changed: variables that replicas change by themselves, noted when a step is traced.
     """
 
-    def __init__(self, strategy: Strategy, optimizer: Optimizer, rule: GradientRule) -> None:
+    def __init__(self, strategy: Strategy, optimizer: Optimizer, rule: GradientOptions) -> None:
         self.rule = rule
         self._strategy = weakref.ref(strategy)
         self._optimizer = weakref.ref(optimizer)

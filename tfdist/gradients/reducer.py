@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import outside_of_function
 from tfdist.comm.replica_collectives import CountedLink, sent_by_ring, size_of
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients import compression
-from tfdist.gradients.rule import GradientRule
 from tfdist.gradients.step_profiler import stamp
 from tfdist.types import DType, Scalar, Shape, Strategy, Variable
 
@@ -72,7 +72,7 @@ class Reducer:
     def __init__(
         self,
         strategy: Strategy,
-        rule: GradientRule,
+        rule: GradientOptions,
         specs: Sequence[tf.TensorSpec],
         names: Sequence[str],
         dense: Sequence[int],

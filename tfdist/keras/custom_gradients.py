@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import PLAIN
 from tfdist.keras.replica_context import Step
 from tfdist.types import Model
 

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer
+from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, updater_of
-from tfdist.gradients.rule import PLAIN
 from tfdist.gradients.step_profiler import current_marks, stamp
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Flag, Hook, exchanged

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from tfdist.config.resolution import read_toml
+from tfdist.config.strategy_file import read_toml
 from tfdist.errors import ConfigError
 from tfdist.placement.costs import Cost, costs_of
 from tfdist.placement.partition import split_with_overflow

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -16,8 +16,9 @@ import tensorflow as tf
 from tfdist._tf.distribute import global_seed, is_distributed, unordered_steps
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
+from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import PLAIN, GradientRule
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
@@ -80,7 +81,13 @@ class Scope:
         return self._opened.pop().__exit__(kind, error, trace)
 
 
-class StrategyMixin:
+if TYPE_CHECKING:
+    from tensorflow.distribute import Strategy as _TensorFlowStrategy
+else:  # Each strategy brings its own class of TensorFlow's.
+    _TensorFlowStrategy = object
+
+
+class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     """Makes unmodified Keras programs run on a `tf.distribute.Strategy` and equal one process.
 
     Mixed into TensorFlow's own classes, so that all of `tf.distribute` works on it.
@@ -90,10 +97,10 @@ class StrategyMixin:
     name: str = ""
 
     #: The configuration that the strategy was made from, where `tfdist.strategy` made it.
-    config: Any = None
+    config: StrategyConfig | None = None
 
     #: What happens to gradients before the optimizer applies them.
-    rule: GradientRule = PLAIN
+    rule: GradientOptions = PLAIN
 
     _meter: Meter | None = None
     _policy_said = False

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import tensorflow as tf
 
 from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.resolution import resolve
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, accepted
+from tfdist.config.strategy_keywords import StrategyKeywords
 from tfdist.config.strategy_spec import resolve_path, spec_of
 from tfdist.errors import ConfigError
-from tfdist.gradients.rule import rule_from
 from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import check_gpus
 from tfdist.strategies.membership import Member
 
-_active: list[Any] = []
+_active: list[StrategyMixin] = []
 
 
-def strategy(name: str | None = None, **options: Any) -> Any:
+def strategy(name: str | None = None, **options: Unpack[StrategyKeywords]) -> StrategyMixin:
     """The strategy of this program: the active one, or a new one.
 
     Inside `tfdist run` the strategy exists already and is returned; a name or option that
@@ -29,10 +30,10 @@ def strategy(name: str | None = None, **options: Any) -> Any:
     Args:
         name: a key of `tfdist.config.STRATEGIES`, or `"auto"`. By default the active strategy's, or
             `"auto"`.
-        **options: fields of `tfdist.config.StrategyConfig`.
+        **options: the options of strategies (docs/options.md).
 
     Returns:
-        A `tf.distribute.Strategy`.
+        The strategy, which is a `tf.distribute.Strategy`.
 
     Raises:
         ConfigError: for an unknown name or option, or a conflict with the active strategy.
@@ -62,11 +63,15 @@ def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixi
         ConfigError: if TensorFlow sees other GPUs than the launcher.
     """
     check_gpus()
-    spec = spec_of(config.strategy)
-    made: StrategyMixin = resolve_path(spec.create)(config, member)
+    made: StrategyMixin = resolve_path(spec_of(config.strategy).create)(config, member)
     made.config = config
-    if not spec.has_servers:
-        made.rule = rule_from(config)
+    rule = config.find(GradientOptions)
+    if rule is not None and made.rule != rule:
+        raise ConfigError(
+            f"strategy={config.strategy!r} was made without its rule for gradients "
+            f"({rule.in_words}). Its function {spec_of(config.strategy).create!r} has to give the "
+            "constructor rule=config.part(GradientOptions)."
+        )
     _active[:] = [made]
     return made
 
@@ -86,14 +91,15 @@ def _counts(name: str | None) -> dict[str, Any]:
     return {"processes": max(1, kinds.count("worker")), "ps": max(1, kinds.count("ps"))}
 
 
-def _check_same(name: str | None, options: dict[str, Any]) -> None:
+def _check_same(name: str | None, options: StrategyKeywords) -> None:
     config = _active[0].config
+    assert config is not None  # Since `create` made it.
     wanted = {k: v for k, v in {"strategy": name, **options}.items() if v not in (None, "auto")}
     for option, value in wanted.items():
-        if getattr(config, option, None) != value:
+        if accepted(option, value) != config.value(option):
             raise ConfigError(
                 f"tfdist.strategy({option}={value!r}) conflicts with the active strategy, whose "
-                f"{option} is {getattr(config, option, None)!r}. A process has one strategy: "
+                f"{option} is {config.value(option)!r}. A process has one strategy: "
                 "change the flag or the program so that both say the same, or call "
                 "tfdist.strategy() without arguments."
             )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import numbers
 import operator
-import sys
-import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from tfdist.errors import ConfigError
@@ -18,86 +14,10 @@ __all__ = [
     "check_choice",
     "check_number",
     "check_range",
-    "check_type",
-    "refuse_set",
 ]
 
 #: The longest time-out, a year: timers of the operating system take no arbitrary number.
 LONGEST_SECONDS = 365 * 24 * 3600.0
-
-#: The types of options: the words for each, and an example of how TOML writes it.
-_TYPES: dict[type, tuple[str, str]] = {
-    bool: ("true or false", "true"),
-    int: ("a whole number", "2"),
-    float: ("a number", "0.5"),
-    str: ("text in quotes", '"…"'),
-}
-
-
-def check_type(
-    name: str,
-    value: object,
-    hint: Any,
-    choices: Collection[str] = (),
-    example: str | None = None,
-) -> None:
-    """Refuses a value of another type than the option's.
-
-    Args:
-        name: the option.
-        value: its value.
-        hint: the type that is annotated, such as `int | None`.
-        choices: the values of an option that has few, for the message.
-        example: a value as TOML writes it, for the message; by default one for the type.
-
-    Raises:
-        ConfigError: with the value, and the values that are allowed.
-    """
-    kinds = typing.get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return
-    kind = next(each for each in kinds if each in _TYPES)
-    if _is_a(value, kind):
-        return
-    words, usual = _TYPES[kind]
-    written = f"Write it as in {name} = {example or usual}."
-    allowed = f"Give one of: {', '.join(choices)}." if choices else written
-    raise ConfigError(f"{name}={value!r} is not {words}. {allowed}")
-
-
-def _is_a(value: object, kind: type) -> bool:
-    """Whether a value is of a type; whole numbers are numbers, but truth values are not."""
-    if kind in (bool, str):
-        return isinstance(value, kind)
-    if isinstance(value, bool):
-        return False
-    if kind is int:
-        return isinstance(value, numbers.Integral)
-    # Not math.isfinite, which fails for whole numbers that no float can hold.
-    size: Any = abs(value) if isinstance(value, numbers.Real) else float("inf")
-    return bool(size <= sys.float_info.max)
-
-
-def refuse_set(config: Any, names: Sequence[str], owner: str, why: str) -> None:
-    """Refuses options that only another strategy has.
-
-    Args:
-        config: a `StrategyConfig` of a strategy that does not have them.
-        names: the options, which must have their defaults.
-        owner: the strategy that has them.
-        why: what is wrong, following the strategy's name in the message.
-
-    Raises:
-        ConfigError: for the first that is set.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name in names:
-        value = getattr(config, name)
-        if value != defaults[name]:
-            raise ConfigError(
-                f"{name}={value!r} conflicts with strategy={config.strategy!r}{why} "
-                f"Choose strategy={owner!r}, or leave {name} out."
-            )
 
 
 def check_choice(what: str, value: object, choices: Collection[str]) -> None:

@@ -134,7 +134,7 @@ def _with_allocation(order: Order, environ: Mapping[str, str]) -> Order:
     if left < 1:
         raise ConfigError(
             f"SLURM_NTASKS={environ['SLURM_NTASKS']} leaves no worker beside the chief and --ps "
-            f"{config.ps}. Ask Slurm for more tasks, such as salloc --ntasks={others + 1}."
+            f"{order.counts['ps']}. Ask Slurm for more tasks, such as salloc --ntasks={others + 1}."
         )
     if left == 1:
         return order

@@ -85,7 +85,7 @@ def prepare(
         StartError: if the launcher's rendezvous server does not answer.
     """
     now = environment.snapshot()
-    asked = dict(horovod_options.variables(config))
+    asked = dict(horovod_options.variables(config.part(horovod_options.HorovodOptions)))
     for name, value in asked.items():
         if now.get(name, value) != value:
             raise ConfigError(

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.cluster.spec import Topology
-from tfdist.config import gradient_options, horovod_options
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.strategy_spec import StrategySpec
 from tfdist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tfdist.config.strategy_config import StrategyConfig
 
 __all__ = ["SPEC"]
 
 
-def _check(config: Any) -> None:
+def _check(config: StrategyConfig) -> None:
     if (config.devices or 1) > 1:
         raise ConfigError(
             f"devices={config.devices} conflicts with strategy='horovod', which has one process "
             "for each device. Leave devices out: -n counts the processes."
         )
-    horovod_options.check(config)
-    gradient_options.check(config)
+    gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
+    if gradients.bucket_mb is not None and own.groups is not None:
+        raise ConfigError(
+            f"bucket_mb={gradients.bucket_mb:g} conflicts with groups={own.groups}: both say how "
+            "gradients are divided. Leave one of them out."
+        )
+    if own.reduction == "adasum":
+        _check_adasum(config.processes, gradients)
+
+
+def _check_adasum(processes: int, gradients: GradientOptions) -> None:
+    if gradients.mode != "sync":
+        raise ConfigError(
+            f"mode={gradients.mode!r} conflicts with reduction='adasum', which combines the "
+            "gradients of one step. Choose reduction='mean' or mode='sync'."
+        )
+    if processes & (processes - 1):
+        raise ConfigError(
+            f"reduction='adasum' combines gradients in pairs, and processes={processes} is no "
+            "power of two. Start 2, 4, 8, ... processes, or choose reduction='mean'."
+        )
+    if gradients.compression != "none":
+        raise ConfigError(
+            f"compression={gradients.compression!r} conflicts with reduction='adasum'. Leave one "
+            "of them out."
+        )
 
 
 SPEC = StrategySpec(
@@ -28,10 +56,7 @@ SPEC = StrategySpec(
     create="tfdist.strategies.horovod.start:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    own_options=(
-        *("reduction", "groups", "fusion_mb", "cycle_ms", "hierarchical", "autotune"),
-        *("timeline", "stall_timeout"),
-    ),
+    options=(GradientOptions, HorovodOptions),
     lacking=": it is an option of Horovod.",
     check=_check,
     exchanges_gradients=True,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tfdist.cluster.tf_config import own_tf_config
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
 from tfdist.strategies.devices import prepare_one_of
@@ -35,8 +37,9 @@ def create(config: StrategyConfig, member: Member | None) -> Horovod:
     with connecting(member, config, "Horovod"):
         hvd.init()
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
-    gradients = GradientSum(reduction=config.reduction, groups=config.groups or 1)
+    own = config.part(HorovodOptions)
+    gradients = GradientSum(reduction=own.reduction, groups=own.groups or 1)
     place = None
     if member is not None:
         place = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
-    return Horovod(device, gradients, place)
+    return Horovod(device, gradients, place, config.part(GradientOptions))

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.comm import batch_sharding
 from tfdist.comm.external_collectives import RingExtended
 from tfdist.comm.replica_collectives import Link, sum_over_replicas
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 from tfdist.strategies.horovod import collectives, library
 from tfdist.strategies.horovod.collectives import Ring, RingLink
@@ -66,6 +67,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         device: this process's device, such as `"GPU:0"`.
         gradients: how gradients are exchanged; by default summed as they are, in one group.
         cluster_resolver: the cluster and this task, where the addresses are known.
+        rule: what happens to gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
@@ -79,7 +81,9 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         device: str = "CPU:0",
         gradients: GradientSum | None = None,
         cluster_resolver: object = None,
+        rule: GradientOptions = PLAIN,
     ) -> None:
+        self.rule = rule
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
         self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tfdist.config import gradient_options
 from tfdist.config.strategy_spec import StrategySpec
 
 __all__ = ["SPEC"]
@@ -12,7 +11,6 @@ SPEC = StrategySpec(
     summary="the GPUs, or logical CPU devices, of one process",
     create="tfdist.strategies.mirrored.strategy:create",
     modes=("sync", "stale", "local"),
-    check=gradient_options.check,
     exchanges_gradients=True,
     processes_are_devices=True,
     verified_by="devices",

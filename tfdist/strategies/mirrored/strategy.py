@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist._tf.distribute import LocalExtended
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import prepare_devices
@@ -18,6 +19,7 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
     Args:
         devices: device names, such as `["GPU:0", "GPU:1"]`. By default all GPUs, or where there is
             none all logical CPU devices.
+        rule: what happens to gradients before the optimizer applies them.
 
     Raises:
         ValueError: if a device is named twice.
@@ -25,12 +27,13 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
 
     name = "mirrored"
 
-    def __init__(self, devices: Sequence[str] | None = None) -> None:
+    def __init__(self, devices: Sequence[str] | None = None, rule: GradientOptions = PLAIN) -> None:
         if devices is not None and len(set(devices)) != len(devices):
             raise ValueError(
                 f"devices={list(devices)!r} names a device twice. Each device holds one replica: "
                 "name each once."
             )
+        self.rule = rule
         extended = LocalExtended(self, devices=list(devices) if devices else None)
         tf.distribute.Strategy.__init__(self, extended)
 
@@ -43,4 +46,4 @@ def create(config: StrategyConfig, member: None = None) -> Mirrored:
         member: None, since one process joins no cluster.
     """
     del member
-    return Mirrored(prepare_devices(config.devices))
+    return Mirrored(prepare_devices(config.devices), config.part(GradientOptions))

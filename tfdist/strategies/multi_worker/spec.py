@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfdist.cluster.spec import Topology
-from tfdist.config import gradient_options
 from tfdist.config.strategy_spec import StrategySpec
 
 __all__ = ["SPEC"]
@@ -14,7 +13,6 @@ SPEC = StrategySpec(
     create="tfdist.strategies.multi_worker.start:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    check=gradient_options.check,
     exchanges_gradients=True,
     verified_by="processes",
     tensorflow_connects=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
@@ -35,7 +36,12 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
     )
     with connecting(member, config):
         try:
-            return MultiWorker(resolver_for(cluster, task, gpus), options, len(devices))
+            return MultiWorker(
+                resolver_for(cluster, task, gpus),
+                options,
+                len(devices),
+                config.part(GradientOptions),
+            )
         except RuntimeError as error:
             if "program startup" in str(error) or "must be configured" in str(error):
                 raise ConfigError(

@@ -8,6 +8,7 @@ from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.comm import batch_sharding
 from tfdist.comm.chunked_allreduce import launch_in_chunks
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 
 
@@ -21,6 +22,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         cluster_resolver: the cluster and this task; by default read from TF_CONFIG.
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
         cpu_devices: replicas in this process where there are no GPUs.
+        rule: what happens to gradients before the optimizer applies them.
     """
 
     name = "multi_worker"
@@ -30,7 +32,9 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         cluster_resolver: object = None,
         communication_options: object = None,
         cpu_devices: int = 1,
+        rule: GradientOptions = PLAIN,
     ) -> None:
+        self.rule = rule
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)

@@ -83,7 +83,7 @@ def contribute(
         )
         told = only_if(fresh, lambda: true_after(tell()))
         with tf.control_dependencies([added]):
-            full = timely & (servers.count.read_value() >= servers.rule.needed)
+            full = timely & (servers.count.read_value() >= servers.needed)
         applied = only_if(full, lambda: _apply(servers, sums, change, update))
     released = servers.lock.release(held, [applied, added, told])
     return refused_if_forgotten(first, ~known, number, released)
@@ -95,7 +95,7 @@ class _Sum:
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
         self._common = payload.common.get(place)
-        self._parts = servers.rule.needed
+        self._parts = servers.needed
         self._device = device_of(self._target)
         find = servers.sum_for if self._common is None else servers.slices_for
         self._sum: Any = find(self._target)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist._tf.distribute import on_worker
+from tfdist.config.server_options import ServerOptions
 from tfdist.errors import TfdistError
-from tfdist.strategies.parameter_server.servers import UpdateRule
 
 __all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
 
@@ -74,7 +74,7 @@ class Gate:
         self._updates.pop(step, None)
 
 
-def gate_of(rule: UpdateRule) -> Gate:
+def gate_of(rule: ServerOptions) -> Gate:
     """The gate that keeps an update rule's bound."""
     waits = rule.mode == "stale" and rule.on_stale == "wait"
     return Gate(rule.staleness if waits else None)

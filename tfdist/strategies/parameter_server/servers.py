@@ -10,11 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
+from tfdist.config.server_options import ServerOptions
 from tfdist.strategies.parameter_server.sharded_variable import Partitioned, part_of, showing_part
 from tfdist.strategies.parameter_server.transaction_log import Counts, Ledger, Lock
 from tfdist.types import DType, IndexedSlices, Operation, Tensor, Variable
 
-__all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "UpdateRule", "device_of", "row_ranges"]
+__all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "device_of", "row_ranges"]
 
 
 # Which server holds which variable. Pure arithmetic.
@@ -163,35 +164,6 @@ class Slices:
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UpdateRule:
-    """When a gradient becomes an update.
-
-    Attributes:
-        mode: `"sync"`, `"async"` or `"stale"`.
-        staleness: the bound of `"stale"`; None where there is none.
-        on_stale: `"wait"`, `"drop"` or `"damp"`.
-        workers: how many workers there are.
-        backup_workers: gradients of an update that are not waited for.
-    """
-
-    mode: str = "sync"
-    staleness: int | None = None
-    on_stale: str = "wait"
-    workers: int = 1
-    backup_workers: int = 0
-
-    @property
-    def parts(self) -> int:
-        """Into how many parts a global batch is split."""
-        return self.workers if self.mode == "sync" else 1
-
-    @property
-    def needed(self) -> int:
-        """Parts whose gradients make an update."""
-        return self.parts - self.backup_workers
-
-
 def server_device(index: int) -> str:
     """The device of a server's memory."""
     return f"/job:ps/replica:0/task:{index}/device:CPU:0"
@@ -207,12 +179,11 @@ class Servers:
 
     Args:
         count: how many servers there are.
-        rule: when a gradient becomes an update.
-        wire: type in which floating-point tensors travel, or None for their own.
-        min_shard_bytes: least size of a part of a variable.
-        max_shards: most parts of a variable; None means one for each server.
+        workers: how many workers there are.
+        rule: when a gradient becomes an update, and how weights lie and travel.
 
     Attributes:
+        wire: type in which floating-point tensors travel, or None for their own.
         updates: what became of every update, and how many there were.
         rounds: on each server, how many of them workers have made together. Only that changes it,
             so that the chief knows it without asking. The first server's comes last, and counts.
@@ -221,18 +192,12 @@ class Servers:
         share: what they weigh.
     """
 
-    def __init__(
-        self,
-        count: int,
-        rule: UpdateRule,
-        wire: DType | None = None,
-        min_shard_bytes: int = 1 << 20,
-        max_shards: int | None = None,
-    ) -> None:
+    def __init__(self, count: int, workers: int, rule: ServerOptions) -> None:
         self.devices = [server_device(index) for index in range(count)]
         self.rule = rule
-        self.wire = wire
-        self.shelves = Shelves(count, min_shard_bytes, max_shards)
+        self.wire = None if rule.wire_dtype == "float32" else tf.as_dtype(rule.wire_dtype)
+        self._workers = workers
+        self.shelves = Shelves(count, rule.min_shard_bytes, rule.max_shards)
         self.lock = Lock(self.devices[0])
         self.updates = Ledger(self.devices)
         self.contributions = Ledger(self.devices)
@@ -243,6 +208,16 @@ class Servers:
             self.share = tf.Variable(0.0, trainable=False)
         self._sums: dict[int, Any] = {}
         self._slices: dict[int, Slices] = {}
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a global batch is split."""
+        return self.rule.parts(self._workers)
+
+    @property
+    def needed(self) -> int:
+        """Parts whose gradients make an update."""
+        return self.rule.needed(self._workers)
 
     def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Variable:
         """Makes a variable on a server, in parts if it is big, or on the chief if it is a metric's.

@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.cluster.spec import Topology
-from tfdist.config import gradient_options, server_options
-from tfdist.config.server_options import ON_STALE
-from tfdist.config.strategy_spec import Refusal, StrategySpec
+from tfdist.config.server_options import ServerOptions
+from tfdist.config.strategy_spec import NO_EXCHANGE, Refusal, StrategySpec
+from tfdist.config.update_options import ON_STALE
 from tfdist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tfdist.config.strategy_config import StrategyConfig
 
 __all__ = ["SPEC"]
 
 
-def _check(config: Any) -> None:
+def _check(config: StrategyConfig) -> None:
     if (config.devices or 1) > 1:
         raise ConfigError(
             f"devices={config.devices} conflicts with strategy='parameter_server', whose workers "
             "train on one device each. Start a worker for each device: -n counts them."
         )
-    server_options.check(config)
-
-
-def _describe(config: Any) -> Mapping[str, str]:
-    return {"update mode": _mode(config), "weights": _weights(config)}
-
-
-def _mode(config: Any) -> str:
-    """The update mode with its options, in words."""
-    if config.mode == "stale" and config.on_stale == "damp":
-        return f"stale ({ON_STALE['damp']})"
-    if config.mode == "stale":
-        return (
-            f"stale (no gradient is applied after more than {config.staleness} other updates: "
-            f"{ON_STALE[config.on_stale]})"
+    backup = config.part(ServerOptions).backup_workers
+    if backup >= config.processes:
+        raise ConfigError(
+            f"backup_workers={backup} leaves none of the {config.processes} workers' gradients for "
+            "an update. Give fewer, or more workers (-n)."
         )
-    if config.mode == "async":
+
+
+def _describe(config: StrategyConfig) -> Mapping[str, str]:
+    own = config.part(ServerOptions)
+    return {"update mode": _mode(own, config.processes), "weights": _weights(own)}
+
+
+def _mode(own: ServerOptions, workers: int) -> str:
+    """The update mode with its options, in words."""
+    if own.mode == "stale" and own.on_stale == "damp":
+        return f"stale ({ON_STALE['damp']})"
+    if own.mode == "stale":
+        return (
+            f"stale (no gradient is applied after more than {own.staleness} other updates: "
+            f"{ON_STALE[own.on_stale]})"
+        )
+    if own.mode == "async":
         return "async (each worker's gradient is an update of its own)"
-    if config.backup_workers:
-        enough = config.processes - config.backup_workers
-        return f"sync (an update takes the first {enough} of {config.processes} gradients)"
-    return str(config.mode)
+    if own.backup_workers:
+        enough = workers - own.backup_workers
+        return f"sync (an update takes the first {enough} of {workers} gradients)"
+    return own.mode
 
 
-def _weights(config: Any) -> str:
+def _weights(own: ServerOptions) -> str:
     """Where the weights are and how they travel, in words."""
-    most = config.ps if config.max_shards is None else config.max_shards
-    parts = f"on {config.ps} parameter server{'s' if config.ps > 1 else ''}"
-    if config.ps > 1 and most > 1:
-        least = config.min_shard_bytes
+    most = own.ps if own.max_shards is None else own.max_shards
+    parts = f"on {own.ps} parameter server{'s' if own.ps > 1 else ''}"
+    if own.ps > 1 and most > 1:
+        least = own.min_shard_bytes
         size = f"{least / (1 << 20):g} MiB" if least >= 1 << 20 else f"{least} bytes"
         parts += f", large ones in up to {most} parts of at least {size}"
-    if config.wire_dtype != "float32":
-        parts += f", sent as {config.wire_dtype}"
+    if own.wire_dtype != "float32":
+        parts += f", sent as {own.wire_dtype}"
     return parts
 
 
@@ -63,15 +72,12 @@ SPEC = StrategySpec(
     create="tfdist.strategies.parameter_server.start:create",
     topology=Topology.SERVERS,
     modes=("sync", "async", "stale"),
-    own_options=(
-        *("ps", "backup_workers", "wire_dtype"),
-        *("min_shard_bytes", "max_shards", "step_timeout"),
-    ),
+    options=(ServerOptions,),
     lacking=", which has no parameter servers.",
     refuses=(
-        gradient_options.NO_EXCHANGE,
+        NO_EXCHANGE,
         Refusal(
-            names=gradient_options.ON_ONE_REPLICA,
+            names=("accumulate", "lr_rule", "base_batch", "lr_warmup", "report"),
             instead="multi_worker",
             why=": its servers apply gradients. Keras's own gradient_accumulation_steps works "
             "there.",

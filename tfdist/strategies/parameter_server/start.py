@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist.config.server_options import ServerOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
 from tfdist.strategies.membership import Member
-from tfdist.strategies.parameter_server.servers import UpdateRule
 from tfdist.strategies.parameter_server.strategy import ParameterServer
 
 __all__ = ["create"]
@@ -32,27 +32,4 @@ def create(config: StrategyConfig, member: Member | None) -> ParameterServer:
         rpc_layer="grpc",
     )
     with connecting(member, config):
-        return ParameterServer(
-            cluster,
-            rule_of(config, len(member.cluster.computing) - 1),
-            config.wire_dtype,
-            config.min_shard_bytes,
-            config.max_shards,
-            config.step_timeout,
-        )
-
-
-def rule_of(config: StrategyConfig, workers: int) -> UpdateRule:
-    """When a gradient becomes an update, as the configuration says.
-
-    Args:
-        config: the configuration.
-        workers: how many workers the cluster has.
-    """
-    return UpdateRule(
-        mode=config.mode,
-        staleness=config.staleness,
-        on_stale=config.on_stale,
-        workers=workers,
-        backup_workers=config.backup_workers,
-    )
+        return ParameterServer(cluster, config.part(ServerOptions))

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config.server_options import ServerOptions
 from tfdist.strategies.parameter_server import input_feed
 from tfdist.strategies.parameter_server.apply_update import UPDATES_A_STEP
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, Job, gate_of
-from tfdist.strategies.parameter_server.servers import CHIEF, Servers, UpdateRule
+from tfdist.strategies.parameter_server.servers import CHIEF, Servers
 from tfdist.strategies.parameter_server.tracing import TracedStep, trace
 from tfdist.types import Array, Model, Structure, Tensor
 from tfdist.utils.watchdog import outside_deadline
@@ -119,7 +120,7 @@ class Serving:
         """
         self._rounds = self._rounds + 1 if made and self._rounds is not None else None
 
-    def use(self, rule: UpdateRule) -> None:
+    def use(self, rule: ServerOptions) -> None:
         """Changes when a gradient becomes an update, for the trainings that follow.
 
         Args:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._tf.distribute import ServerExtended, ServerStrategy, global_seed
-from tfdist.config.server_options import STEP_TIMEOUT
+from tfdist.config.server_options import ServerOptions
 from tfdist.errors import ConfigError
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import HookSet
@@ -21,7 +21,7 @@ from tfdist.strategies.parameter_server.input_feed import ChiefFeed, ServedDatas
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.reporting import Counted
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
-from tfdist.strategies.parameter_server.servers import Servers, UpdateRule, device_of
+from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.step_function import Serving
 from tfdist.strategies.parameter_server.worker_datasets import (
     Reading,
@@ -44,11 +44,8 @@ class ParameterServer(StrategyMixin, ServerStrategy):
     Args:
         cluster_resolver: the cluster, with tasks of type chief, worker and ps; by default read
             from TF_CONFIG.
-        rule: when a gradient becomes an update.
-        wire_dtype: type in which weights and gradients travel.
-        min_shard_bytes: variables are split over the servers into parts of this size at least.
-        max_shards: most parts of a variable; None means one for each server.
-        step_timeout: seconds after which a step is taken from a worker that has not ended it.
+        rule: when a gradient becomes an update, and how weights lie and travel. The cluster says
+            how many servers there are.
 
     Raises:
         ConfigError: if a worker sees several GPUs.
@@ -56,28 +53,14 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
     name = "parameter_server"
 
-    def __init__(
-        self,
-        cluster_resolver: Any = None,
-        rule: UpdateRule | None = None,
-        wire_dtype: str = "float32",
-        min_shard_bytes: int = 1 << 20,
-        max_shards: int | None = None,
-        step_timeout: float = STEP_TIMEOUT,
-    ) -> None:
+    def __init__(self, cluster_resolver: Any = None, rule: ServerOptions | None = None) -> None:
+        rule = rule or ServerOptions()
         resolver = cluster_resolver or tf.distribute.cluster_resolver.TFConfigClusterResolver()
         spec = resolver.cluster_spec()
-        workers = spec.num_tasks("worker")
         self.servers: Servers
 
         def make_extended() -> object:
-            self.servers = Servers(
-                spec.num_tasks("ps"),
-                rule or UpdateRule(workers=workers),
-                None if wire_dtype == "float32" else tf.as_dtype(wire_dtype),
-                min_shard_bytes,
-                max_shards,
-            )
+            self.servers = Servers(spec.num_tasks("ps"), spec.num_tasks("worker"), rule)
             return ServerExtended(self, resolver, self.servers.create, self._update)
 
         ServerStrategy.__init__(self, resolver, make_extended)
@@ -86,7 +69,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
                 f"The workers see {self.num_replicas_in_sync} GPUs each, and each trains on one. "
                 "Start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to it."
             )
-        self._step_timeout = step_timeout
+        self._step_timeout = rule.step_timeout
         self.serving = Serving(self.servers, self._dispatcher)
         self._hooks = HookSet(lambda: hooks.hooks(self.serving))
         if global_seed() is None:

@@ -39,7 +39,7 @@ class StepFunction:
         self._serving, self._model, self._method = serving, model, method
         serving.functions.add(self)
         self._traced: dict[Any, TracedStep] = {}
-        self._parts = serving.servers.rule.parts if method == "train_step" else 1
+        self._parts = serving.servers.parts if method == "train_step" else 1
         self._sync = method == "train_step" and serving.servers.rule.mode == "sync"
         self._numbers = Numbers()
         self._finished = 0
@@ -260,7 +260,7 @@ def _run_together(
 ) -> None:
     """One step of `sync`: the parts of a global batch, until their update has been made."""
     dispatcher, parts = serving.dispatcher, len(loads)
-    needed = serving.servers.rule.needed if parts > 1 else 1
+    needed = serving.servers.needed if parts > 1 else 1
     update = serving.known_rounds() if parts > 1 else 0
     done: list[int] = []
 

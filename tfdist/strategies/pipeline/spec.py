@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.cluster.spec import Topology
-from tfdist.config import gradient_options, pipeline_options
-from tfdist.config.pipeline_options import SCHEDULES
-from tfdist.config.strategy_spec import Refusal, StrategySpec
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.pipeline_options import SCHEDULES, PipelineOptions, replicas_of
+from tfdist.config.strategy_spec import NO_EXCHANGE, Refusal, StrategySpec
+from tfdist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tfdist.config.strategy_config import StrategyConfig
 
 __all__ = ["SPEC"]
 
 
-def _check(config: Any) -> None:
-    gradient_options.check(config)
-    pipeline_options.check(config)
+def _check(config: StrategyConfig) -> None:
+    if config.processes > 1 and (config.devices or 1) > 1:
+        raise ConfigError(
+            f"devices={config.devices} conflicts with processes={config.processes}: each process "
+            "of a pipeline gives its GPUs, or its CPU. Leave devices out, or processes."
+        )
+    count = config.processes if config.processes > 1 else config.devices
+    stages = config.part(PipelineOptions).stages
+    if stages is not None and count is not None:
+        replicas_of(count, stages)
 
 
-def _describe(config: Any) -> Mapping[str, str]:
-    stages = f"{config.stages}" if config.stages else "as many as devices"
-    virtual = f" of {config.virtual} parts each" if config.virtual > 1 else ""
-    each = "4 for each device" if config.microbatches is None else f"{config.microbatches}"
+def _describe(config: StrategyConfig) -> Mapping[str, str]:
+    own = config.part(PipelineOptions)
+    stages = f"{own.stages}" if own.stages else "as many as devices"
+    virtual = f" of {own.virtual} parts each" if own.virtual > 1 else ""
+    each = "4 for each device" if own.microbatches is None else f"{own.microbatches}"
     return {
-        "schedule": f"{config.schedule} ({SCHEDULES[config.schedule]})",
+        "schedule": f"{own.schedule} ({SCHEDULES[own.schedule]})",
         "stages": stages + virtual,
-        "microbatches": "1" if config.schedule == "pipedream" else each,
+        "microbatches": "1" if own.schedule == "pipedream" else each,
     }
 
 
@@ -34,13 +46,10 @@ SPEC = StrategySpec(
     summary="a model in stages, each on a device of its own",
     create="tfdist.strategies.pipeline.start:create",
     topology=Topology.STAGES,
-    own_options=(
-        *("stages", "microbatches", "schedule", "virtual", "cuts", "recompute", "vertical_sync"),
-        *("stage_timeout", "timeline"),
-    ),
+    options=(GradientOptions, PipelineOptions),
     lacking=", which does not cut the model into stages.",
     refuses=(
-        gradient_options.NO_EXCHANGE,
+        NO_EXCHANGE,
         Refusal(
             names=("accumulate", "report"),
             instead="multi_worker",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.pipeline_options import replicas_of
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import HookSet
@@ -48,6 +49,8 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
             all stages, or those of some numbers.
         vertical_sync: with `"pipedream"`, let all stages use the first stage's version of weights.
         timeout: seconds that a stage may wait for another.
+        timeline: see the attribute.
+        rule: what happens to gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if the options conflict, or a device does not exist.
@@ -67,7 +70,10 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         recompute: bool | Sequence[int] = False,
         vertical_sync: bool = False,
         timeout: float = 600.0,
+        timeline: str | None = None,
+        rule: GradientOptions = PLAIN,
     ) -> None:
+        self.rule = rule
         stages = stages or len(devices)
         replicas = replicas_of(len(devices), stages)
         if microbatches is None:
@@ -89,7 +95,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         names = [existing(device) for device in devices]
         self._names = [names[i : i + stages] for i in range(0, len(names), stages)]
         self._cuts = cuts
-        self._timeline: str | None = None
+        self.timeline = timeline
         super().__init__("/CPU:0")
         self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
         self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import prepare_devices
@@ -14,11 +15,13 @@ class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[mi
 
     Args:
         device: the device, such as `"/GPU:0"`. By default the first GPU, or the CPU.
+        rule: what happens to gradients before the optimizer applies them.
     """
 
     name = "single"
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, rule: GradientOptions = PLAIN) -> None:
+        self.rule = rule
         if device is None:
             device = "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0"
         super().__init__(device)
@@ -32,4 +35,4 @@ def create(config: StrategyConfig, member: None = None) -> Single:
         member: None, since one process joins no cluster.
     """
     del member
-    return Single(prepare_devices(config.devices)[0])
+    return Single(prepare_devices(config.devices)[0], config.part(GradientOptions))
