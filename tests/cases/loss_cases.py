@@ -76,10 +76,11 @@ def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, A
     known = {"Dice": keras.losses.Dice, "Tversky": keras.losses.Tversky}
     with scope(strategy):
         last = "sigmoid" if name in known else None
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, last)])
+        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1, last)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
         loss = known[name]() if name in known else LOSSES[name]
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5), loss)
-        done = model.fit(x, y, BATCH, 3, sample_weight=weights, shuffle=False, verbose=0)
+        done = model.fit(x, y, BATCH, 2, sample_weight=weights, shuffle=False, verbose=0)
     return _report(model, done)
 
 
@@ -110,7 +111,7 @@ def added(strategy: Any, *, how: str) -> dict[str, Any]:
         layers = [keras.layers.Dense(6, "tanh"), _Adds(how), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((8,)), *layers])
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
-        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
     return _report(model, done)
 
 
@@ -155,7 +156,7 @@ def by_hand(strategy: Any, *, name: str, change: str = "") -> dict[str, Any]:
     with scope(strategy):
         model = OwnStep(name, change)
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5))
-        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
     history = {k: v for k, v in common.history(done).items() if k != "raw"}
     return {"history": history, "weights": common.weights(model)}
 
@@ -189,7 +190,7 @@ def counters(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = keras.Sequential([keras.Input((8,)), Counting(), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
-        model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
     return {"weights": common.weights(model), "examples": int(np.asarray(model.layers[0].examples))}
 
 

@@ -21,7 +21,11 @@ def test_class_weights(agree: Agree) -> None:
     agree(f"{CASES}:class_weights")
 
 
-@pytest.mark.parametrize("per_token", [False, True], ids=["per_sequence", "per_token"])
+@pytest.mark.parametrize(
+    "per_token",
+    [pytest.param(False, marks=pytest.mark.needs("any model")), True],
+    ids=["per_sequence", "per_token"],
+)
 def test_masks(agree: Agree, per_token: bool) -> None:
     agree(f"{CASES}:masked", per_token=per_token)
 
@@ -42,21 +46,25 @@ def test_metrics_that_are_no_means(agree: Agree) -> None:
 ALIKE = ("keras sum", "sum of means", "norm", "average of global", "over own batch", "average")
 
 
+@pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("name", [*(n for n in LOSSES if n not in ALIKE), "Dice", "Tversky"])
 def test_a_loss_that_reduces_the_batch_by_itself(agree: Agree, name: str) -> None:
     agree("loss_cases:compiled", name=name)
 
 
+@pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("name", ["mean", "root"])
 def test_sample_weights_of_a_loss_that_is_a_number(agree: Agree, name: str) -> None:
     agree("loss_cases:compiled", name=name, weighted=True)
 
 
+@pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("how", ["sum", "by example", "mean", "root", "regularizer"])
 def test_losses_that_layers_add(agree: Agree, how: str) -> None:
     agree("loss_cases:added", how=how)
 
 
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize(
     "name", ["sum", "root", "ratio", "sum and mean", "over global batch", "average", "by example"]
 )
@@ -64,28 +72,33 @@ def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
     agree("loss_cases:by_hand", name=name)
 
 
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize("change", ["clip", "normalize"])
 def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
 
 
+@pytest.mark.needs("whole batch")
 def test_weights_that_count(agree: Agree) -> None:
     results = agree("loss_cases:counters")
-    assert {result["examples"] for result in results} == {3 * 77}
+    assert {result["examples"] for result in results} == {2 * 77}
 
 
+@pytest.mark.needs("whole batch")
 def test_weights_that_hold_examples_are_refused(run: Agree) -> None:
     for message in run("loss_cases:memory_bank"):
         assert "rows of the batch" in message
         assert "queue" in message
 
 
+@pytest.mark.needs("any model")
 def test_metrics_that_are_no_sums_are_named(run: Agree) -> None:
     for messages in run("loss_cases:largest"):
         assert messages
         assert all("largest" in message for message in messages)
 
 
+@pytest.mark.needs("whole batch")
 @pytest.mark.seldom
 @pytest.mark.parametrize("name", ALIKE)
 def test_other_forms_of_losses(agree: Agree, name: str) -> None:

@@ -66,6 +66,7 @@ def test_a_timeline_that_cannot_be_written_in_the_end_loses_nothing(folder):
     assert (folder / "two.keras").exists()
 
 
+@pytest.mark.core
 def test_two_tasks_and_two_devices_train_what_one_does(folder):
     run(folder, "-s", "single", "script.py", "one.npz")
     two = ("-s", "pipeline", "-n", 2, "--microbatches", 4)
