@@ -282,7 +282,8 @@ def saved(strategy: Any, *, directory: str) -> dict[str, Any]:
     path = f"{directory}/{'plain' if strategy is None else type(strategy).__name__}.keras"
     with scope(strategy):
         model = common.dense_model()
-        model.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy(), ["accuracy"])
+        adam = keras.optimizers.Adam(0.01)
+        model.compile(adam, common.sparse_crossentropy(), metrics=["accuracy"])
         model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
         model.save(path)
         loaded = keras.models.load_model(path)

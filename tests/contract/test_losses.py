@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.cases.loss_cases import LOSSES
@@ -10,8 +12,22 @@ from tests.contract.conftest import Agree
 CASES = "contract_cases"
 
 
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size", "mean_with_sample_weight"])
+def seldom(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.seldom)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted"),
+    [
+        ("sum", False),
+        ("sum", True),
+        ("sum_over_batch_size", True),
+        ("mean_with_sample_weight", True),
+        # Without weights both are the mean that most tests train with.
+        seldom("sum_over_batch_size", False),
+        seldom("mean_with_sample_weight", False),
+    ],
+)
 def test_reductions(agree: Agree, reduction: str, weighted: bool) -> None:
     loss = "huber" if reduction == "sum" else "mse"
     agree(f"{CASES}:regression", loss=loss, reduction=reduction, weighted=weighted)
@@ -66,7 +82,12 @@ def test_losses_that_layers_add(agree: Agree, how: str) -> None:
 
 @pytest.mark.needs("own steps")
 @pytest.mark.parametrize(
-    "name", ["sum", "root", "ratio", "sum and mean", "over global batch", "average", "by example"]
+    "name",
+    # The seldom ones are sums of the others, and compiled losses have them too.
+    [
+        *("sum", "root", "ratio", "average", "by example"),
+        *map(seldom, ("sum and mean", "over global batch")),
+    ],
 )
 def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
     agree("loss_cases:by_hand", name=name)
