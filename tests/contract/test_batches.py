@@ -31,5 +31,12 @@ def test_calling_the_model(agree: Agree) -> None:
 
 @pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
-def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
+def test_methods_on_one_batch_that_is_not_dense(
+    request: pytest.FixtureRequest, agree: Agree, target: str, kind: str
+) -> None:
+    if target == "parameter_server":
+        # A defect that is open: of 23 rows the workers get 12 and 11, and the second worker's step
+        # has sizes of the first one's part. It must fail until that is mended.
+        reason = "parameter servers cannot split a sparse or ragged batch unevenly"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     agree("batch_cases:on_batch_of", kind=kind)

@@ -93,8 +93,9 @@ def take_turns(items: Iterable[pytest.Item]) -> None:
         mark = next(iter(case.values())).get_closest_marker("turns")
         assert mark is not None
         core = any(item.get_closest_marker("core") for item in case.values())
+        seldom = all(item.get_closest_marker("seldom") for item in case.values())
         first = _due(case, taken)
-        taken[first] += not core
+        taken[first] += not (core or seldom)
         second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken)
         places = dict(zip((first, second), mark.args, strict=False))
         for name, item in case.items():
