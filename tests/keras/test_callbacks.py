@@ -38,6 +38,7 @@ def seldom(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        # What acts on one kind of strategy acts on the other by the same lines.
         seldom("mirrored", "early_stopping"),
         ("mirrored", "ema_epoch"),
         ("multi_worker", "early_stopping"),

@@ -25,6 +25,7 @@ CASES = "tests.cases.saving_cases"
         pytest.param("multi_worker", marks=pytest.mark.core),
         "mirrored",
         "parameter_server",
+        # Two workers show what one writes and the others do not.
         pytest.param("multi_worker3", marks=pytest.mark.seldom),
     ],
 )
