@@ -4,15 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test fuzz mutants shape lint clean
+.PHONY: demo test-fast test test-all test-everything fuzz mutants shape lint clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
 
-test: export PATH := $(CURDIR)/$(BIN):$(PATH)
-test: $(STAMP)dev
+# Each runs what the one before it runs, and more; CONTRIBUTING.md has a table of them. Files are
+# handed out in the order of `testpaths`: each of the processes keeps clusters for its files.
+TESTS := test-fast test test-all test-everything
+PROCESSES ?= 2
+# The fast tests wait more than they compute.
+test-fast: PROCESSES := 4
+$(TESTS): export PATH := $(CURDIR)/$(BIN):$(PATH)
+$(TESTS): $(STAMP)dev
 	$(BIN)/tfdist build-horovod
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=10 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder \
+	    --durations=10 --tier=$(@:test-%=%) $(PYTEST_ARGS)
 
 # Breaks one place after the other and lists what no test notices: ARGS="-k WORD --seconds 300".
 mutants: $(STAMP)dev

@@ -15,12 +15,12 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.harness import Pool, requirements
+from tests.harness import Pool, requirements, tiers, turns
 from tfdist import environment
 
-#: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run.
+#: Nested limits: a call on worker processes (tests/harness/cluster.py) < a test < the whole run
+#: (tests/harness/tiers.py).
 TEST_SECONDS = 300
-JOB_SECONDS = 75 * 60
 
 # An example may take long on a machine that does other things. `--hypothesis-profile=ci` besides
 # draws the same examples in each run.
@@ -29,12 +29,8 @@ hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--everything`: each case on every strategy. `--require`: what may not be missing."""
-    parser.addoption(
-        "--everything",
-        action="store_true",
-        help="run every case on every strategy, and tests marked seldom (slow)",
-    )
+    """`--tier` and `--rest-of`: how much to run. `--require`: what may not be missing."""
+    tiers.add_options(parser)
     parser.addoption(
         "--require",
         default="",
@@ -44,19 +40,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the marker known, and looks whether all is there that the run requires."""
-    config.addinivalue_line("markers", "seldom: runs with --everything only")
+    """Makes the markers known, and looks whether all is there that the run requires."""
+    for name, (_, meaning) in tiers.MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", "needs(...): keys of CAPABILITIES in harness/targets.py")
+    config.addinivalue_line("markers", "turns(tier, ...): see harness/turns.py")
     if missing := requirements.lacking(config.getoption("require")):
         raise pytest.UsageError("\n".join(f"--require={each}" for each in missing))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is seldom, and says how many."""
-    if config.getoption("everything"):
-        return
-    seldom = [item for item in items if item.get_closest_marker("seldom")]
-    items[:] = [item for item in items if item not in seldom]
-    config.hook.pytest_deselected(items=seldom)
+    """Leaves out what no target of a test can run, and what is not in the tier."""
+    turns.leave_out(config, items)
+    tiers.select(config, items)
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +88,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Ends a run that takes too long; the worker processes end with it."""
-    del session
-    faulthandler.dump_traceback_later(JOB_SECONDS, exit=True, file=sys.__stderr__)
+    limit = tiers.SECONDS[session.config.getoption("tier")]
+    faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

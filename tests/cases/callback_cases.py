@@ -25,7 +25,7 @@ def _model(make: Callable[[], keras.Model] = common.dense_model, **options: Any)
     return model
 
 
-def _fit(model: keras.Model, callbacks: list[Any], epochs: int = 4, **kwargs: Any) -> Any:
+def _fit(model: keras.Model, callbacks: list[Any], epochs: int = 3, **kwargs: Any) -> Any:
     x, y = common.table(UNEVEN)
     kwargs = {"validation_data": (x[:77], y[:77]), **kwargs}
     return model.fit(x, y, BATCH, epochs, 0, callbacks, shuffle=False, **kwargs)
@@ -71,7 +71,8 @@ def acting(strategy: Any, kind: str) -> dict[str, Any]:
     with scope(strategy):
         model = _model(**options)
         counts = _Counts()
-        done = _fit(model, [*_ACTING[kind](), counts], epochs=6)
+        epochs = 6 if kind in ("early_stopping", "plateau") else 3
+        done = _fit(model, [*_ACTING[kind](), counts], epochs)
     return {
         "history": common.history(done),
         "weights": common.weights(model),
@@ -91,7 +92,7 @@ def checkpoints(strategy: Any, path: str) -> dict[str, Any]:
             make(f"{folder}/{{epoch:02d}}-{{val_loss:.3f}}.weights.h5", save_weights_only=True),
             make(f"{folder}/step.keras", save_freq=7),
         ]
-        done = _fit(model, callbacks, epochs=3)
+        done = _fit(model, callbacks, epochs=2)
         moved = list(moved)
         best = keras.models.load_model(f"{folder}/best.keras")
         x, y = common.table(UNEVEN)

@@ -69,7 +69,8 @@ def regression(
     sample_weight = np.linspace(0.0, 2.0, UNEVEN).astype("float32") if weighted else None
     kind = {"mse": keras.losses.MeanSquaredError, "huber": keras.losses.Huber}[loss]
     with scope(strategy):
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
         rate = 1e-3 if reduction == "sum" else 0.05
         model.compile(
             keras.optimizers.SGD(rate),
@@ -121,7 +122,7 @@ def masked(strategy: Any, *, per_token: bool) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), metrics=["accuracy"])
-        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0, validation_data=(x[:37], y[:37]))
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0, validation_data=(x[:37], y[:37]))
         predicted = model.predict(x[:37], BATCH, verbose=0)
     return {
         "history": common.history(done),
@@ -150,7 +151,7 @@ def several_outputs(strategy: Any) -> dict[str, Any]:
             loss_weights={"kind": 1.0, "size": 0.2},
             metrics={"kind": ["accuracy"], "size": ["mae", keras.metrics.RootMeanSquaredError()]},
         )
-        done = model.fit(features, targets, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(features, targets, BATCH, 2, shuffle=False, verbose=0)
         score = model.evaluate(features, targets, BATCH, verbose=0, return_dict=True)
         predicted = model.predict(features, BATCH, verbose=0)
     return {
@@ -184,7 +185,7 @@ def added_losses(strategy: Any) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = model.fit(*x_y, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(*x_y, BATCH, 2, shuffle=False, verbose=0)
     return {"history": common.history(done), "weights": common.weights(model)}
 
 
@@ -194,7 +195,8 @@ def metrics(strategy: Any) -> dict[str, Any]:
     y = y.astype("int64")
     hot = keras.utils.to_categorical(y, 3)
     with scope(strategy):
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, "softmax")])
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")]
+        model = keras.Sequential([keras.Input((8,)), *layers])
         model.compile(
             keras.optimizers.SGD(0.1),
             "categorical_crossentropy",
@@ -249,7 +251,7 @@ def mixed_precision(
 
 
 def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
-    """Trains float32 weights for 30 steps with a loss scale that overflows at first, or grows."""
+    """Trains float32 weights for 20 steps with a loss scale that overflows at first, or grows."""
     x, y = common.table(UNEVEN)
     with scope(strategy):
         model = common.dense_model()
@@ -259,13 +261,39 @@ def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
             dynamic_growth_steps=growth,
         )
         model.compile(optimizer, common.sparse_crossentropy(), metrics=["accuracy"])
-        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
     return {
         "history": common.history(done),
         "weights": common.weights(model),
         "scale": float(np.asarray(optimizer.dynamic_scale)),
         "counter": int(np.asarray(optimizer.step_counter)),
         "iterations": int(np.asarray(optimizer.iterations)),
+    }
+
+
+def saved(strategy: Any, *, directory: str) -> dict[str, Any]:
+    """Trains, saves, loads, evaluates what was loaded, and trains that.
+
+    Args:
+        strategy: the strategy to train on.
+        directory: one that all processes and strategies share.
+    """
+    x, y = common.table(77)
+    path = f"{directory}/{'plain' if strategy is None else type(strategy).__name__}.keras"
+    with scope(strategy):
+        model = common.dense_model()
+        adam = keras.optimizers.Adam(0.01)
+        model.compile(adam, common.sparse_crossentropy(), metrics=["accuracy"])
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        score = loaded.evaluate(x, y, BATCH, verbose=0, return_dict=True)
+        done = loaded.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+    return {
+        "evaluate": common.numbers(score),
+        "history": common.history(done),
+        "weights": [common.weights(model), common.weights(loaded)],
+        "iterations": int(np.asarray(loaded.optimizer.iterations)),
     }
 
 
@@ -348,7 +376,7 @@ def _ramp(shape: Any, dtype: Any = None) -> Any:
 def lookups(
     strategy: Any, *, how: str, vocabulary: int = 2, optimizer: str = "Adam", batch: int = 8
 ) -> dict[str, Any]:
-    """Trains a table that few ids are looked up in, for 3 epochs of uneven batches.
+    """Trains a table that few ids are looked up in, for 2 epochs of uneven batches.
 
     Args:
         strategy: the strategy to train on.
@@ -370,5 +398,5 @@ def lookups(
             ]
         )
         model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
-        done = model.fit(x, y, batch, 3, shuffle=False, verbose=0)
+        done = model.fit(x, y, batch, 2, shuffle=False, verbose=0)
     return {"history": common.history(done), "weights": common.weights(model)}

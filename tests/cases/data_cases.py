@@ -98,7 +98,8 @@ def _sources(kind: str) -> dict[str, Any]:
 
 
 def _model(examples: int = EXAMPLES, features: int = 4) -> keras.Model:
-    model = keras.Sequential([keras.Input((features,)), keras.layers.Dense(1)])
+    layers = [keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((features,)), *layers])
     model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[common.SeenOnce(examples)])
     return model
 
@@ -184,7 +185,7 @@ def files(strategy: Any, *, directory: str, policy: str) -> dict[str, Any]:
 
     data = tf.data.Dataset.from_tensor_slices(names)
     data = data.interleave(tf.data.TextLineDataset, cycle_length=1)
-    data = data.map(parse).batch(6).with_options(options)
+    data = data.map(parse).batch(8).with_options(options)
     with scope(strategy):
         model = _model(total, features=2)
         done = model.fit(data, epochs=2, verbose=0)

@@ -112,7 +112,7 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
     with scope(strategy):
         model = STEPS[kind]()
         model.compile(keras.optimizers.SGD(0.05))
-        done = model.fit(x, y, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
         score = model.evaluate(x[:45], y[:45], BATCH, verbose=0, return_dict=True)
     return {
         "history": common.history(done),
@@ -128,7 +128,7 @@ def adversaries(strategy: Any, *, optimizer: str) -> dict[str, Any]:
     with scope(strategy):
         model = Adversaries()
         model.compile(common.make_optimizer(optimizer), common.make_optimizer(optimizer))
-        done = model.fit(x, noise, BATCH, 3, shuffle=False, verbose=0)
+        done = model.fit(x, noise, BATCH, 2, shuffle=False, verbose=0)
     return {"history": common.history(done), "weights": common.weights(model)}
 
 

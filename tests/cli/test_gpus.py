@@ -14,6 +14,9 @@ import pytest
 
 from tfdist import environment
 
+#: Each test waits for TensorFlow to start.
+pytestmark = pytest.mark.slow
+
 SECONDS = 120
 GPUS = 97  # More than any machine has that runs this test.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.harness import PLAIN, STRATEGIES, Pool
+from tests.harness import PLAIN, STRATEGIES, Pool, turns
 
 #: Absolute and relative difference that is allowed between one process and several.
 TOLERANCE = 1e-5
@@ -18,62 +17,12 @@ TOLERANCE = 1e-5
 Agree = Callable[..., list[Any]]
 
 
-#: One of these runs each case, besides multi_worker; `--everything` runs it on all.
-_TURNS = ("horovod", "parameter_server", "mirrored", "horovod", "parameter_server", "single")
-
-#: The strategies whose replicas exchange gradients by collectives.
-COLLECTIVE = ("mirrored", "multi_worker", "horovod")
-
-#: Modules that also run on one device, where most of Keras is left as it is.
-ON_ONE_DEVICE = ("test_training", "test_batches")
-
-#: Loops that need TensorFlow's coordinator on a parameter server; tests/servers has one with it.
-WITHOUT_COORDINATOR = ("test_loop_written_for_tf_distribute", "test_gather_and_reduce")
-
-#: On parameter servers, workers read a data set anew in each `fit` (docs/promise.md).
-READ_ON = ("test_passes_that_go_on_in_the_next_fit",)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs each test on the strategies; those of single devices on the basic ones only."""
-    module = metafunc.module.__name__.rpartition(".")[2]
-    if module == "test_updates" and "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", COLLECTIVE, scope="function")
-    elif "target" in metafunc.fixturenames and module != "test_three_workers":
-        names = [n for n in STRATEGIES if n != "single" or module in ON_ONE_DEVICE]
-        if metafunc.function.__name__ in (*WITHOUT_COORDINATOR, *READ_ON):
-            names.remove("parameter_server")
-        metafunc.parametrize("target", names, scope="function")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each case on several processes; the other strategies take turns, or all run it."""
-    if config.getoption("everything"):
-        return
-    kept, left = [], []
-    for item in items:
-        target = _target_of(item)
-        stays = target is None or target in _strategies_of(item, target)
-        (kept if stays else left).append(item)
-    items[:] = kept
-    config.hook.pytest_deselected(items=left)
-
-
-def _target_of(item: pytest.Item) -> str | None:
-    """The strategy that a case of this suite runs on."""
-    if "tests/contract/" not in item.nodeid or "test_three_workers" in item.nodeid:
-        return None
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    target: str | None = parameters.get("target")
-    return target
-
-
-def _strategies_of(item: pytest.Item, target: str) -> tuple[str, ...]:
-    """The strategies whose turn it is at a case."""
-    number = zlib.crc32(item.nodeid.replace(target, "").encode())
-    if "test_updates" in item.nodeid:
-        return (COLLECTIVE[number % len(COLLECTIVE)],)
-    return ("multi_worker", _TURNS[number % len(_TURNS)])
+    """Makes a case of each test on each strategy."""
+    if "target" in metafunc.fixturenames and not hasattr(metafunc.module, "target"):
+        taking_turns = pytest.mark.turns("test", "all")
+        targets = [pytest.param(name, marks=taking_turns) for name in STRATEGIES]
+        metafunc.parametrize("target", targets, scope="function")
 
 
 @pytest.fixture
@@ -82,7 +31,7 @@ def run(request: pytest.FixtureRequest, cluster: Pool, target: str) -> Agree:
 
     def run_case(function: str, /, plain: bool = False, **kwargs: Any) -> list[Any]:
         __tracebackhide__ = True
-        names = [*([PLAIN] if plain else []), *targets_of(request)]
+        names = [*([PLAIN] if plain else []), *turns.targets_beside(request)]
         cluster.prefetch([*names, target], f"tests.cases.{function}", **kwargs)
         return cluster.results(target, f"tests.cases.{function}", **kwargs)
 
@@ -145,23 +94,6 @@ def _different_numbers(
         worst = np.abs(actual.astype("float64") - expected).max()
         shown = f"{actual} and {expected}, " if expected.size == 1 else ""
         yield f"{path}: {shown}apart by {worst:.2e}"
-
-
-def targets_of(request: pytest.FixtureRequest) -> list[str]:
-    """The targets that the same case is going to run on in this session."""
-    case = _case_of(request.node)
-    if case is None:
-        return []
-    items = [item for item in request.session.items if _case_of(item) == case]
-    return [item.callspec.params["target"] for item in items]
-
-
-def _case_of(item: pytest.Item) -> tuple[Any, ...] | None:
-    """A test and its parameters but for the target; None where there is no target."""
-    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-    if parameters.pop("target", None) is None:
-        return None
-    return item.nodeid.partition("[")[0], sorted((k, repr(v)) for k, v in parameters.items())
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,12 @@ import pytest
 from tests.contract.conftest import Agree
 
 
+@pytest.mark.needs("any model")
 def test_predict_gives_every_row_once_and_in_order(agree: Agree) -> None:
     agree("batch_cases:predict", tolerance=0.0)
 
 
+@pytest.mark.core("predict and evaluate")
 def test_predict_and_evaluate_with_several_steps_per_execution(agree: Agree) -> None:
     agree("batch_cases:predict_steps_per_execution")
 
@@ -27,6 +29,7 @@ def test_calling_the_model(agree: Agree) -> None:
     agree("batch_cases:called")
 
 
+@pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("kind", ["sparse", "ragged"])
 def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
     agree("batch_cases:on_batch_of", kind=kind)

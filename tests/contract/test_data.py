@@ -53,6 +53,7 @@ def test_every_example_once_in_any_order(run: Agree, kind: str) -> None:
         assert_same(results[0], result, 1e-6, "another worker")
 
 
+@pytest.mark.needs("passes")
 @pytest.mark.parametrize("seed", [None, 3])
 def test_passes_that_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> None:
     agree("data_cases:passes_that_go_on", seed=seed)
@@ -102,6 +103,7 @@ def test_batches_that_are_namedtuples(agree: Agree) -> None:
     agree("data_cases:namedtuples")
 
 
+@pytest.mark.needs("any model")
 def test_sparse_matrices_of_a_model_without_an_input(agree: Agree) -> None:
     agree("data_cases:sparse_matrices")
 

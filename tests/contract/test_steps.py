@@ -9,12 +9,17 @@ import pytest
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import Pool
 
+#: Strategies whose workers or stages run graphs.
+ON_GRAPHS = ("parameter_server", "pipeline")
 
+
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize("kind", ["hand_written_mean", "own_update"])
 def test_own_train_step(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)
 
 
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_gan_with_two_optimizers(agree: Agree, optimizer: str) -> None:
     agree("step_cases:adversaries", optimizer=optimizer)
@@ -28,10 +33,12 @@ def test_fine_tuning_with_recompile(agree: Agree) -> None:
     agree("step_cases:fine_tuning")
 
 
+@pytest.mark.needs("loops")
 def test_loop_written_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop")
 
 
+@pytest.mark.needs("loops")
 def test_gather_and_reduce(agree: Agree) -> None:
     agree("step_cases:gathered")
 
@@ -44,12 +51,12 @@ def test_gather_and_reduce(agree: Agree) -> None:
 def test_options_that_may_not_work(
     run: Agree, cluster: Pool, target: str, options: dict[str, Any]
 ) -> None:
-    """The result of one process; servers' workers run graphs, and an error says so."""
+    """The result of one process, or an error that says what does not go."""
     results = run("step_cases:compiled_with", plain=True, options=options)
     reference = cluster.plain("tests.cases.step_cases:compiled_with", options=options)
     for result in results:
-        if target == "parameter_server" and "run_eagerly" in options:
-            assert "run_eagerly=True conflicts with strategy='parameter_server'" in result["error"]
+        if target in ON_GRAPHS and "run_eagerly" in options:
+            assert f"run_eagerly=True conflicts with strategy={target!r}" in result["error"]
         else:
             assert_same(reference, result, 1e-5, target)
 

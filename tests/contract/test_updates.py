@@ -14,6 +14,8 @@ from tests.harness import Pool
 
 TRAIN = "update_cases:train"
 
+pytestmark = pytest.mark.needs("collectives")
+
 
 #: Compressions that also run eagerly.
 EAGER = ("bf16", "topk")

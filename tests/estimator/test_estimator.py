@@ -38,6 +38,7 @@ def predicted(weights, rows=64):
     return x @ weights[:3, None] + weights[3], y
 
 
+@pytest.mark.core
 def test_a_model_is_trained_evaluated_and_used(run, tmp_path):
     found = run("used")
     assert found["same"]

@@ -136,6 +136,7 @@ def test_asynchronous_workers_and_an_evaluator(job, cluster, tmp_path):
     np.testing.assert_allclose(found["exported"], value, atol=1e-5)
 
 
+@pytest.mark.core
 def test_synchronous_workers_equal_one_process(job, cluster, tmp_path):
     job("-n", 2, "--ps", 1, steps=30, sync=True)
     found = written(cluster, tmp_path, None)

@@ -34,7 +34,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.core] * (k == "sequential")) for k in KINDS]
+)
 def test_onnx_computes_what_the_model_computes(kind, tmp_path):
     model, path = KINDS[kind](), tmp_path / "model.onnx"
     report = tfdist.export(model, path)

@@ -11,6 +11,17 @@ from typing import Any
 
 from tfdist import environment
 
+#: What some strategies lack by design, and cases ask for with the marker `needs`.
+CAPABILITIES = {
+    "collectives": "the replicas exchange gradients among themselves, by a rule that can be set",
+    "loops": "a loop written for tf.distribute runs without TensorFlow's coordinator",
+    "passes": "a pass over a data set goes on in the next `fit` (docs/promise.md)",
+    "own steps": "a model has a `train_step` of its own, or is of a subclass",
+    "any model": "a model need not be one that can be cut into stages",
+    "replicas": "this process sees the copy of a variable of each replica",
+    "whole batch": "layers and losses see all of a replica's examples at once",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
@@ -25,6 +36,10 @@ class Target:
         options: arguments of the strategy.
         rests: whether the processes are stopped between two calls, since they would use a CPU also
             while nothing is asked of them.
+        turns: how often the target is due, beside others, at cases that run on one strategy; 0
+            where it is due at none, and runs those only that run on every strategy.
+        contract: whether the contract suite runs on it.
+        lacks: keys of `CAPABILITIES`: cases that need one of them do not run on it.
     """
 
     name: str
@@ -34,6 +49,9 @@ class Target:
     servers: tuple[tuple[str, int], ...] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     rests: bool = False
+    turns: int = 0
+    contract: bool = False
+    lacks: frozenset[str] = frozenset()
 
     @property
     def replicas(self) -> int:
@@ -49,22 +67,20 @@ TARGETS: dict[str, Target] = {
         Target(name=PLAIN),
         Target(name="devices", devices=4),
         Target(
-            name="pipeline",
-            strategy="tfdist.strategies.pipeline:Pipeline",
-            devices=2,
-            options={"devices": ("cpu:0", "cpu:1"), "microbatches": 4},
-        ),
-        Target(name="single", strategy="tfdist.strategies.single.strategy:Single"),
-        Target(name="mirrored", strategy="tfdist.strategies.mirrored.strategy:Mirrored", devices=2),
-        Target(
             name="multi_worker",
             strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=2,
+            contract=True,
+            turns=2,
         ),
         Target(
-            name="multi_worker3",
-            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
-            processes=3,
+            name="parameter_server",
+            strategy="tests.harness.servers:make",
+            servers=(("worker", 2), ("ps", 2)),
+            options={"min_shard_bytes": 512},
+            contract=True,
+            turns=2,
+            lacks=frozenset({"collectives", "loops", "passes", "replicas"}),
         ),
         Target(
             name="horovod",
@@ -72,24 +88,46 @@ TARGETS: dict[str, Target] = {
             processes=2,
             options={"cycle_ms": 1.0},
             rests=True,
+            contract=True,
+            turns=2,
         ),
         Target(
-            name="horovod3",
-            strategy="tests.harness.rings:make",
+            name="mirrored",
+            strategy="tfdist.strategies.mirrored.strategy:Mirrored",
+            devices=2,
+            contract=True,
+            turns=1,
+        ),
+        Target(
+            name="pipeline",
+            strategy="tfdist.strategies.pipeline:Pipeline",
+            devices=2,
+            options={"devices": ("cpu:0", "cpu:1"), "microbatches": 4},
+            contract=True,
+            turns=1,
+            lacks=frozenset(
+                {"collectives", "loops", "own steps", "any model", "replicas", "whole batch"}
+            ),
+        ),
+        Target(
+            name="single",
+            strategy="tfdist.strategies.single.strategy:Single",
+            contract=True,
+            turns=1,
+            lacks=frozenset({"collectives", "replicas"}),
+        ),
+        Target(name="toy", strategy="tests.jobs.toy.toy_strategy:make", devices=2, contract=True),
+        Target(
+            name="multi_worker3",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=3,
-            rests=True,
         ),
-        Target(
-            name="parameter_server",
-            strategy="tests.harness.servers:make",
-            servers=(("worker", 2), ("ps", 2)),
-            options={"min_shard_bytes": 512},
-        ),
+        Target(name="horovod3", strategy="tests.harness.rings:make", processes=3, rests=True),
     )
 }
 
-#: The targets that the whole contract suite runs on.
-STRATEGIES = ("single", "mirrored", "multi_worker", "horovod", "parameter_server")
+#: The targets that the contract suite runs on.
+STRATEGIES = tuple(target.name for target in TARGETS.values() if target.contract)
 
 
 #: One of each kind: in one process, in several, and with servers.

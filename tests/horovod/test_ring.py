@@ -122,6 +122,7 @@ def test_training_in_groups_is_the_same(cluster: Pool):
             np.testing.assert_allclose(value, right, atol=1e-6)
 
 
+@pytest.mark.core
 def test_adasum_trains(cluster: Pool):
     for found in cluster("horovod").call(f"{CASES}:train", options={"reduction": "adasum"}):
         assert found[0][-1] < 0.9 * found[0][0]

@@ -91,6 +91,7 @@ def wait_until_gone(folder, seconds):
     return left_over(folder)
 
 
+@pytest.mark.core
 def test_one_flag_and_the_same_numbers(folder):
     single = run(folder, *TFDIST, "run", "--seed", 3, "train.py", "--own", "-n", "7")
     multi = run(

@@ -1,8 +1,12 @@
-"""A strategy of another package: one module, and one line in its entry points."""
+"""A strategy of another package: one module, and one line in its entry points.
+
+It is a target of the contract suite too (tests/harness/targets.py).
+"""
 
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -10,44 +14,7 @@ import pytest
 
 from tfdist import environment
 
-TOY = '''
-"""A strategy of one process whose devices are all of the machine's CPU."""
-import dataclasses
-from typing import Annotated
-
-from tfdist.config.gradient_options import GradientOptions
-from tfdist.config.option import About, Options, Positive
-from tfdist.config.strategy_spec import StrategySpec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ToyOptions(Options):
-    wheels: Annotated[Positive, About("How many wheels it has.", "Options of toy")] = 4
-
-
-SPEC = StrategySpec(
-    name="toy",
-    summary="a strategy that a test has made",
-    create="toy_strategy:create",
-    modes=("sync", "local"),
-    options=(GradientOptions, ToyOptions),
-    exchanges_gradients=True,
-    processes_are_devices=True,
-    verified_by="devices",
-    describe=lambda config: {
-        "update mode": f"toy {config.mode} on {config.part(ToyOptions).wheels} wheels"
-    },
-)
-
-def create(config, member):
-    from tfdist.strategies.devices import prepare_devices
-    from tfdist.strategies.mirrored.strategy import Mirrored
-
-    class Toy(Mirrored):
-        name = "toy"
-
-    return Toy(prepare_devices(config.devices), config.part(GradientOptions))
-'''
+TOY = pathlib.Path(__file__).with_name("toy") / "toy_strategy.py"
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf
 keras.utils.set_random_seed(1)
@@ -64,7 +31,7 @@ print("loss", *(f"{loss:.5f}" for loss in done.history["loss"]))
 def package(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A directory that looks like an installed distribution with a strategy."""
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "toy_strategy.py").write_text(TOY)
+    shutil.copy(TOY, folder)
     (folder / "train.py").write_text(SCRIPT)
     info = folder / "toy_strategy-1.0.dist-info"
     info.mkdir()

@@ -68,7 +68,7 @@ def alone(tmp_path_factory):
 @pytest.mark.parametrize(
     ("program", "strategy"),
     [
-        ("mirrored_fit", "mirrored"),
+        pytest.param("mirrored_fit", "mirrored", marks=pytest.mark.core),
         ("mirrored_fit", "multi_worker"),
         seldom("mirrored_fit", "horovod"),
         ("mirrored_loop", "mirrored"),
@@ -113,7 +113,9 @@ def test_a_program_for_several_workers(tmp_path, program, several):
         assert row == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("program", ["server_fit", "server_loop"])
+@pytest.mark.parametrize(
+    "program", [pytest.param("server_fit", marks=pytest.mark.core), "server_loop"]
+)
 def test_a_program_for_parameter_servers(tmp_path, program):
     done, (row,) = trained(tmp_path, program, "--strategy", "parameter_server", "-n", 2)
     assert "ParameterServerStrategy of the program is the active strategy" in done.stderr

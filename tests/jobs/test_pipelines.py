@@ -66,27 +66,47 @@ def test_a_timeline_that_cannot_be_written_in_the_end_loses_nothing(folder):
     assert (folder / "two.keras").exists()
 
 
-def test_two_tasks_and_two_devices_train_what_one_does(folder):
-    run(folder, "-s", "single", "script.py", "one.npz")
-    two = ("-s", "pipeline", "-n", 2, "--microbatches", 4)
-    done = run(folder, *two, "--timeline", "step.json", "script.py", "two.npz", "two.keras")
+@pytest.fixture(scope="module")
+def one(tmp_path_factory) -> dict[str, np.ndarray]:
+    """What one process trains."""
+    folder = tmp_path_factory.mktemp("one")
+    (folder / "script.py").write_text(SCRIPT)
+    done = run_command(folder, *TFDIST, "run", "-s", "single", "script.py", "one.npz")
+    assert done.returncode == 0, done.stderr
+    return arrays(folder / "one.npz")
+
+
+def check_trained(one: dict[str, np.ndarray], folder: Path) -> None:
+    other = arrays(folder / "many.npz")
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
+    assert not left_over(folder)
+
+
+@pytest.mark.core
+def test_two_tasks_train_what_one_does(folder, one):
+    options = ("-n", 2, "--microbatches", 4, "--timeline", "step.json")
+    done = run(folder, "-s", "pipeline", *options, "script.py", "many.npz", "many.keras")
+    check_trained(one, folder)
     # The plan is the user's to see, and the timeline of a step is a trace.
     assert "dense3" in done.stdout + done.stderr
     events = json.loads((folder / "step.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) >= 2 * 2 * 4
-    run(folder, "-s", "pipeline", "--devices", 2, "--cuts", "dense2", "script.py", "devices.npz")
-    names = ["two.npz", "devices.npz"]
-    if shutil.which("mpirun"):
-        mpi = ("--on", "mpi", "--engine-args", "--allow-run-as-root --oversubscribe")
-        run(folder, *two, *mpi, "script.py", "mpi.npz")
-        names.append("mpi.npz")
-    one = arrays(folder / "one.npz")
-    for other in (arrays(folder / name) for name in names):
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            np.testing.assert_allclose(value, other[name], atol=1e-5, err_msg=name)
-    assert (folder / "two.keras").exists()
-    assert not left_over(folder)
+    assert (folder / "many.keras").exists()
+
+
+def test_two_devices_train_what_one_does(folder, one):
+    cut = ("--devices", 2, "--cuts", "dense2")
+    run(folder, "-s", "pipeline", *cut, "script.py", "many.npz")
+    check_trained(one, folder)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not in PATH")
+def test_two_tasks_of_mpirun_train_what_one_does(folder, one):
+    mpi = ("--on", "mpi", "--engine-args", "--allow-run-as-root --oversubscribe")
+    run(folder, "-s", "pipeline", "-n", 2, "--microbatches", 4, *mpi, "script.py", "many.npz")
+    check_trained(one, folder)
 
 
 def test_verify_compares_a_pipeline_with_one_process(folder):

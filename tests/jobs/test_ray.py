@@ -185,7 +185,7 @@ class Alone:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, short_folder: Path) -> Alone:
+def on_own_ray(tmp_path_factory: pytest.TempPathFactory, short_folder: Path) -> Alone:
     folder, own = tmp_path_factory.mktemp("alone"), short_folder / "own"
     (folder / "train.py").write_text(SCRIPT)
     own.mkdir()
@@ -209,13 +209,13 @@ def on_ray(*options: object) -> list[object]:
     return [*TFDIST, "run", "--on", "ray", *options]
 
 
-def test_two_workers_train_what_one_process_trains(head: Head, alone: Alone, folder: Path) -> None:
+@pytest.mark.core
+def test_two_workers_train_what_one_process_trains(head: Head, alone: float, folder: Path) -> None:
     job = on_ray("-s", "multi_worker", "-n", 2, "--seed", 3, "train.py", "--own")
     two = run(folder, *job, **head.environ)
     assert two.returncode == 0, two.stderr
     ((number, arguments),) = re.findall(r"^RESULT (\S+) (.*)$", two.stdout, re.MULTILINE)
-    one = re.findall(r"RESULT (\S+)", alone.done.stdout)[0]
-    assert float(number) == pytest.approx(float(one), 1e-5)
+    assert float(number) == pytest.approx(alone, 1e-5)
     assert arguments == "['--own'] __main__"
     assert f"RESULT {number}" in log(folder, "worker-1")
     assert head.left() == CLEAN
@@ -290,10 +290,10 @@ def test_a_ray_that_does_not_answer_is_named(folder: Path) -> None:
     assert f"No Ray answers at {address}" in done.stderr
 
 
-def test_without_a_ray_one_is_started_for_the_job(alone: Alone) -> None:
+def test_without_a_ray_one_is_started_for_the_job(on_own_ray: Alone) -> None:
     said = "No Ray was started on this machine: one is started for this job alone."
-    assert said in alone.done.stderr
-    assert alone.left == []
+    assert said in on_own_ray.done.stderr
+    assert on_own_ray.left == []
 
 
 def test_a_dry_run_starts_nothing(folder: Path) -> None:

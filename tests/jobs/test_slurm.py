@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.slurm import missing, slurm
-from tests.jobs.test_jobs import ENDLESS, ROOT, SCRIPT, TFDIST, results, run, wait_until_gone
+from tests.jobs.test_jobs import ENDLESS, ROOT, SCRIPT, TFDIST, results, wait_until_gone
 from tfdist import environment
 
 LACKING = missing()
@@ -41,16 +41,6 @@ srun --het-group=0-1 sh -c '"$@" > place-$SLURM_PROCID.json; env > env-$SLURM_PR
 def cluster(tmp_path_factory):
     with slurm(tmp_path_factory.mktemp("slurm")) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The loss of a training in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    (folder / "train.py").write_text(SCRIPT)
-    done = run(folder, *TFDIST, "run", "-s", "single", "--seed", 3, "train.py")
-    assert done.returncode == 0, done.stderr
-    return float(results(done.stdout)[0][0])
 
 
 @pytest.fixture
@@ -99,6 +89,7 @@ def on_slurm(*options):
     return (*TFDIST, "run", "--on", "slurm", *options)
 
 
+@pytest.mark.core
 def test_a_batch_job_trains_what_one_process_trains(cluster, folder, alone):
     options = ("-s", "multi_worker", "-n", 2, "--seed", 3, "--engine-args", TWO_NODES)
     job = start(cluster, folder, *on_slurm(*options, "--job-name", "a b", "train.py", "--own"))

@@ -65,13 +65,15 @@ def endless(hosts, folder):
         hosts.mend()
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
-def test_two_hosts_train_what_one_process_trains(hosts, folder, strategy):
-    one = run(folder, *TFDIST, "run", "--seed", 3, "train.py")
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.slow)]
+)
+def test_two_hosts_train_what_one_process_trains(hosts, folder, alone, strategy):
     two = run(folder, *launch(hosts, "-s", strategy, "--seed", 3, "train.py", "--own"))
     assert two.returncode == 0, two.stderr
     ((number, arguments),) = re.findall(r"^RESULT (\S+) (.*)$", two.stdout, re.MULTILINE)
-    assert float(number) == pytest.approx(float(re.findall(r"RESULT (\S+)", one.stdout)[0]), 1e-5)
+    assert float(number) == pytest.approx(alone, 1e-5)
     assert arguments == "['--own'] __main__"
     far = (folder / "tfdist-logs/latest/worker-1.log").read_text()
     assert f"RESULT {number}" in far

@@ -22,22 +22,11 @@ CASES = [
     ("endless", (2, 2), False),
     ("generator", (2, 2), False),
 ]
-TARGETS = ("single", "horovod")
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each case on one process or on two in turn; `--everything` runs it on both."""
-    every = metafunc.config.getoption("everything")
-    metafunc.parametrize(
-        ("target", "kind", "at", "deferred"),
-        [
-            (target, *case)
-            for place, case in enumerate(CASES)
-            for target in (TARGETS if every else [TARGETS[place % 2]])
-        ],
-    )
-
-
+@pytest.mark.turns("all")
+@pytest.mark.parametrize(("kind", "at", "deferred"), CASES)
+@pytest.mark.parametrize("target", ["single", "horovod"])
 def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
     results = cluster(target).call(
         CASE, path=str(tmp_path), kind=kind, at=at, deferred=deferred, deadline=100

@@ -11,6 +11,7 @@ CASES = "tests.cases.data_cases"
 PROCESSES = ("multi_worker", "horovod")
 
 
+@pytest.mark.turns("all")
 @pytest.mark.parametrize("target", PROCESSES)
 @pytest.mark.parametrize("kind", ["arrays", "sequence", "sequence_two_workers", "seeded"])
 def test_keras_shuffles_alike_whatever_was_drawn_before(
@@ -22,6 +23,7 @@ def test_keras_shuffles_alike_whatever_was_drawn_before(
         assert_same(results[0], result, 1e-6, "another worker")
 
 
+@pytest.mark.turns("all")
 @pytest.mark.parametrize("target", PROCESSES)
 @pytest.mark.parametrize(
     "kind", ["dataset", "dataset_repeated", "dataset_unknown_length", "generator"]

@@ -19,7 +19,16 @@ from tests.harness import KINDS, CallError, Pool
 CASES = "tests.cases.saving_cases"
 
 
-@pytest.mark.parametrize("name", [*KINDS, "multi_worker3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("multi_worker", marks=pytest.mark.core),
+        "mirrored",
+        "parameter_server",
+        # Two workers show what one writes and the others do not.
+        pytest.param("multi_worker3", marks=pytest.mark.seldom),
+    ],
+)
 def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     path = str(tmp_path)
     workers = cluster(name).call(f"{CASES}:write_all", path=path)

@@ -29,7 +29,9 @@ def check_equal(found):
     assert found["updates"] == 50
 
 
-@pytest.mark.parametrize("how", SYNCHRONOUS)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.core] * (how == "1f1b")) for how in SYNCHRONOUS]
+)
 def test_equals_the_whole_model(cluster, how):
     options = SYNCHRONOUS[how]
     (found,) = cluster("devices").call(f"{CASES}:equals_unsplit", name="dense", **options)

@@ -8,7 +8,9 @@ CASES = "tests.cases.placement_cases"
 MODELS = ("branched", "convolutional", "subclassed")
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("subclassed", marks=pytest.mark.core), "branched", "convolutional"]
+)
 def test_placed_equals_unplaced(cluster, name):
     (found,) = cluster("devices").call(f"{CASES}:equals_unplaced", name=name)
     assert found["outputs"] < 1e-6

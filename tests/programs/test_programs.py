@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests.cases.program_cases import PROGRAMS
-from tests.contract.conftest import assert_same, targets_of
-from tests.harness import PLAIN, STRATEGIES, Pool
+from tests.contract.conftest import assert_same
+from tests.harness import PLAIN, STRATEGIES, TARGETS, Pool, turns
 
 CASE = "tests.cases.program_cases:program"
 
@@ -58,8 +58,11 @@ FINITE = {
     "wgan_gp": "noise drawn in the step",
 }
 
-#: Of these, those that `make test` leaves to `--everything`.
+#: Of these, those that only `make test-everything` runs.
 SELDOM = ("contrastive", "image_augmentation", "vae", "vq_vae", "wgan_gp")
+
+#: Those that `make test` runs, each on one strategy: a step, a loop, words and float16.
+FIRST = ("custom_parts", "mixed_precision", "own_loop", "structured_data")
 
 _NAMES = sorted([*EQUAL, *FINITE])
 
@@ -68,35 +71,34 @@ def test_each_program_says_what_is_compared() -> None:
     assert sorted(p.stem for p in PROGRAMS.glob("*.py") if p.stem != "__init__") == _NAMES
 
 
-#: The programs take turns on these; `--everything` runs each on all.
-_TURNS = ("multi_worker", "horovod", "parameter_server", "mirrored")
+#: Programs are not written for a pipeline, whose models must be cut into stages.
+_TARGETS = [name for name in STRATEGIES if "any model" not in TARGETS[name].lacks]
 
 #: Those that cannot equal one process are compared between workers, so there must be several.
-_SEVERAL = ("multi_worker", "horovod")
+_SEVERAL = [name for name in _TARGETS if TARGETS[name].processes > 1]
 
 
-def _turn(place: int, name: str) -> str:
-    turns = _TURNS if name in EQUAL else _SEVERAL
-    return turns[place % len(turns)]
+def _marks(target: str, name: str) -> list[pytest.MarkDecorator]:
+    if name in SELDOM or (name in FINITE and target not in _SEVERAL):
+        return [pytest.mark.seldom]
+    return [pytest.mark.turns("test" if name in FIRST else "all")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each program on one strategy, or on all."""
-    if "target" not in metafunc.fixturenames:
-        return
-    everywhere = metafunc.config.getoption("everything")
-    metafunc.parametrize(
-        ("target", "name"),
-        [
-            pytest.param(target, name, marks=[pytest.mark.seldom] * (name in SELDOM))
-            for place, name in enumerate(_NAMES)
-            for target in (STRATEGIES if everywhere else [_turn(place, name)])
-        ],
-    )
+    """Makes a test of each program on each strategy."""
+    if "target" in metafunc.fixturenames:
+        metafunc.parametrize(
+            ("target", "name"),
+            [
+                pytest.param(target, name, marks=_marks(target, name))
+                for name in _NAMES
+                for target in _TARGETS
+            ],
+        )
 
 
 def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
-    cluster.prefetch([PLAIN, *targets_of(request)], CASE, name=name)
+    cluster.prefetch([PLAIN, *turns.targets_beside(request)], CASE, name=name)
     reference = cluster.plain(CASE, name=name)
     results = cluster.results(target, CASE, name=name)
     for result in results[1:]:

@@ -30,7 +30,9 @@ def counting(cluster: Pool) -> Any:
     return run
 
 
-@pytest.mark.parametrize("source", ["arrays", "dataset", "generator", "function"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("arrays", marks=pytest.mark.core), "dataset", "generator", "function"]
+)
 def test_async_applies_every_step_once(counting: Any, source: str) -> None:
     result = counting(rule=ASYNC, source=source)
     assert result["iterations"] == 2 * STEPS

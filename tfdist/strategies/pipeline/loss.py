@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
+from tfdist.keras.example_pairs import paired_by
 from tfdist.keras.replica_context import Step as KerasStep
 from tfdist.keras.replica_context import entered
 from tfdist.strategies.pipeline.partitioning import Key
@@ -165,6 +166,7 @@ class KerasObjective:
     Args:
         model: the model.
         graph: its Functional graph.
+        microbatches: parts of a batch.
         lock: held while Keras's variables are changed.
 
     Attributes:
@@ -173,9 +175,14 @@ class KerasObjective:
     """
 
     def __init__(
-        self, model: Model, graph: Functional, lock: contextlib.AbstractContextManager[Any]
+        self,
+        model: Model,
+        graph: Functional,
+        microbatches: int,
+        lock: contextlib.AbstractContextManager[Any],
     ) -> None:
         self._model, self._graph, self._lock = model, graph, lock
+        self._microbatches = microbatches
         self.totals: Totals | None = None
         self._needs_totals = False
         self._latest: tuple[int, Any] | None = None
@@ -222,8 +229,18 @@ class KerasObjective:
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
         with keras.StatelessScope(state_mapping=zeros) as scope:
             loss = self._loss(step, given.labels, given.nest, outputs)
+        self._check_pairs(loss, step)
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
+
+    def _check_pairs(self, loss: Tensor, step: KerasStep) -> None:
+        op = paired_by(loss, step.depends) if self._microbatches > 1 else None
+        if op is not None:
+            raise ConfigError(
+                f"microbatches={self._microbatches} conflicts with a loss in which the examples of "
+                f"a batch meet (at {op.name!r}, {op.type}): each microbatch would pair its own "
+                "only. Set microbatches=1, or choose strategy='parameter_server' or 'single'."
+            )
 
     def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
         """What losses are divided by; see `tfdist.strategies.pipeline.loss.Denominators`."""

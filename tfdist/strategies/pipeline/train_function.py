@@ -226,7 +226,9 @@ class PipelineFunction:
             {path: names[chunk % len(names)] for path, chunk in chunk_of.items()},
         )
         self._model.train_function = function
-        self._objective = KerasObjective(self._model, self._graph, self._lock)
+        self._objective = KerasObjective(
+            self._model, self._graph, self._shape.microbatches, self._lock
+        )
         self.engine = Engine(
             self._shape, made, self._devices, self._objective, self._apply, self._iterations
         )

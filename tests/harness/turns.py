@@ -1,0 +1,109 @@
+"""On which strategies a case runs in which tier.
+
+A test with a parameter `target` is a case for each value of its other parameters. A case that is
+marked `core` runs on every strategy in `make test`. The others take turns, file by file and in the
+order in which they are written. Its marker `turns` has the tier in which a case runs on the
+strategy that is due, and that in which it runs on a second one too: on `multi_worker`, or, where
+that was due, on the next. `make test-everything` runs it on all. A strategy that lacks what a case
+needs is never due.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.harness import tiers
+from tests.harness.targets import CAPABILITIES, TARGETS, Target
+
+#: The second strategy of each case: several processes, and stock Keras's rules.
+ALWAYS = "multi_worker"
+
+Cases = Mapping[tuple[Any, ...], dict[str, pytest.Item]]
+
+_session_cases = pytest.StashKey[Cases]()
+
+
+def cases_of(items: Iterable[pytest.Item]) -> Cases:
+    """The tests of each case, by target."""
+    cases: dict[tuple[Any, ...], dict[str, pytest.Item]] = {}
+    for item in items:
+        if (case := case_of(item)) is not None:
+            cases.setdefault(case, {})[target_of(item)] = item
+    return cases
+
+
+def target_of(item: pytest.Item) -> str:
+    """The name of the target of a test that has one."""
+    name: str = item.callspec.params["target"]  # type: ignore[attr-defined]
+    return name
+
+
+def case_of(item: pytest.Item) -> tuple[Any, ...] | None:
+    """A test and its parameters but for the target; None where there is no target."""
+    parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+    if parameters.pop("target", None) is None:
+        return None
+    return item.nodeid.partition("[")[0], repr(sorted((k, repr(v)) for k, v in parameters.items()))
+
+
+def targets_beside(request: pytest.FixtureRequest) -> list[str]:
+    """The targets that the case of a test is going to run on in this session."""
+    session = request.session
+    if _session_cases not in session.stash:
+        session.stash[_session_cases] = cases_of(session.items)
+    case = case_of(request.node)
+    return [] if case is None else [*session.stash[_session_cases][case]]
+
+
+def can_run(item: pytest.Item, target: Target) -> bool:
+    """Whether a target has what a test needs.
+
+    Raises:
+        pytest.UsageError: if the test needs what no table describes.
+    """
+    needed = {each for mark in item.iter_markers("needs") for each in mark.args}
+    if unknown := needed - set(CAPABILITIES):
+        raise pytest.UsageError(f"{item.nodeid} needs {sorted(unknown)}, not in CAPABILITIES")
+    return not needed & target.lacks
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests that need what their targets lack, and gives the others their turns."""
+    stay: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        able = case_of(item) is None or can_run(item, TARGETS[target_of(item)])
+        (stay if able else left).append(item)
+    items[:] = stay
+    if left:
+        config.hook.pytest_deselected(items=left)
+    for _, of_file in itertools.groupby(stay, key=lambda item: item.path):
+        take_turns(of_file)
+
+
+def take_turns(items: Iterable[pytest.Item]) -> None:
+    """Gives the tests of one file the tiers of their turns."""
+    taken: collections.Counter[str] = collections.Counter()
+    for case in cases_of(item for item in items if item.get_closest_marker("turns")).values():
+        mark = next(iter(case.values())).get_closest_marker("turns")
+        assert mark is not None
+        core = any(item.get_closest_marker("core") for item in case.values())
+        seldom = all(item.get_closest_marker("seldom") for item in case.values())
+        first = _due(case, taken)
+        taken[first] += not (core or seldom)
+        second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken)
+        places = dict(zip((first, second), mark.args, strict=False))
+        for name, item in case.items():
+            tiers.give(item, "test" if core else places.get(name, "everything"))
+
+
+def _due(names: Collection[str], taken: Mapping[str, int]) -> str:
+    """The target that has had the fewest of its turns, and stands first in `TARGETS`; or none."""
+    candidates = [target for target in TARGETS.values() if target.name in names and target.turns]
+    found = min(candidates, key=lambda target: taken[target.name] / target.turns, default=None)
+    return found.name if found else ""
