@@ -62,7 +62,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
         _error(y, p)[:, 0], global_batch_size=BATCH
     ),
     "by example": lambda y, p: _error(y, p)[:, 0],
-    "gram": lambda y, p: tf.sqrt(tf.reduce_sum(tf.square(_products(tf.concat([p, 2.0 - p], 1))))),
+    "gram": lambda y, p: 0.01 * tf.reduce_mean(_products(tf.concat([p, 2.0 - p], 1)) ** 2) ** 0.5,
     "gram of transposed": lambda y, p: tf.reduce_mean(tf.transpose(p) @ (p - 1.0)),
 }
 
@@ -305,6 +305,22 @@ def pairs(strategy: Any, *, name: str, by_hand: bool) -> dict[str, Any]:
             return {"refused": str(error)}
     named = [str(w.message) for w in caught if w.category is EquivalenceWarning]
     return {"named": named, "weights": common.weights(model)}
+
+
+def gathered(strategy: Any) -> dict[str, Any]:
+    """Trains by negatives in the whole batch, gathered as the warning of `PAIRS` advises."""
+    x, y = common.table(EXAMPLES)
+
+    def contrast(y: Any, z: Any) -> Any:
+        all_of_them = tf.distribute.get_replica_context().all_gather(z, axis=0)
+        similar = tf.matmul(z, all_of_them, transpose_b=True)
+        return tf.reduce_mean(tf.reduce_logsumexp(similar, axis=1) - tf.reduce_sum(z * z, axis=1))
+
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(1e-3), contrast)
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return _report(model, done)
 
 
 def without_pairs(strategy: Any) -> bool:

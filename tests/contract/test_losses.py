@@ -137,6 +137,11 @@ def test_examples_that_meet_in_a_loss(
             assert_same(alone, result, TOLERANCE, target)
 
 
+@pytest.mark.needs("collectives")
+def test_examples_that_meet_those_of_all_replicas(agree: Agree) -> None:
+    agree("loss_cases:gathered")
+
+
 def test_layers_that_keep_examples_apart_are_not_named(run: Agree) -> None:
     assert all(run("loss_cases:without_pairs"))
 

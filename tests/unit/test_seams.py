@@ -39,6 +39,7 @@ SIGNATURES = {
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
     "Trainer._assert_compile_called": "(self, method_name=None)",
+    "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "

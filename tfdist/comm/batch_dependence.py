@@ -156,6 +156,9 @@ def rows_of(vector: Tensor) -> list[Rows]:
     op = vector.op
     if op.type == "ConcatV2" and all(part.shape.rank == 1 for part in op.inputs[:-1]):
         return [rows for part in op.inputs[:-1] for rows in rows_of(part)]
+    outer = next((outer for outer, inner in _captures(op.graph) if inner is vector), None)
+    if outer is not None:
+        return rows_of(outer)
     if op.type in _SAME_ROWS or (op.type == "Reshape" and op.inputs[0].shape.rank == 1):
         return rows_of(op.inputs[0])
     if op.type not in _BY_ELEMENT or any(x.shape.rank not in (0, 1) for x in op.inputs):

@@ -8,7 +8,7 @@ nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -16,20 +16,28 @@ import tensorflow as tf
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
-__all__ = ["paired_by"]
+__all__ = ["NO_EXAMPLES", "ROWS", "paired_by"]
 
 #: The axes along which a tensor holds the examples of a batch.
 Axes: TypeAlias = frozenset[int]
-_NONE: Axes = frozenset()
-_ROWS: Axes = frozenset({0})
+#: Of a tensor that does not hold one row, or one column, for each example.
+NO_EXAMPLES: Axes = frozenset()
+#: Of a tensor that holds one row for each example, as the outputs of a model do.
+ROWS: Axes = frozenset({0})
 _REDUCING = frozenset(
     {"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm"}
 )
 
 
-def paired_by(target: Tensor, depends: Dependence) -> Operation | None:
-    """The first op on the way to a target whose result has an axis of examples twice, or None."""
-    known: dict[int, Axes] = {}
+def paired_by(target: Tensor, depends: Dependence, known: Mapping[int, Axes]) -> Operation | None:
+    """The first op on the way to a target whose result has an axis of examples twice, or None.
+
+    Args:
+        target: a loss, symbolic.
+        depends: tells which tensors depend on the batch.
+        known: the axes of examples of some tensors, by `id`; the search goes no further than these.
+    """
+    known = dict(known)
     waiting = [target]
     while waiting:
         tensor = waiting[-1]
@@ -40,7 +48,9 @@ def paired_by(target: Tensor, depends: Dependence) -> Operation | None:
         if inputs:
             waiting.extend(inputs)
             continue
-        known[id(tensor)] = axes = _axes_of(tensor, lambda x: known.get(id(x), _NONE), depends)
+        known[id(tensor)] = axes = _axes_of(
+            tensor, lambda x: known.get(id(x), NO_EXAMPLES), depends
+        )
         if len(axes) > 1:
             return tensor.op
         waiting.pop()
@@ -50,9 +60,9 @@ def paired_by(target: Tensor, depends: Dependence) -> Operation | None:
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
     op, rank = tensor.op, tensor.shape.rank
     if not rank or not depends(tensor):
-        return _NONE
+        return NO_EXAMPLES
     if op.type == "Placeholder" or op.op_def.is_stateful:  # An argument, or what an iterator gives.
-        return _NONE if "Random" in op.type else _ROWS
+        return NO_EXAMPLES if "Random" in op.type else ROWS
     if op.type in _RULES:
         return _RULES[op.type](op, axes)
     if op.type in _REDUCING:
@@ -66,13 +76,13 @@ def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence
     if op.type in _BROADCASTING:
         return found
     # An op that is not known here keeps the examples apart, as layers do, or hides where they are.
-    return _ROWS if any(0 in axes(x) for x in op.inputs) else _NONE
+    return ROWS if any(0 in axes(x) for x in op.inputs) else NO_EXAMPLES
 
 
 def _reduced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank, static = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
     if rank is None or static is None:
-        return _NONE
+        return NO_EXAMPLES
     gone = {int(axis) % rank for axis in static.reshape([-1])}
     left = axes(op.inputs[0]) - gone
     if op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims"):
@@ -83,13 +93,15 @@ def _reduced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 def _transposed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     order = tf.get_static_value(op.inputs[1])
     own = axes(op.inputs[0])
-    return _NONE if order is None else frozenset(i for i, a in enumerate(order) if int(a) in own)
+    return (
+        NO_EXAMPLES if order is None else frozenset(i for i, a in enumerate(order) if int(a) in own)
+    )
 
 
 def _expanded(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     at = tf.get_static_value(op.inputs[1])
     if at is None or op.outputs[0].shape.rank is None:
-        return _NONE
+        return NO_EXAMPLES
     new = int(at.reshape([-1])[0]) % op.outputs[0].shape.rank
     return frozenset(axis + (axis >= new) for axis in axes(op.inputs[0]))
 
@@ -97,7 +109,7 @@ def _expanded(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 def _squeezed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank, gone = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
     if rank is None or not gone:
-        return _NONE
+        return NO_EXAMPLES
     gone = {axis % rank for axis in gone}
     own = axes(op.inputs[0]) - gone
     return frozenset(axis - sum(each < axis for each in gone) for axis in own)
@@ -107,19 +119,19 @@ def _reshaped(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Follows the one axis of open length; examples that come first stay first otherwise."""
     own, new = axes(op.inputs[0]), op.outputs[0].shape
     if len(own) != 1:
-        return _NONE
+        return NO_EXAMPLES
     (axis,), old = own, op.inputs[0].shape
     is_open = [i for i, size in enumerate(new) if size is None]
     if [i for i, size in enumerate(old) if size is None] == [axis] and len(is_open) == 1:
         return frozenset(is_open)
-    return own if axis == 0 else _NONE
+    return own if axis == 0 else NO_EXAMPLES
 
 
 def _sliced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """Follows `x[:, None]`, `x[..., 0]` and the like."""
     rank, count = op.inputs[0].shape.rank, op.inputs[1].shape[0]
     if rank is None or count is None:
-        return _NONE
+        return NO_EXAMPLES
     new, dropped, rest = (
         op.get_attr(f"{name}_mask") for name in ("new_axis", "shrink_axis", "ellipsis")
     )
@@ -146,7 +158,7 @@ def _multiplied(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     left, right = op.inputs
     ranks, rank = (left.shape.rank, right.shape.rank), op.outputs[0].shape.rank
     if ranks[0] is None or ranks[1] is None or rank is None:
-        return _NONE
+        return NO_EXAMPLES
     flags = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
     row = -1 if op.get_attr(flags[0]) else -2
     column = -2 if op.get_attr(flags[1]) else -1
@@ -169,11 +181,53 @@ def _summed_products(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     equation = op.get_attr("equation").decode()
     terms, _, result = equation.partition("->")
     if "." in equation:
-        return _NONE
+        return NO_EXAMPLES
     letters = {
         term[axis] for x, term in zip(op.inputs, terms.split(","), strict=True) for axis in axes(x)
     }
     return frozenset(i for i, letter in enumerate(result) if letter in letters)
+
+
+def _concatenated(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
+    """Examples beside something else, such as positions, are no axis of examples."""
+    *parts, at = op.inputs
+    axis, rank = tf.get_static_value(at), op.outputs[0].shape.rank
+    if axis is None or rank is None:
+        return NO_EXAMPLES
+    everywhere = frozenset.intersection(*(axes(part) for part in parts))
+    anywhere = frozenset.union(*(axes(part) for part in parts))
+    return everywhere if int(axis) % rank in anywhere else anywhere
+
+
+def _packed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
+    rank = op.outputs[0].shape.rank
+    if rank is None:
+        return NO_EXAMPLES
+    new = op.get_attr("axis") % rank
+    return frozenset(axis + (axis >= new) for part in op.inputs for axis in axes(part))
+
+
+def _unpacked(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
+    rank = op.inputs[0].shape.rank
+    if rank is None:
+        return NO_EXAMPLES
+    gone = op.get_attr("axis") % rank
+    return frozenset(axis - (axis > gone) for axis in axes(op.inputs[0]) - {gone})
+
+
+def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
+    values, indices, at = op.inputs
+    axis, more = tf.get_static_value(at), indices.shape.rank
+    if axis is None or more is None or values.shape.rank is None or op.get_attr("batch_dims"):
+        return ROWS if 0 in axes(values) & axes(indices) else NO_EXAMPLES
+    axis = int(axis) % values.shape.rank
+    kept = {each + (more - 1) * (each > axis) for each in axes(values) - {axis}}
+    return frozenset(kept | {axis + each for each in axes(indices)})
+
+
+def _none(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
+    del op, axes
+    return NO_EXAMPLES
 
 
 _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
@@ -186,6 +240,12 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "BatchMatMulV2": _multiplied,
     "BatchMatMulV3": _multiplied,
     "Einsum": _summed_products,
+    "ConcatV2": _concatenated,
+    "Pack": _packed,
+    "Unpack": _unpacked,
+    "GatherV2": _gathered,
+    "Shape": _none,
+    "ShapeN": _none,
 }
 #: Ops that compute each element from the elements at its place, after broadcasting from the right.
 _BROADCASTING = frozenset(

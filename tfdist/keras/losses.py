@@ -26,6 +26,7 @@ def hooks() -> list[Hook]:
         Hook(reduction_metrics.Sum, "update_state", _weigh_scalars_of_sum),
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
         Hook(tf.GradientTape, "gradient", _of_whole_batch),
+        Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
         Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
         Hook(tf.nn, "scale_regularization_loss", _regularization_as_if_alone),
     ]
@@ -161,6 +162,19 @@ def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
     return aggregate
 
 
+def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the rows of all replicas: a replica's own examples may meet these in a loss."""
+
+    @functools.wraps(original)
+    def all_gather(self: object, value: Structure, axis: int, options: object = None) -> Structure:
+        gathered, step = original(self, value, axis, options), current_step()
+        if step is not None:
+            step.gathered.update((id(each), each) for each in tf.nest.flatten(gathered))
+        return gathered
+
+    return all_gather
+
+
 def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     """Takes the gradients of weights of losses that a `train_step` has reduced by itself."""
 
@@ -177,7 +191,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
         parts = [targets_of(step, each) for each in targets]
-        if all(part is None for part in parts):
+        if all(part is None for part in parts) and not step.gathered:
             return original(self, target, sources, None, **kwargs)
         pairs = [
             pair
@@ -185,7 +199,13 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             for pair in ([(each, tf.ones_like(each))] if part is None else part)
         ]
         tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
-        return original(self, tensors, sources, factors, **kwargs)
+        if not step.gathered or step.even:
+            return original(self, tensors, sources, factors, **kwargs)
+        # Gradients come back from the gathered rows of other replicas, which have other shares:
+        # they are weighed on the way out here, and once more by this replica's own share later.
+        weighed = [step.weigh(factor) for factor in factors]
+        grads = original(self, tensors, sources, weighed, **kwargs)
+        return tf.nest.map_structure(lambda g: None if g is None else step.unweigh(g), grads)
 
     return gradient
 

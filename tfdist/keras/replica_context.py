@@ -54,6 +54,7 @@ class Step:
             with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: tells which tensors of the step's graph depend on the batch.
+        gathered: tensors, by `id`, of the rows of all replicas.
         gradients: what gradient tapes have returned for weights, by `id`.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
@@ -68,6 +69,7 @@ class Step:
     scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
+    gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
     exchanges_at_tape: bool = False
 
@@ -81,6 +83,11 @@ class Step:
         """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
         return self._times(value, share)
+
+    def unweigh(self, value: Gradient) -> Gradient:
+        """A gradient divided by `share`; zero if this replica has no examples."""
+        dtype = value.dtype
+        return self._times(value, tf.math.divide_no_nan(tf.ones([], dtype), self.share(dtype)))
 
     def note_mean(self, tensor: Tensor) -> Tensor:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.example_pairs import paired_by
+from tfdist.keras.example_pairs import NO_EXAMPLES, paired_by
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.types import DType, Operation, Tensor
@@ -79,8 +79,10 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     if not is_symbolic(target) or not target.dtype.is_floating:
         _warn_of_eager(step, target)
         return None
-    if step.replicas > 1 and (op := paired_by(target, step.depends)) is not None:
-        step.note_pairs(op)
+    if step.replicas > 1:
+        op = paired_by(target, step.depends, dict.fromkeys(step.gathered, NO_EXAMPLES))
+        if op is not None:
+            step.note_pairs(op)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]

@@ -28,7 +28,8 @@ class GradientSums:
 
     Attributes:
         touched: for each weight whether there has ever been a dense gradient.
-        rows: for each weight the values and numbers of rows since `clear`.
+        rows: for each weight, the values and numbers of a microbatch's own rows, and of those that
+            all microbatches look up, since `clear`.
     """
 
     def __init__(self, part: Part) -> None:
@@ -68,7 +69,7 @@ class GradientSums:
     def clear(self) -> None:
         """Begins anew."""
         self._written = [False] * len(self.variables)
-        self.rows: list[list[tuple[Any, Any]]] = [[] for _ in self.variables]
+        self.rows: list[list[tuple[Any, ...]]] = [[] for _ in self.variables]
 
     def settle(self) -> None:
         """Sets to zero what has had no gradient since `clear`, so that all sums can be read."""

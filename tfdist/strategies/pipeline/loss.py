@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
-from tfdist.keras.example_pairs import paired_by
+from tfdist.keras.example_pairs import ROWS, paired_by
 from tfdist.keras.replica_context import Step as KerasStep
 from tfdist.keras.replica_context import entered
 from tfdist.strategies.pipeline.partitioning import Key
@@ -229,13 +229,14 @@ class KerasObjective:
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
         with keras.StatelessScope(state_mapping=zeros) as scope:
             loss = self._loss(step, given.labels, given.nest, outputs)
-        self._check_pairs(loss, step)
+        self._check_pairs(loss, step, [*outputs.tensors, *given.labels])
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
 
-    def _check_pairs(self, loss: Tensor, step: KerasStep) -> None:
-        op = paired_by(loss, step.depends) if self._microbatches > 1 else None
-        if op is not None:
+    def _check_pairs(self, loss: Tensor, step: KerasStep, examples: Sequence[Any]) -> None:
+        known = {id(tensor): ROWS for tensor in examples}
+        op = paired_by(loss, step.depends, known)
+        if op is not None and self._microbatches > 1:
             raise ConfigError(
                 f"microbatches={self._microbatches} conflicts with a loss in which the examples of "
                 f"a batch meet (at {op.name!r}, {op.type}): each microbatch would pair its own "

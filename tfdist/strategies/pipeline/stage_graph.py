@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tfdist._tf.graphs import FlatFunction, flat_call
+from tfdist.comm.batch_dependence import common_rows
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.gradient_sums import GradientSums
 from tfdist.strategies.pipeline.stage import Part, Values
-from tfdist.types import DType, GradientTape, Shape, Structure, Tensor
+from tfdist.types import DType, GradientTape, IndexedSlices, Shape, Structure, Tensor
 
 __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "Result", "pack"]
 
@@ -264,7 +266,7 @@ class Graphs:
     def backward(self, first: bool) -> FlatFunction:
         """The backward pass: from what is kept, and gradients of the outputs, those of the inputs.
 
-        Before those come the gradients of rows: for each weight values, then numbers.
+        Before those come the gradients of rows: for each weight the tensors of `_rows_of`.
 
         Args:
             first: whether gradients of weights replace the sums, or come on top of them.
@@ -345,14 +347,14 @@ class Graphs:
         return _Taped(tape, sources, outputs, target, Result(written, following, weighed, noted))
 
     def _flat(self, grads: Sequence[Any]) -> list[Any]:
-        """Gradients as tensors: those of an embedding's rows as values and indices."""
+        """Gradients as tensors: those of an embedding's rows as four (see `_rows_of`)."""
         flat: list[Any] = []
         self._kinds = []
         for number, grad in enumerate(grads):
             rows = isinstance(grad, tf.IndexedSlices) and number < len(self._job.part.weights)
             self._kinds.append(None if grad is None else "rows" if rows else "dense")
             if rows:
-                flat += [grad.values, grad.indices]
+                flat += _rows_of(grad)
             elif grad is not None:
                 flat.append(tf.convert_to_tensor(grad))
         return flat
@@ -370,7 +372,7 @@ class Graphs:
         weights = len(self._job.part.weights)
         for number, kind in enumerate(self._kinds[:weights]):
             if kind == "rows":
-                rows += [next(each), next(each)]
+                rows += itertools.islice(each, _ROWS)
             elif kind == "dense":
                 self._job.sums.add(number, next(each), first=first)
         # A function of a device of another task without a result is not waited for.
@@ -381,6 +383,19 @@ class Graphs:
 
     def _grads(self) -> list[Any]:
         return self._outputs
+
+
+#: The tensors that `_rows_of` gives.
+_ROWS = 4
+
+
+def _rows_of(grad: IndexedSlices) -> list[Any]:
+    """Values and numbers of the rows that a microbatch looks up, then of those that all do."""
+    common = common_rows(grad.indices)
+    if isinstance(common, bool):
+        common = tf.fill(tf.shape(grad.indices), common)
+    masks = (tf.logical_not(common), common)
+    return [tf.boolean_mask(x, mask) for mask in masks for x in (grad.values, grad.indices)]
 
 
 def _those(tensors: Sequence[Any], which: Sequence[bool]) -> list[Any]:
@@ -487,7 +502,7 @@ class Passes:
         each = iter(flat)
         for number in range(weights):
             if kinds[number] == "rows":
-                rows = (next(each), next(each))
+                rows = tuple(itertools.islice(each, _ROWS))
                 if reached[number]:
                     sums.rows[number].append(rows)
         result = [None if kind is None else next(each) for kind in kinds[weights:]]

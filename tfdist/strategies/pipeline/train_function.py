@@ -297,14 +297,20 @@ class PipelineFunction:
 
 
 def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
-    """The gradients of rows of all microbatches and replicas, by the number of their weight."""
+    """The gradients of rows of all microbatches and replicas, by the number of their weight.
+
+    Rows that are looked up whatever the batch is, such as those of positions, come once.
+    """
     result = {}
     with on(part.device):
         for i in range(len(part.weights)):
             rows = [each for sums in parts for each in sums.rows[i]]
             if rows:
-                values, numbers = zip(*rows, strict=True)
-                result[str(i)] = (tf.concat(values, 0), tf.concat(numbers, 0))
+                values, numbers, shared_values, shared_numbers = zip(*rows, strict=True)
+                result[str(i)] = (
+                    tf.concat([*values, tf.add_n(shared_values)], 0),
+                    tf.concat([*numbers, shared_numbers[0]], 0),
+                )
     return result
 
 
