@@ -53,7 +53,7 @@ class Distribution:
         return len(self.strategy.extended.worker_devices)
 
     def input_context(self) -> object:
-        """What an `input_fn` may ask for, to read this process's part of the data."""
+        """The context with which an `input_fn` reads this process's part of the data."""
         return tf.distribute.InputContext(
             num_input_pipelines=self.workers,
             input_pipeline_id=self.worker,
@@ -173,9 +173,9 @@ def _with_hooks(
 
 
 def for_training(config: RunConfig) -> Distribution | None:
-    """The replicas to train on; None where the model is built once.
+    """The replicas to train on; None if the model is built once.
 
-    Where the configuration names none, the strategy of `tfdist run` counts.
+    If the configuration names none, the strategy of `tfdist run` counts.
 
     Raises:
         ConfigError: for a strategy that Estimators do not train with.
@@ -204,7 +204,7 @@ def for_training(config: RunConfig) -> Distribution | None:
 
 
 def for_evaluation(config: RunConfig) -> Distribution | None:
-    """The replicas to evaluate on; None where the model is built once.
+    """The replicas to evaluate on; None if the model is built once.
 
     Raises:
         ConfigError: for a strategy that Estimators do not evaluate with.

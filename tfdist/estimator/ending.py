@@ -1,4 +1,4 @@
-"""How an evaluator learns that the training has ended, also where that is before `max_steps`.
+"""Detects the end of the training in an evaluator, also if that is before `max_steps`.
 
 The chief leaves a note beside the checkpoints. It names the cluster, so that the note of another
 job, which trained the same model before, is not mistaken for this job's.

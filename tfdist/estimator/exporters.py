@@ -49,7 +49,7 @@ class Exporter(abc.ABC):
 
 
 class WritingExporter(Exporter):
-    """What the exporters have in common that write a SavedModel.
+    """The base of the exporters that write a SavedModel.
 
     Args:
         name: the exporter's.
@@ -59,7 +59,7 @@ class WritingExporter(Exporter):
         exports_to_keep: how many exports are kept; None keeps all.
 
     Raises:
-        ConfigError: if the receiver is no function, or fewer than one export are kept.
+        ConfigError: if the receiver is not a function, or fewer than one export are kept.
     """
 
     def __init__(

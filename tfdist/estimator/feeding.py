@@ -43,7 +43,7 @@ def iterator_of(dataset: Dataset) -> DatasetIterator:
 def features_and_labels(result: Any) -> tuple[Any, Any]:
     """The tensors of one batch, from what an `input_fn` has returned.
 
-    Labels are None where there are none.
+    Labels are None if there are none.
     """
     if isinstance(result, tf.data.Dataset | tf1.data.Dataset):
         with tf1.device("/cpu:0"):

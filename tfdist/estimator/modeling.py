@@ -50,7 +50,7 @@ def check_model_fn(model_fn: object) -> None:
     """Refuses what cannot be a `model_fn`.
 
     Raises:
-        ConfigError: if it is no function, or takes other arguments.
+        ConfigError: if it is not a function, or takes other arguments.
     """
     if not callable(model_fn):
         raise ConfigError(f"model_fn={model_fn!r} is no function. Give one that returns a spec.")

@@ -148,7 +148,7 @@ def signatures(spec: EstimatorSpec, receiver: Receiver) -> dict[str, Any]:
 
 
 def _receivers(receiver: Receiver) -> list[tuple[str, Mapping[str, Any]]]:
-    """What may be fed, with the prefix of its signatures."""
+    """The input receivers, with the prefix of their signatures."""
     others = receiver.receiver_tensors_alternatives or {}
     named = [(f"{name}:", tensors) for name, tensors in others.items()]
     return [("", receiver.receiver_tensors), *named]

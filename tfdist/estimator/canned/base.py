@@ -1,4 +1,4 @@
-"""What canned estimators have in common: networks whose logits are added up, and a head."""
+"""The base of canned estimators: networks whose logits are added up, and a head."""
 
 from __future__ import annotations
 

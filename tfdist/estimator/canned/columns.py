@@ -1,4 +1,4 @@
-"""What feature columns make of features: the input of a network, or a linear model.
+"""Makes the input of a network, or a linear model, of features by feature columns.
 
 The variables have the names of the retired Estimators: `input_layer/COLUMN/embedding_weights`,
 `linear_model/COLUMN/weights` and `linear_model/bias_weights`, in the scope of the caller.
@@ -37,7 +37,7 @@ def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
         columns: one column or several.
 
     Raises:
-        ConfigError: if there are none, two of one name, or something that is no column.
+        ConfigError: if there are none, two of one name, or something that is not a column.
     """
     if isinstance(columns, Mapping):
         raise ConfigError(f"{what} is a dictionary. Give a list of tf.feature_column columns.")
@@ -72,7 +72,7 @@ def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
         A float tensor `(batch, width)`, the columns in the order of their names.
 
     Raises:
-        ConfigError: if a column is categorical, or the features are no dictionary.
+        ConfigError: if a column is categorical, or the features are not a dictionary.
     """
     for column in columns:
         if not isinstance(column, DenseColumn) and not _is_old(column):
@@ -109,7 +109,7 @@ def linear_model(
         A float tensor `(batch, units)`.
 
     Raises:
-        ConfigError: if a column is shared by the old API, or the features are no dictionary.
+        ConfigError: if a column is shared by the old API, or the features are not a dictionary.
     """
     cache, state = FeatureTransformationCache(_dictionary(features)), _Variables()
     zeros = tf1.zeros_initializer()

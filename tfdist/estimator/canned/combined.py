@@ -56,7 +56,7 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         input_layer_partitioner: splits tables of embeddings and linear weights.
 
     Raises:
-        ConfigError: for arguments that mean nothing, or where there is no column at all.
+        ConfigError: for arguments that mean nothing, or if there is no column at all.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         dnn_dropout: see `DNNLinearCombinedEstimator`.
         n_classes: the number of classes, 2 or more.
         weight_column: a feature with the weights of examples; its name or a numeric column.
-        label_vocabulary: the names of the classes in order, where labels are strings.
+        label_vocabulary: the names of the classes in order, if labels are strings.
         config: see `DNNLinearCombinedEstimator`.
         warm_start_from: see `DNNLinearCombinedEstimator`.
         loss_reduction: how losses of examples become one, `"sum_over_batch_size"` or `"sum"`.
