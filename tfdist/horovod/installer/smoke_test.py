@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _variables(rank: int, port: int) -> dict[str, str | None]:
-    """What Horovod's own launcher would tell a process."""
+    """The variables that Horovod's own launcher would set for a process."""
     values: dict[str, object] = {
         "HOROVOD_HOSTNAME": _LOCAL,
         "HOROVOD_RANK": rank,
