@@ -2,7 +2,7 @@
 
 Each replica has its own examples only, so a loss of all pairs of a batch has fewer pairs there than
 in one process. That is read off the graph: a tensor that has the examples along two axes is about
-pairs of them. The axes are followed through the ops that are known here; where an op hides them,
+pairs of them. The axes are followed through the ops that are known here; if an op hides them,
 nothing is claimed.
 """
 

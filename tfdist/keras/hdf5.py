@@ -1,8 +1,8 @@
 """HDF5 files on a disk that may fill up.
 
-Where a file cannot be written, the HDF5 library keeps it half open, and the process often dies of
+If a file cannot be written, the HDF5 library keeps it half open, and the process often dies of
 a segmentation fault when it is closed; a job then ends without a word about the disk. Here HDF5
-writes through a Python object that never tells it of a failure: what comes after one is dropped,
+writes through a Python object that hides a failure from it: writes after the failure are dropped,
 and the error is raised when the file has been closed.
 """
 

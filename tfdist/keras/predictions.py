@@ -36,7 +36,7 @@ from tfdist.types import DataAdapter, Model, Strategy, Structure
 #: Up while this process computes predictions by itself.
 _alone = Flag()
 
-#: Keras's `batch_size` where none is given.
+#: Keras's `batch_size` if none is given.
 _BATCH = 32
 
 

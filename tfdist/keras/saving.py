@@ -33,7 +33,7 @@ from tfdist.utils.atomic_io import SaveError, replacing
 
 _local = threading.local()
 
-#: Up where the one process that writes a file writes it.
+#: Set while the one process that writes a file writes it.
 _writing = Flag()
 
 
@@ -243,7 +243,7 @@ def _name_the_final_path(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mistakes_first(original: Callable[..., None]) -> Callable[..., None]:
-    """Raises what tfdist has to say of a file, where Keras would wrap it into a ValueError."""
+    """Raises tfdist's own error about a file, where Keras would wrap it into a ValueError."""
 
     @functools.wraps(original)
     def raise_loading_failure(

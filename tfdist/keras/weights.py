@@ -40,7 +40,7 @@ def hooks() -> list[Hook]:
 def average_assigned(step: Step) -> None:
     """Gives the layer weights that were assigned in `step` one value on all replicas.
 
-    Statistics are averaged, weighted by examples. What is computed from sums over the examples,
+    Statistics are averaged, weighted by examples. Values computed from sums over the examples,
     such as a counter of them, is computed again from the sums over the whole batch. Replicas that
     train by themselves for some steps average them with their weights.
 
