@@ -1,4 +1,4 @@
-"""What all tfdist strategies add to `tf.distribute.Strategy`."""
+"""The base of all tfdist strategies: what they add to `tf.distribute.Strategy`."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: The name that `--strategy` takes.
     name: str = ""
 
-    #: The configuration that the strategy was made from, where `tfdist.strategy` made it.
+    #: The configuration that the strategy was made from, if `tfdist.strategy` made it.
     config: StrategyConfig | None = None
 
-    #: What happens to gradients before the optimizer applies them.
+    #: The treatment of gradients before the optimizer applies them.
     rule: GradientOptions = PLAIN
 
     _meter: Meter | None = None
@@ -191,7 +191,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _steps_known(self, dataset: Dataset) -> Iterator[bool]:
-        """Checks that all workers will take the same number of steps, where it is known.
+        """Checks that all workers will take the same number of steps, if it is known.
 
         Data sets made in the block then need no word from the other workers before each step.
 
@@ -241,7 +241,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @property
     def meter(self) -> Meter | None:
-        """What measures the steps of training; None where the rule does not report."""
+        """The measurement of the steps of training; None if the rule does not report."""
         if self.rule.report and self._meter is None:
             self._meter = Meter()
         return self._meter if self.rule.report else None

@@ -1,4 +1,4 @@
-"""How a task reaches the others of its cluster, before and while TensorFlow starts."""
+"""Connects a task to the others of its cluster, before and while TensorFlow starts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The update of weights on servers: one transaction under the lock of all servers.
 
 The gradients travel first, packed. Then, under the lock, the servers decide by numbers that only
-they change: has this update been applied already (by a worker that died before it could say so),
-how stale is it, are all parts of a global batch there. What is applied is Keras's own optimizer,
-each variable on its server.
+they change: has this update been applied already (by a worker that died before it could report
+that), how stale is it, are all parts of a global batch there. The update itself is Keras's own
+optimizer, each variable on its server.
 
 A worker that dies in the middle may leave one server updated and another not. Each server notes
 what it has applied, so that the step, done again, is applied where it is missing and nowhere twice.
@@ -90,7 +90,7 @@ def contribute(
 
 
 class _Sum:
-    """What the parts' gradients for one variable, or part of one, are collected in."""
+    """The accumulator of the parts' gradients for one variable, or part of one."""
 
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
@@ -193,7 +193,7 @@ def _note_round(servers: Servers, device: str, update: Tensor) -> Operation:
 
 
 def _mean(servers: Servers, total: Gradient) -> Gradient:
-    """The mean over the examples of the parts that were taken, where some may be missing."""
+    """The mean over the examples of the parts that were taken, if some may be missing."""
     if not servers.rule.backup_workers or not total.dtype.is_floating:
         return total
     if isinstance(total, tf.IndexedSlices):
@@ -259,7 +259,7 @@ def _at(device: str, tensor: Tensor) -> Tensor:
 
 
 def _teller(device: str, results: Results | None, payload: Payload) -> Callable[[], list[Any]]:
-    """What adds a step's numbers up; they travel with the payload."""
+    """A function that adds a step's numbers up; they travel with the payload."""
     if results is None:
         return lambda: []
     there = _at(device, results.packed)
@@ -296,7 +296,7 @@ def _apply_alone(
         fresh = tf.equal(fates[first], 0)
         forgotten = tf.equal(fates[first], FORGOTTEN)
         staleness = servers.updates.version.read_value() - read
-        # The first server notes last: where it has not, others may have been updated, by a worker
+        # The first server notes last: if it has not, others may have been updated, by a worker
         # that then died. An update is made as a whole, so that one is not too late.
         begun = [tf.equal(fates[d], APPLIED) for d in servers.devices]
         wanted = fresh & (tf.reduce_any(tf.stack(begun)) | ~_too_late(servers, staleness))

@@ -91,7 +91,7 @@ def _built(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> l
         return list(inner._trainable_variables)
     given: list[Any] = list(variables)
     if not optimizer.built:
-        # Outside of the step's graph, where Keras can say beside which weight it wants its own.
+        # Outside of the step's graph, where Keras can name the weight beside which a new one lies.
         with (
             applying.up(),
             outside_of_function(tf.distribute.get_strategy()),

@@ -1,7 +1,7 @@
 """Running jobs on workers: one thread for each worker takes the next job when it is free.
 
-A job whose worker is lost goes back to the front and is taken by another. What is lost with a
-worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler). A
+A job whose worker is lost goes back to the front and is taken by another. The state that is lost
+with a worker, and its return, are left to TensorFlow's coordinator (its failure handler). A
 worker that does not end its job in time counts as lost until it does. Only the worker that has a
 job in `_running` ends it: what comes of a job that was taken from its worker is for nobody.
 """
@@ -94,7 +94,7 @@ class Job:
         numbers: its own numbers, rising, which no other job has.
         run: runs it on a worker, and returns its result; may be called again on another worker.
         finish: is given the result, once.
-        gated: updates for which the bound on staleness holds; 0 where it does not.
+        gated: updates for which the bound on staleness holds; 0 if it does not.
         prefers: the only worker that takes it while it is there; None for any.
     """
 
@@ -116,7 +116,7 @@ class Dispatcher:
 
     Args:
         coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
-        gate: says when a gated job may start.
+        gate: decides when a gated job may start.
         step_timeout: seconds after which a job is taken from a worker that has not ended it.
         patience: seconds without any worker after which waiting ends with an error.
 
@@ -147,7 +147,7 @@ class Dispatcher:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self._workers)
 
     def next_number(self) -> int:
@@ -225,7 +225,8 @@ class Dispatcher:
     def drain(self) -> None:
         """Takes waiting jobs back, and waits a while for those that run, whatever they raise.
 
-        What still runs then is for nobody; its updates are to be refused (`Servers.refuse_before`).
+        Jobs that still run then have no receiver; their updates are to be refused
+        (`Servers.refuse_before`).
         """
         end = time.monotonic() + min(_DRAIN_SECONDS, self.step_timeout)
         with self._changed:

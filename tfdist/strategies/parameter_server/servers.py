@@ -18,7 +18,7 @@ from tfdist.types import DType, IndexedSlices, Operation, Tensor, Variable
 __all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "device_of", "row_ranges"]
 
 
-# Which server holds which variable. Pure arithmetic.
+# The placement of variables on servers. Pure arithmetic.
 #
 # Each variable goes to the server that holds the fewest bytes. Big ones are split by rows into
 # parts that differ by one row at most (the "div" rule of TensorFlow's partitioners).
@@ -32,7 +32,7 @@ class Held:
         name: the variable's name.
         shape: shape of what is held.
         bytes: its size.
-        part: number of this part and of all parts; None where the variable is whole.
+        part: number of this part and of all parts; None if the variable is whole.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Held:
 
 
 class Shelves:
-    """What each server holds.
+    """The variables on each server, and their sizes.
 
     Args:
         servers: how many servers there are.
@@ -175,7 +175,7 @@ def device_of(variable: Variable) -> str:
 
 
 class Servers:
-    """What the chief knows of the servers.
+    """The servers, as the chief knows them.
 
     Args:
         count: how many servers there are.
@@ -245,7 +245,7 @@ class Servers:
                 return fn(variable, *args, **kwargs)
 
     def sum_for(self, variable: Variable) -> Variable:
-        """Where the workers' gradients for a variable are added up, beside it."""
+        """The sum of the workers' gradients for a variable, beside it."""
         key = id(variable)
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
@@ -274,7 +274,7 @@ class Servers:
         self.share.assign(0.0)
 
     def slices_for(self, variable: Variable) -> Slices:
-        """Where the workers' sparse gradients for a variable are collected, beside it."""
+        """The collection of the workers' sparse gradients for a variable, beside it."""
         key = id(variable)
         if key not in self._slices:
             with tf.init_scope(), eagerly_outside_of_scope():

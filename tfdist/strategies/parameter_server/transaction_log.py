@@ -1,4 +1,4 @@
-"""What the servers know about updates: how many there were, and which steps they came from.
+"""The servers' record of updates: how many there were, and which steps they came from.
 
 Every update carries a number of its own. A step whose worker died is done again by another; the
 servers then know which of its updates they have applied already, and apply none twice.
@@ -22,7 +22,7 @@ __all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Loc
 #: Numbers of updates that are remembered; those under way must lie within.
 WINDOW = 4096
 
-#: What became of an update. One whose number is too old to be remembered is refused: it may have
+#: Fates of an update. One whose number is too old to be remembered is refused: it may have
 #: been applied, by whoever took over from a worker that was cut off.
 APPLIED, DROPPED, FORGOTTEN = 1, 2, 3
 
@@ -49,7 +49,7 @@ class Ledger:
                 self._fates[device] = _window("fates", 0)
 
     def fate(self, device: str, number: Tensor) -> Tensor:
-        """What a server did with the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
+        """A server's decision on the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
 
         Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
         been noted if its place has an earlier one, and cannot be remembered if it has a later one.
@@ -160,7 +160,7 @@ class Tally:
             self._take = take.get_concrete_function()
 
     def news(self) -> list[np.ndarray[Any, Any]]:
-        """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
+        """The numbers added since the last look, eagerly. The sums start anew, and a NaN goes."""
         self.prepare()
         assert self._take is not None
         with tf.device(self._device):
@@ -179,7 +179,7 @@ class Tally:
 
 
 class Counts:
-    """What became of gradients, as the server that decides counts it.
+    """The numbers of gradients applied and dropped, as the server that decides counts them.
 
     Args:
         device: the first server's device.

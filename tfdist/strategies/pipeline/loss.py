@@ -24,7 +24,7 @@ from tfdist.types import Functional, KerasVariable, Model, Structure, Tensor
 __all__ = ["KerasObjective", "Totals"]
 
 
-# What a loss over a mask is divided by: a number of the whole batch, before its first microbatch.
+# The divisor of a loss over a mask: a number of the whole batch, before its first microbatch.
 #
 # Such a loss is a sum over what the mask leaves, divided by how much that is; so are those of
 # `reduction="mean_with_sample_weight"`, by the sum of weights. A microbatch knows its own part of
@@ -145,7 +145,7 @@ class _Microbatch(KerasStep):
 
 @dataclasses.dataclass(frozen=True)
 class _WholeBatch(KerasStep):
-    """All of a batch, where losses are asked what they are divided by.
+    """All of a batch, when losses are asked what they are divided by.
 
     Attributes:
         found: that, in their order.
@@ -160,7 +160,7 @@ class _WholeBatch(KerasStep):
 
 
 class KerasObjective:
-    """What a compiled model trains for.
+    """The objective of a compiled model: its losses and metrics.
 
     Args:
         model: the model.
@@ -186,7 +186,7 @@ class KerasObjective:
         self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
 
     def completed(self, given: Given, batch: Batch, microbatch: int) -> Given:
-        """What the last chunk reads, with labels."""
+        """The inputs of the last chunk, with labels."""
         return dataclasses.replace(
             given,
             labels=batch.labels[microbatch],
@@ -207,7 +207,7 @@ class KerasObjective:
         try:
             return forward(self.completed(given, batch, number))
         except _NeedsTotalsError:
-            # Raised where the graph is made, before anything has run.
+            # Raised when the graph is made, before anything has run.
             self._needs_totals = True
         return forward(self.completed(given, batch, number))
 
@@ -226,7 +226,7 @@ class KerasObjective:
         return loss, tf.stack(added) if added else None
 
     def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
-        """What losses are divided by; see `tfdist.strategies.pipeline.loss.Denominators`."""
+        """The divisors of losses; see `tfdist.strategies.pipeline.loss.Denominators`."""
         one = tf.ones([], tf.int64)
         step = _WholeBatch(self._model, one, one, False, 1)
         with keras.StatelessScope():  # Keras's means of losses do not count this.
@@ -273,7 +273,7 @@ class KerasObjective:
         self.measured.set()
 
     def _means(self) -> list[Any]:
-        """What Keras adds up of the losses of several outputs."""
+        """The mean losses of several outputs that Keras keeps in metrics."""
         loss = self._model._compile_loss
         metrics = [] if loss is None else loss.metrics
         return [variable for metric in metrics for variable in metric.variables]

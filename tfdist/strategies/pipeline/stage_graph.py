@@ -19,13 +19,13 @@ __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "
 
 # Many tensors as few: one list of TensorFlow's for each type, which stays on its device.
 
-#: What is in no list.
+#: Types of tensors that are in no list.
 _BARE = (tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How tensors were packed.
+    """The layout of packed tensors.
 
     Attributes:
         places: for each tensor its list and its place in it; no list for one that is left as it is.
@@ -95,7 +95,7 @@ def _known(shape: Shape) -> list[int] | int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a forward pass reads, on its device or on the chief's.
+    """The inputs of a forward pass, on its device or on the chief's.
 
     Attributes:
         numbers: int64 `(3,)`: the microbatch, its examples, and those of the batch.
@@ -103,7 +103,7 @@ class Given:
         weights: values of the part's weights.
         state: values of its other variables.
         values: what the chunk reads.
-        labels: of the last chunk: labels and sample weights, flat, None where there are none.
+        labels: of the last chunk: labels and sample weights, flat, None if there are none.
         nest: the structure that the labels are flat of.
         form: the same in words.
         totals: of the last chunk: float32, what losses over masks are divided by.
@@ -147,11 +147,11 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a forward pass makes.
+    """The results of a forward pass.
 
     Attributes:
         values: what the chunk writes.
-        following: for each variable of the state its new value; None where it stays.
+        following: for each variable of the state its new value; None if it stays.
         loss: the losses in the chunk times the microbatch's share of the examples, or None.
         noted: what `Objective` notes of the microbatch, or None.
     """
@@ -179,7 +179,7 @@ Objective: TypeAlias = Callable[[Given, Values], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is computed.
+    """The computation of a chunk.
 
     Attributes:
         part: the chunk.
@@ -199,7 +199,7 @@ class Job:
 
     @property
     def sources(self) -> int:
-        """How many tensors the backward pass computes gradients of: weights, then inputs."""
+        """The number of tensors with gradients in the backward pass: weights, then inputs."""
         return len(self.part.weights) + sum(self.wanted)
 
 
@@ -209,7 +209,7 @@ class _Taped:
 
     Attributes:
         outputs: of those the gradients come from later chunks.
-        loss: scaled; None where there is none.
+        loss: scaled; None if there is none.
     """
 
     tape: GradientTape
@@ -255,7 +255,7 @@ class Graphs:
         self.forward = self._function(self._forward, [spec for spec in specs if spec is not None])
 
     def results(self, flat: Sequence[Any]) -> tuple[Result, list[Any]]:
-        """What the forward function has returned, and what the backward pass reads."""
+        """The results of the forward function, and the tensors that the backward pass reads."""
         assert self._result is not None
         each = iter(flat)
         leaves = [None if leaf is None else next(each) for leaf in self._result.leaves]
@@ -279,14 +279,14 @@ class Graphs:
 
     @property
     def kinds(self) -> list[str | None]:
-        """For each weight, then each input: `"dense"`, `"rows"`, or None where nothing comes."""
+        """For each weight, then each input: `"dense"`, `"rows"`, or None if nothing comes."""
         if self._kinds is None:
             self.backward(True)
         assert self._kinds is not None
         return self._kinds
 
     def reached(self, present: tuple[bool, ...]) -> list[bool]:
-        """Which weights, then inputs, have gradients where those of only some outputs are there."""
+        """For each weight, then input: whether it has a gradient if only some outputs have one."""
         kinds = self.kinds
         if all(present):
             return [kind is not None for kind in kinds]
@@ -400,7 +400,7 @@ _NUMBERS = 1024
 
 
 class Kept:
-    """What a forward pass leaves on its device for the backward pass.
+    """The tensors that a forward pass leaves on its device for the backward pass.
 
     Args:
         graphs: the functions.
@@ -468,7 +468,7 @@ class Passes:
 
         Args:
             kept: what the forward pass has left.
-            grads: of the floating tensors that it has written, None where there is none; nothing
+            grads: of the floating tensors that it has written, None if there is none; nothing
                 for the last chunk.
 
         Returns:
@@ -514,7 +514,7 @@ class Passes:
 
 
 def _general(known: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-    """Specs that both are of; the second ones where not the same leaves are there."""
+    """Specs that both are of; the second ones if not the same leaves are there."""
     if [a is None for a in known] != [b is None for b in specs]:
         return list(specs)
     if any(a is not None and a.dtype != b.dtype for a, b in zip(known, specs, strict=True)):

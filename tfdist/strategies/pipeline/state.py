@@ -1,4 +1,4 @@
-"""What the threads of a pipeline share: weights by version, state, losses, and what is done."""
+"""The state that the threads of a pipeline share: weights by version, losses, and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist.types import Structure, Tensor
 __all__ = ["Batch", "Board", "OutOfMemoryError", "PipelineError", "StoppedError", "Store", "Update"]
 
 
-# Where the threads of a pipeline leave tensors for each other.
+# The place in which the threads of a pipeline leave tensors for each other.
 
 
 class PipelineError(TfdistError):
@@ -96,7 +96,7 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What all threads know of a global batch.
+    """The values of a global batch that all threads use.
 
     Attributes:
         number: its number since the pipeline was made.
@@ -128,7 +128,7 @@ class Batch:
         return [size / sum(self.sizes) for size in self.sizes]
 
 
-#: Applies the gradients of a device's chunks, where each device does so by itself.
+#: Applies the gradients of a device's chunks, if each device does so by itself.
 Update = Callable[[Step, Batch], None]
 
 

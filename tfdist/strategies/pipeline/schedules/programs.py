@@ -38,7 +38,7 @@ Ahead: TypeAlias = Callable[[int, int, int, int], int]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How the devices of a schedule order their steps.
+    """The order of the steps of a schedule's devices.
 
     A device runs the forwards of a batch in one order and its backwards in another, and begins to
     alternate between them once it is a number of forwards ahead.
@@ -141,7 +141,7 @@ def _check_interleaved(stages: int, microbatches: int, virtual: int) -> None:
 
 
 def check_stage(what: str, value: int, stages: int) -> None:
-    """Refuses what is no number of a stage.
+    """Requires a value to be the number of a stage.
 
     Raises:
         ConfigError: with the numbers there are.
@@ -153,11 +153,11 @@ def check_stage(what: str, value: int, stages: int) -> None:
         )
 
 
-# What a pipeline's devices do, as values.
+# The work of a pipeline's devices, as values.
 
 
 class Kind(enum.Enum):
-    """What a step does."""
+    """The kinds of steps."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -166,7 +166,7 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """What a device does at a time.
+    """The work of a device at a time.
 
     Attributes:
         kind: what it does.
@@ -188,7 +188,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """What each device of a pipeline does, in order.
+    """The steps of each device of a pipeline, in order.
 
     Chunk `c` of the model is on device `c % devices`, as Megatron-LM places its virtual stages.
 
@@ -227,7 +227,7 @@ class Box:
 class Program:
     """A device's steps as batches come, in an order that depends on nothing else.
 
-    `push` gives the steps that one more batch makes possible, `drain` those that are left. Where
+    `push` gives the steps that one more batch makes possible, `drain` those that are left. If
     batches are separate, `push` gives all steps of its batch, and `drain` none.
     """
 
