@@ -1,4 +1,4 @@
-"""What tasks print: to their log files, to the terminal, and the last lines kept in memory.
+"""The output of tasks: to log files and to the terminal, with the last lines kept in memory.
 
 The launcher reads all output itself. A log file on a full disk then costs the log, not the
 training: the reading goes on.
@@ -54,18 +54,18 @@ class _Lines:
 
 
 def _shown(line: bytes) -> bytes:
-    """What is left on the screen of a line with carriage returns and colours."""
+    """The text that a line with carriage returns and colours leaves on the screen."""
     states = [state for state in re.split(rb"[\r\b]+", line) if state.strip()]
     return _CONTROL.sub(b"", states[-1]) if states else b""
 
 
 @dataclasses.dataclass
 class TaskOutput:
-    """Where the output of one task goes.
+    """The destinations of one task's output.
 
     Attributes:
         log: the log file.
-        complain: told once, when the log file cannot be written.
+        complain: called once, when the log file cannot be written.
         append: whether what the file has is kept: a task that is started again.
     """
 

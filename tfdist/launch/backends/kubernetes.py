@@ -46,14 +46,14 @@ __all__ = [
 
 # A job in containers, and what all manifests of it have in common.
 #
-# Manifests are nested dictionaries. They become text at the very end, as YAML where PyYAML is
+# Manifests are nested dictionaries. They become text at the very end, as YAML if PyYAML is
 # installed and else as JSON, which every reader of YAML takes too.
 
 #: The label by which everything of a job is found again.
 JOB_LABEL = "tfdist-job"
 _TASK_LABEL = "tfdist-task"
 
-#: What is left of the 63 characters of a host name beside `-worker-` and a number, and of those
+#: The rest of the 63 characters of a host name beside `-worker-` and a number, and of those
 #: of a label beside `-ps-` and the hash that a StatefulSet adds.
 _LONGEST_NAME = 49
 
@@ -189,7 +189,7 @@ def pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any)
 
 
 def literal(word: str) -> str:
-    """A word as it is written where `$` begins the name of a variable.
+    """Escapes a word for texts in which `$` begins the name of a variable.
 
     Kubernetes replaces `$(NAME)` and Compose `${NAME}`; both read `$$` as one `$`.
     """
@@ -230,7 +230,7 @@ def jobs(job: ContainerJob) -> tuple[str, ...]:
 
 
 def _set(job: ContainerJob, kind: str) -> str:
-    """What the pods of a type are called, but for their numbers."""
+    """The name of a type's pods, without their numbers."""
     return f"{job.name}-{kind}" if job.served else job.name
 
 
@@ -288,7 +288,7 @@ def _template(job: ContainerJob, kind: str) -> dict[str, Any]:
 
 
 def _variables(job: ContainerJob) -> list[dict[str, str]]:
-    """What tells a pod who the others are (see `tfdist.cluster.environments.kubernetes`)."""
+    """The variables by which a pod finds the others: `tfdist.cluster.environments.kubernetes`."""
     if job.served:
         sets = ",".join(f"{kind}={_set(job, kind)}:{count}" for kind, count in job.counts.items())
         who = {"name": "TFDIST_PODS", "value": sets}
@@ -304,7 +304,7 @@ def _variables(job: ContainerJob) -> list[dict[str, str]]:
 # order.
 
 #: Runs the file. All services end by themselves when the training has ended, and so does this; it
-#: ends them where one has failed.
+#: ends them if one has failed.
 RUN = "docker compose -f FILE up --abort-on-container-failure"
 
 
