@@ -1,4 +1,4 @@
-"""A process whose TF_CONFIG says it all: cluster, addresses, type and index.
+"""A process whose TF_CONFIG has everything: cluster, addresses, type and index.
 
 TensorFlow's own variable; people, Kubeflow, Volcano, Vertex AI, Ray Train and SageMaker write it.
 The environments that know more of who wrote it read it by `place_in`.
@@ -78,7 +78,7 @@ def _dense(text: str) -> str:
     try:
         content = json.loads(text)
     except json.JSONDecodeError:
-        return text  # Whoever reads it says what is wrong with it.
+        return text  # The reader of the text reports the mistake.
     sparse = content.get("sparseCluster") if isinstance(content, dict) else None
     task = content.get("task") if isinstance(content, dict) else None
     if not isinstance(sparse, dict) or not isinstance(task, dict):

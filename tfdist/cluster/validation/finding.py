@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The finding of a check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Finding:
             "ok" for what is as it should be.
         where: the place, such as `TF_CONFIG.cluster.worker[1]`.
         problem: what was found there, with the value; for "ok", what it is.
-        remedy: what to do; empty where nothing is to be done.
+        remedy: what to do; empty if nothing is to be done.
     """
 
     severity: Severity
@@ -43,7 +43,7 @@ def warning(where: str, problem: str, remedy: str) -> Finding:
 
 
 def quoted(value: object, longest: int = 60) -> str:
-    """A value as JSON writes it, cut in the middle where it is long."""
+    """A value as JSON writes it, cut in the middle if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) <= longest:
         return text
