@@ -1,4 +1,4 @@
-"""`tfdist config`: writes TF_CONFIG for every task of a cluster, or says who this process is."""
+"""`tfdist config`: writes TF_CONFIG for every task of a cluster, or shows which task this is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["config"]
 
 
 class _Format(enum.StrEnum):
-    """How a TF_CONFIG is written."""
+    """The forms of a TF_CONFIG."""
 
     JSON = "json"
     EXPORT = "export"

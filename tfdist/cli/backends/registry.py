@@ -60,7 +60,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def chosen(on: str | None, request: Request) -> str | None:
-    """The engine that a command line asks for, or None where this command starts the tasks.
+    """The engine that a command line asks for, or None if this command starts the tasks.
 
     Raises:
         ConfigError: if there is no such engine, or another option asks for another one.

@@ -1,4 +1,4 @@
-"""What an engine is to start: the same command in each task, and how many tasks there are."""
+"""The request to an engine: the same command in each task, and how many tasks there are."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class Order:
     def command(self, engine: str, *options: str) -> tuple[str, ...]:
         """The words after `tfdist` of each task: `run --environment ENGINE … SCRIPT ARGS`.
 
-        A strategy that was chosen here, by "auto", is said: a task would choose by what it sees.
+        A strategy that "auto" has chosen here is passed on: a task would choose by the devices that
+        it sees.
 
         Args:
             engine: the environment that the tasks believe.
@@ -133,5 +134,5 @@ def _written(option: Any, value: Any) -> list[str]:
 
 
 def counts_of(resolved: Resolved) -> dict[str, int]:
-    """How many tasks of each type a strategy needs, in the order of their ranks."""
+    """The number of tasks of each type that a strategy needs, in the order of their ranks."""
     return resolved.config.counts
