@@ -18,12 +18,12 @@ __all__ = ["Comparison", "Difference", "compared", "difference", "runner", "sess
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far one output is off in one case.
+    """The error of one output in one case.
 
     Attributes:
         output: its name.
         case: what was tried.
-        absolute: the largest difference of an element; infinite where shapes, NaNs or infinities
+        absolute: the largest difference of an element; infinite if shapes, NaNs or infinities
             differ.
         relative: the same, divided by the largest magnitude of the output.
     """
@@ -41,7 +41,7 @@ class Comparison:
     Attributes:
         tolerance: what `Difference.relative` may be.
         differences: one for each output and case.
-        layer: the first layer that differs, where it was looked for and found.
+        layer: the first layer that differs, if it was looked for and found.
     """
 
     tolerance: float

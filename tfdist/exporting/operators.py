@@ -46,7 +46,7 @@ def _erfc(context: Any, node: Any, name: str, args: object) -> None:
     )
 
 
-#: What tf2onnx is told of operations that it does not know.
+#: Handlers for tf2onnx of operations that it does not know.
 HANDLERS: dict[str, tuple[Any, list[Any]]] = {"Erfc": (_erfc, [])}
 
 

@@ -62,7 +62,7 @@ def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
     """A model's inputs, with those that were given in their place.
 
     Args:
-        own: the inputs that the model says it has; none where it does not say.
+        own: the inputs that the model itself names; none if it names none.
         given: what the user asked for, by name.
 
     Raises:
