@@ -18,7 +18,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """The gradients of one set of weights: added up, reduced and applied as a rule says.
+    """The gradients of one set of weights: added up, reduced and applied by a rule.
 
     Accumulation comes first, then the mode, which reduces by way of the compression. `step` and
     `flush` run in a replica context, in the same order on all replicas.
@@ -124,7 +124,7 @@ class Exchange:
         return any(int(tf.convert_to_tensor(count)) for count in counts)
 
     def saved(self) -> dict[str, Any]:
-        """What belongs into a checkpoint, by name. Asked outside of the replicas."""
+        """The values that belong into a checkpoint, by name. Asked outside of the replicas."""
         begun = self._sums and int(tf.convert_to_tensor(self._sums["batches"])) > 0
         return {**self._kept(), **(self._sums if begun else {})}
 

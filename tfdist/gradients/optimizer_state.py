@@ -1,4 +1,4 @@
-"""What an optimizer knows of the exchange of its gradients, and what of it is saved."""
+"""The state of a gradient exchange, by optimizer, and the part of it that is saved."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
 
 
 def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
-    """The updater of an optimizer, made at the first call; None where gradients are plain.
+    """The updater of an optimizer, made at the first call; None if gradients are plain.
 
     Args:
         optimizer: a Keras optimizer.

@@ -57,7 +57,7 @@ class Reducer:
 
     Args:
         strategy: has `sum_gradients(list)` and `link()`.
-        rule: says how.
+        rule: has the kind of reduction.
         specs: shapes and types of the gradients, sparse ones as dense.
         names: the weights' names, for messages.
         dense: places of those that are not sparse.
@@ -150,7 +150,7 @@ class Reducer:
         return sums, self._bytes_of(values)
 
     def _bytes_of(self, values: Sequence[Any]) -> Scalar:
-        """What a ring sends for an all-reduce of dense tensors and an all-gather of sparse ones."""
+        """The bytes that a ring sends to all-reduce dense tensors and all-gather sparse ones."""
         count = self._strategy.num_replicas_in_sync
         sent: Scalar = 0.0
         for value in values:
