@@ -39,7 +39,7 @@ VARIABLES: dict[str, str] = {
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """The value of a variable of the table, or None where it is unset or empty.
+    """The value of a variable of the table, or None if it is unset or empty.
 
     Args:
         name: a key of `VARIABLES`.

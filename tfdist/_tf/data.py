@@ -1,4 +1,4 @@
-"""What is private in TensorFlow's data sets, iterators and seeds."""
+"""Private parts of TensorFlow's data sets, iterators and seeds."""
 
 from __future__ import annotations
 

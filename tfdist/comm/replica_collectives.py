@@ -40,7 +40,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     example are put one after the other, as in one process's gradient of the whole batch. A lookup
     that does not depend on the batch, such as a position embedding, has each row once on one
     process and on each replica: those rows are added. Optimizers that square gradients row by row
-    tell the two apart.
+    distinguish the two.
 
     Args:
         values: dense tensors and `IndexedSlices`, the same number and types on each replica.
@@ -259,5 +259,5 @@ def sent_by_ring(tensor: Tensor, count: int) -> float:
 
 
 def size_of(tensor: Tensor) -> int:
-    """The bytes of a dense tensor of static shape; 0 where the shape is not known."""
+    """The bytes of a dense tensor of static shape; 0 if the shape is not known."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

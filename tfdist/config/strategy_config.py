@@ -1,4 +1,4 @@
-"""How to train: one frozen value with the options of all strategies and those of the chosen one."""
+"""The configuration of a training: the options of all strategies and those of the chosen one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Kind = TypeVar("_Kind", bound=Options)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Options):
-    """How to train. `StrategyConfig.of` makes it of options by name.
+    """The configuration of a training. `StrategyConfig.of` makes it of options by name.
 
     Attributes:
         parts: the options of the strategy, one value of each class in its `StrategySpec`; those
@@ -114,7 +114,7 @@ class StrategyConfig(Options):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks of each type there are, in the order of their ranks."""
+        """The number of tasks of each type, in the order of their ranks."""
         spec = spec_of(self.strategy)
         if spec.has_servers:
             return {"chief": 1, "worker": self.processes, "ps": self.part(ServerOptions).ps}

@@ -14,7 +14,7 @@ __all__ = ["Comparison", "Observations", "Row", "compare", "read"]
 
 @dataclasses.dataclass(frozen=True)
 class Observations:
-    """What one task recorded.
+    """The observations of one task.
 
     Attributes:
         logs: for each step, the logs that callbacks saw.

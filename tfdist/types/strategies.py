@@ -76,7 +76,7 @@ class ReplicaContext(Protocol):
 
 
 class Launcher(Protocol):
-    """What launches the collectives of one replica: TensorFlow's `CollectiveReplicaLauncher`."""
+    """The launcher of one replica's collectives: TensorFlow's `CollectiveReplicaLauncher`."""
 
     _all_gather: Any
     _device: str

@@ -33,7 +33,7 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
     """Ends the process if the block takes longer.
 
     TensorFlow waits for its peers in C++ code that neither a signal nor an exception ends
-    (tensorflow#53098), so after the deadline the process says why and exits at once.
+    (tensorflow#53098), so after the deadline the process reports the reason and exits at once.
 
     Args:
         seconds: how long the block may take.
@@ -51,7 +51,7 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
 
 @contextlib.contextmanager
 def outside_deadline(seconds: float, message: str) -> Iterator[None]:
-    """Ends the process if the block takes longer, also where no other thread of it can run.
+    """Ends the process if the block takes longer, also if no other thread of it can run.
 
     TensorFlow holds Python's global lock while it registers a graph with its peers, so another
     process watches the time.
