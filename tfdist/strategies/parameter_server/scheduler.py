@@ -52,6 +52,7 @@ class Gate:
         """Whether a step that makes that many updates may start now."""
         if self._bound is None or not self._overlapping:
             return True
+        # Its updates may come before those of each step under way, and theirs before its own.
         most = max(self._overlapping.values()) + updates
         return max(most, sum(self._updates.values())) <= self._bound
 
@@ -70,6 +71,7 @@ class Gate:
 
     def end(self, step: int) -> None:
         """Notes the end of a step."""
+        # Steps under way keep their counts: the updates of this one came after their reads.
         self._overlapping.pop(step, None)
         self._updates.pop(step, None)
 
@@ -80,7 +82,8 @@ def gate_of(rule: ServerOptions) -> Gate:
     return Gate(rule.staleness if waits else None)
 
 
-#: Jobs whose numbers lie within this may be under way at the same time.
+#: Jobs whose numbers lie within this may be under way at the same time. With `UPDATES_A_STEP` (16)
+#: updates each, their updates fit in the `WINDOW` (4096) that the servers remember.
 SPAN = 192
 
 #: After an error, seconds for the steps that run to end.
@@ -320,6 +323,7 @@ class Dispatcher:
             if job.prefers in (None, index) or job.prefers in self._lost | self._silent:
                 again = job.gated and self.gate.has_started(job.number)
                 admitted = not job.gated or again or self.gate.may_start(job.gated)
+                # A job that waits at the gate is not overtaken by those behind it.
                 return job if admitted else None
         return None
 
@@ -336,6 +340,7 @@ class Dispatcher:
                 with on_worker(worker):
                     result = job.run(index)
                 ended = True
+            # The failure handler does not raise a lost worker's error; there is no result then.
             if ended:
                 self._end(index, job, result)
         except BaseException as error:
@@ -345,6 +350,7 @@ class Dispatcher:
         """Takes a job off its worker; False if it was taken before. The worker has answered."""
         self._silent.discard(index)
         self._changed.notify_all()
+        # A job that was taken from this worker is ended by another; this result does not count.
         if self._running.get(index) is not job:
             return False
         del self._running[index]

@@ -45,6 +45,7 @@ class Ledger:
         self._numbers, self._fates = {}, {}
         for device in devices:
             with tf.device(device):
+                # Update n has place n % WINDOW. No update has the number -1: the place is free.
                 self._numbers[device] = _window("numbers", -1)
                 self._fates[device] = _window("fates", 0)
 
@@ -59,6 +60,7 @@ class Ledger:
             there = tf.gather(self._numbers[device], slot)
             known = tf.where(tf.equal(there, number), tf.gather(self._fates[device], slot), 0)
             late = there > number
+            # Only the first server decides, so it alone has the floor.
             if device == self.devices[0]:
                 late = tf.logical_or(late, number < self._floor)
             return tf.where(late, tf.constant(FORGOTTEN, tf.int64), known)
@@ -169,6 +171,7 @@ class Tally:
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _read_and_clear(self) -> Tensor:
+        # Steps add under the same lock, so nothing is added between the read and the clearing.
         held = self._lock.acquire()
         with tf.control_dependencies([held]), tf.device(self._device):
             news = tf.identity(self._sums.read_value())
@@ -187,6 +190,7 @@ class Counts:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        # Place 0 is for gradients that are dropped, place 1 + s for those applied at staleness s.
         with tf.device(device):
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)

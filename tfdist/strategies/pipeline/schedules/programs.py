@@ -61,13 +61,17 @@ def _depth_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> in
 
 
 def _all_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> int:
+    """All forwards of a batch: no backward begins before the last forward."""
     del stages, stage
     return microbatches * virtual
 
 
 def _interleaved_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> int:
-    if microbatches == stages:
+    """The forwards before the first backward comes back through all chunks, as in Megatron-LM."""
+    if microbatches == stages:  # With one group of microbatches, all forwards come first.
         return microbatches * virtual
+    # All chunks but the last of one group; then the group's last chunk and its backward each pass
+    # the stages that come after this one.
     return 2 * (stages - 1 - stage) + (virtual - 1) * stages
 
 
@@ -246,6 +250,8 @@ class Program:
         check(name, stages, microbatches, virtual)
         check_stage("device", device, stages)
         rule = RULES[name]
+        # All devices go through their chunks and the microbatches by one rule, so each needs the
+        # results of its neighbours in the order in which these make them.
         chunks = range(device, stages * virtual, stages)
         self._device = device
         self._forwards = _order(chunks, microbatches, stages)
@@ -268,12 +274,14 @@ class Program:
             before the next batch's first forward.
         """
         backwards = [[Step(Kind.BACKWARD, batch, number, c)] for c, number in self._backwards]
+        # The update is taken with the last backward of its batch: no later forward comes between.
         backwards[-1].append(Step(Kind.UPDATE, batch, -1, self._device))
         self._left.extend(backwards)
         steps = []
         for chunk, microbatch in self._forwards:
             steps.append(Step(Kind.FORWARD, batch, microbatch, chunk))
             self._live += 1
+            # The oldest backward comes next. Without a flush it may be one of the batch before.
             if self._live > self._ahead:
                 steps += self._backward()
         return steps + self.drain() if self._flush else steps
@@ -349,6 +357,8 @@ def version(
     """
     check_choice("schedule", name, SCHEDULES)
     check_stage("stage", stage, stages)
+    # A stage has run as many forwards ahead as stages follow it (`_depth_ahead`). With PipeDream
+    # each is a batch, whose update is still to come when the stage begins this one.
     if name == "pipedream":
         late = stages - 1 - (0 if vertical_sync else stage)
     else:

@@ -76,6 +76,8 @@ def simulate(
     places = [0] * schedule.devices
     clocks = [0.0] * schedule.devices
     going = True
+    # Each round runs every device as far as its needs are met. A round in which no device moves is
+    # the last: all steps are done, or the rest wait for each other for ever.
     while going:
         going = False
         for device, program in enumerate(schedule.programs):
