@@ -70,7 +70,7 @@ class BestExporter(WritingExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> bytes | None:
-        """Exports what has become better; see `Exporter.export`."""
+        """Exports a model that has become better; see `Exporter.export`."""
         del is_the_final_export
         if not self._told:
             self._best = self._best_of_events(estimator.model_dir, eval_result)

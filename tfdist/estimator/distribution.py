@@ -80,7 +80,7 @@ class Distribution:
         return step
 
     def session_config(self, config: ConfigProto | None) -> ConfigProto | None:
-        """A session's configuration with what the collectives need."""
+        """A session's configuration with the settings that the collectives need."""
         return private.session_config_for(self.strategy, config) if self.workers > 1 else config
 
     def spec(
@@ -90,7 +90,7 @@ class Distribution:
 
         Args:
             model: builds the model on features and labels.
-            result: what the `input_fn` has returned.
+            result: the result of the `input_fn`.
             mode: one of `ModeKeys`.
         """
         together = Together() if self.workers > 1 and mode == ModeKeys.TRAIN else None

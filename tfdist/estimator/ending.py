@@ -28,7 +28,7 @@ def clear(config: RunConfig) -> None:
 
 
 def write(config: RunConfig) -> None:
-    """Says that the training has ended and all checkpoints are written."""
+    """Notes that the training has ended and all checkpoints are written."""
     note = {"cluster": _cluster(config), "end": uuid.uuid4().hex}
     tf.io.gfile.makedirs(str(config.model_dir))
     with tf.io.gfile.GFile(_path(config), "w") as file:

@@ -1,4 +1,4 @@
-"""The Estimator: a model as a function that builds its graph, and what can be done with it."""
+"""The Estimator: a model as a function that builds its graph, with training and all other uses."""
 
 from __future__ import annotations
 

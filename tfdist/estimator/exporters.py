@@ -53,7 +53,7 @@ class WritingExporter(Exporter):
 
     Args:
         name: the exporter's.
-        serving_input_receiver_fn: returns what the model is fed with.
+        serving_input_receiver_fn: returns the model's inputs.
         assets_extra: files to add, by their paths in `assets.extra`.
         as_text: whether the protocol buffer is written as text.
         exports_to_keep: how many exports are kept; None keeps all.

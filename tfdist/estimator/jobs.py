@@ -27,7 +27,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         eval_spec: what to evaluate on, and what to export.
 
     Returns:
-        The last metrics and what the exporters returned, if this process has evaluated after its
+        The last metrics and the exporters' results, if this process has evaluated after its
         training; else None.
 
     Raises:

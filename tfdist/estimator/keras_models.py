@@ -60,7 +60,7 @@ def model_to_estimator(
     Args:
         keras_model: the model.
         keras_model_path: instead, a file that `model.save` has written.
-        custom_objects: what the file needs to be read.
+        custom_objects: the objects that are needed to read the file.
         model_dir: where checkpoints, event files and exports go.
         config: a `RunConfig`.
         checkpoint_format: only `"saver"`, checkpoints by variables' names, is supported.
@@ -259,7 +259,7 @@ def _stateless(pairs: list[tuple[Any, Any]]) -> Iterator[Any]:
 
 
 def _build(model: Model, x: Structure, y: Structure) -> None:
-    """Makes what Keras has left to the first batch, outside of the graph, from a batch's shapes.
+    """Makes the state that Keras leaves to the first batch, from its shapes, outside of the graph.
 
     The optimizer is left alone: within a strategy's scope its variables need all processes.
     """

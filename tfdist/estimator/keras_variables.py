@@ -77,7 +77,7 @@ class GraphVariables:
         """Ops that bring what was assigned in a stateless scope into the graph's variables.
 
         Args:
-            before: what `read` returned for the scope.
+            before: the result of `read` for the scope.
             scope: the `keras.StatelessScope`, which has ended.
         """
         return assigned(self.graph, before, scope)
@@ -124,14 +124,14 @@ def assigned(
 
 
 def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operation | None:
-    """The op that changes a variable by what has been computed from a value of it.
+    """The op that changes a variable by the result of a computation on a value of it.
 
     Numbers are added, so that no change of another worker in the meantime is lost.
 
     Args:
         variable: the graph's.
         before: the value that was read.
-        after: what came of it; None for what did not change.
+        after: the result; None if it did not change.
 
     Returns:
         An op, or None if nothing changes.

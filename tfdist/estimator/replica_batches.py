@@ -35,7 +35,7 @@ def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list
     """Successive batches for the replicas, in their order.
 
     Args:
-        result: what an `input_fn` has returned, which must be a data set.
+        result: the result of an `input_fn`, which must be a data set.
         count: the number of replicas.
         fill: whether the last replicas get empty batches if the input ends before them. If not,
             such a step is left out, and the input ends.

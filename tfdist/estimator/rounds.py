@@ -18,7 +18,7 @@ class Round:
 
     Attributes:
         metrics: its metrics; None if there was none.
-        exports: what each exporter returned.
+        exports: the result of each exporter.
     """
 
     metrics: dict[str, Any] | None = None

@@ -30,7 +30,7 @@ def train(estimator: Estimator, spec: TrainSpec, evaluation: EvalSpec | None = N
     Args:
         estimator: the Estimator.
         spec: what to train on.
-        evaluation: what this task evaluates itself, after checkpoints and at the end.
+        evaluation: the evaluation by this task itself, after checkpoints and at the end.
 
     Returns:
         What it has evaluated last, as `train_and_evaluate` returns it; else None.
@@ -59,7 +59,7 @@ def train_then_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: 
     """Trains in lockstep with other workers; then the chief evaluates and exports.
 
     Returns:
-        The last metrics and what the exporters returned, on the chief; None on other workers.
+        The last metrics and the exporters' results, on the chief; None on other workers.
     """
     train(estimator, train_spec)
     latest = estimator.latest_checkpoint()

@@ -47,7 +47,7 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return mean[0]
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Tells this process's wish."""
+        """Asks the session for this process's wish, as a value of the step."""
         return tf1.train.SessionRunArgs(self._votes, feed_dict={self._flag: float(self.asked)})
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:

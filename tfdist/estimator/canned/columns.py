@@ -66,7 +66,7 @@ def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
 
     Args:
         features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: what `checked_columns` returned.
+        columns: the result of `checked_columns`.
 
     Returns:
         A float tensor `(batch, width)`, the columns in the order of their names.
@@ -100,7 +100,7 @@ def linear_model(
 
     Args:
         features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: what `checked_columns` returned, dense or categorical.
+        columns: the result of `checked_columns`, dense or categorical.
         units: the number of sums.
         sparse_combiner: how the weights of several categories in one example are combined: `"sum"`,
             `"mean"` or `"sqrtn"`.
@@ -182,7 +182,7 @@ def _is_old(column: FeatureColumn) -> bool:
 
 
 class _Variables(StateManager):  # type: ignore[misc]
-    """Keeps what columns make in variables of the graph, named by the scopes that are open."""
+    """Keeps the weights that columns make as variables of the graph, named by the open scopes."""
 
     def __init__(self) -> None:
         self._variables: dict[tuple[Any, str], Any] = {}

@@ -40,11 +40,11 @@ class DNNLinearCombinedEstimator(CannedEstimator):
     Args:
         head: one of `tfdist.estimator`'s heads.
         model_dir: where checkpoints, event files and exports go.
-        linear_feature_columns: what the linear model sees; None for no linear model.
+        linear_feature_columns: the inputs of the linear model; None for no linear model.
         linear_optimizer: a name, an optimizer of `tf.compat.v1.train` or Keras, or a function that
             returns one. Names have the lesser of 0.005 and one over the square root of the number
             of columns as their learning rate.
-        dnn_feature_columns: what the network sees, dense columns; None for no network.
+        dnn_feature_columns: the inputs of the network, dense columns; None for no network.
         dnn_optimizer: as `linear_optimizer`; names have a learning rate of 0.001.
         dnn_hidden_units: the width of each hidden layer.
         dnn_activation_fn: of hidden layers.

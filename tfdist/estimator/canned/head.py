@@ -160,7 +160,7 @@ class Head(abc.ABC):
             logits: `(batch, logits_dimension)`.
             labels: as described in the head's class.
             optimizer: of `tf.compat.v1.train` or of Keras.
-            trainable_variables: what it trains; by default all trainable variables.
+            trainable_variables: the variables to train; by default all trainable variables.
             train_op_fn: makes the training op of the loss, instead of `optimizer`.
             update_ops: run before each step; by default those of `GraphKeys.UPDATE_OPS`.
             regularization_losses: scalars added to the loss.

@@ -43,7 +43,7 @@ def reduced(losses: Tensor, weights: Tensor | float, reduction: str) -> Tensor:
 
     Args:
         losses: `(batch, n)`.
-        weights: what losses are multiplied by, `(batch, 1)` or 1.
+        weights: the factors of losses, `(batch, 1)` or 1.
         reduction: one of TensorFlow 1's names. `tf.distribute` learns from it whether losses of
             replicas are added or averaged.
     """

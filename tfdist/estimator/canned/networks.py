@@ -209,6 +209,6 @@ def _batch_size(features: Features) -> Tensor:
 
 
 def _summarize(name: str, value: Tensor) -> None:
-    """Adds what TensorBoard shows of a layer."""
+    """Adds the summaries of a layer that TensorBoard shows."""
     tf1.summary.scalar(f"{name}/fraction_of_zero_values", tf.nn.zero_fraction(value))
     tf1.summary.histogram(f"{name}/activation", value)
