@@ -115,7 +115,7 @@ class Averager:
 
         Args:
             grads: a dense tensor, `IndexedSlices` or None for each variable.
-            variables: what the gradients are of.
+            variables: the variables of the gradients.
 
         Returns:
             A gradient for each variable, None if there was None.
@@ -371,9 +371,9 @@ class Applier:
         """Applies the averages of gradients, or adds them to those of the passes before.
 
         Args:
-            optimizer: what counts the passes.
+            optimizer: the counter of the passes.
             grads: this process's gradients.
-            variables: what they are of.
+            variables: the variables of the gradients.
             apply: applies the averages.
         """
         if self.passes == 1:

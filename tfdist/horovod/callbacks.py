@@ -65,18 +65,18 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local.add(id(variable))
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Notes what is to be sent."""
+        """Notes the values to be sent."""
         self._waiting = ["weights", *self._optimizers()]
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Sends what is there before the first batch, if it is on all processes."""
+        """Sends the values that are there before the first batch, if they are on all processes."""
         if self._waiting and self._is_built_everywhere():
             if getattr(self.model, "optimizer", None) is not None:
                 build(self.model.optimizer, self.model.trainable_variables)
             self._send("weights", "optimizer")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Sends what the first batch has made."""
+        """Sends the values that the first batch has made."""
         if self._waiting:
             self._send(*self._waiting)
 

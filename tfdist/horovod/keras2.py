@@ -60,7 +60,7 @@ class OldNames:
             loss: a function without arguments, or a tensor that `tape` has recorded.
             var_list: variables, in any nest; or a function that gives them.
             grad_loss: the gradient of the loss.
-            tape: what has recorded the loss.
+            tape: the tape that has recorded the loss.
 
         Raises:
             ConfigError: if neither a function nor a tape is given.
@@ -124,7 +124,7 @@ class OldNames:
         return update(gradient, variable, learning_rate)
 
     def get_gradients(self, loss: object, params: object) -> NoReturn:
-        """Refuses what only graphs of TensorFlow 1 had.
+        """Rejects options that only graphs of TensorFlow 1 had.
 
         Raises:
             ConfigError: always.

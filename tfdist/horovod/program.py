@@ -1,4 +1,4 @@
-"""A Horovod program's start and end, and what Keras does differently in between.
+"""A Horovod program's start and end, and the changes of Keras in between.
 
 XLA cannot compile Horovod's operations, and Keras chooses it by itself on GPUs; dynamic loss
 scaling looks at gradients before they are averaged; and programs that were written for Keras 2

@@ -60,7 +60,7 @@ class StoppedError(TfdistError):
 
 
 class CommandError(TfdistError):
-    """A command of the build failed, or took too long. The message has what it printed last."""
+    """A command of the build failed, or took too long. The message has its last lines."""
 
     def __init__(self, what: str, why: str, lines: Sequence[str], log: Path, hint: str) -> None:
         text = "\n".join(lines)
@@ -91,7 +91,7 @@ class Commands:
     Within it the signals that would end this process are noted and stop the running command.
 
     Args:
-        log: gets what all commands print; its directory exists.
+        log: gets the output of all commands; its directory exists.
         temporary: where they put temporary files, so that those go when it goes.
     """
 
@@ -136,7 +136,7 @@ class Commands:
         """Runs a command to its end.
 
         Args:
-            what: what it does, for messages.
+            what: its purpose, for messages.
             command: the command.
             changes: to this process's environment; None removes a variable.
             folder: where it runs.
@@ -173,7 +173,7 @@ class Commands:
     def _follow(
         self, process: subprocess.Popen[bytes], seconds: float, shielded: bool, lines: _Lines
     ) -> bool:
-        """Reads what a process prints until it ends. True if it does not end in time."""
+        """Reads the output of a process until it ends. True if it does not end in time."""
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
         while True:
@@ -202,7 +202,7 @@ class Commands:
 
 
 class _Lines:
-    """Cuts what a command prints into lines."""
+    """Cuts the output of a command into lines."""
 
     def __init__(self, kept: collections.deque[str], each: Callable[[str], None]) -> None:
         self._kept, self._each, self._part = kept, each, b""
@@ -253,7 +253,7 @@ _STEP = re.compile(r"\[\s*(?:(?P<percent>\d+)%|(?P<done>\d+)/(?P<all>\d+))\]")
 
 
 class Progress(Protocol):
-    """Shows what is being done."""
+    """Shows the progress of a build."""
 
     def phase(self, text: str) -> None:
         """Shows that a new phase begins."""

@@ -23,7 +23,7 @@ __all__ = ["MARK", "VERSION", "Workshop", "build", "download", "patch", "unpack"
 #: The release that is built: the last one.
 VERSION = "0.28.1"
 
-#: Marks what was built from the changed source: a part of the version that pip shows.
+#: Marks a build from the changed source: a part of the version that pip shows.
 MARK = "tfdist2"
 
 
@@ -33,8 +33,8 @@ class _Change:
 
     Attributes:
         path: the file.
-        old: what only that line contains.
-        new: what is there instead.
+        old: text that only that line contains.
+        new: the text instead.
         nccl: whether it is needed for GPUs only.
     """
 
@@ -46,7 +46,7 @@ class _Change:
 
 _CHANGES = (
     # Registers Horovod's operations with XLA; includes a header that TensorFlow no longer ships.
-    # Without it Horovod's operations run outside of what XLA compiles.
+    # Without it Horovod's operations run outside of XLA's programs.
     _Change("horovod/tensorflow/CMakeLists.txt", "xla_mpi_ops.cc", ""),
     # Written to but left empty as released, so that stalled ranks are looked for in an empty list.
     _Change(
@@ -64,7 +64,7 @@ _CHANGES = (
         "  device_attr.iface = gloo_iface_;\n"
         "  dev = CreateDevice(device_attr);\n",
     ),
-    # A function that TensorFlow no longer exports, replaced by what it did. A template, since the
+    # A function that TensorFlow no longer exports, replaced by its own code. A template, since the
     # type is known only by its name at that place.
     _Change(
         "horovod/tensorflow/mpi_ops.cc",
@@ -145,7 +145,7 @@ class Workshop:
 
     Attributes:
         folder: a temporary directory.
-        tools: what the machine has.
+        tools: the tools of the machine.
         commands: runs the build's commands.
         progress: called with the progress.
     """

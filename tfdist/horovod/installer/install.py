@@ -93,7 +93,7 @@ def fits(choice: Choice, tensorflow: str) -> bool:
     """Whether what is installed is what would be built. It may have more operations.
 
     Args:
-        choice: what is asked for.
+        choice: the features asked for.
         tensorflow: the version of TensorFlow that it must be built for.
     """
     return (
@@ -105,7 +105,7 @@ def fits(choice: Choice, tensorflow: str) -> bool:
 
 
 def get_dependencies(commands: Commands, folder: Path | None) -> None:
-    """Installs what Horovod imports.
+    """Installs the packages that Horovod imports.
 
     Args:
         commands: runs pip.
@@ -153,7 +153,7 @@ class Order:
     """The request for a build.
 
     Attributes:
-        choice: what Horovod is built with.
+        choice: the features that Horovod is built with.
         force: build it in any case.
         wheel_dir: put the wheel there and install nothing.
     """
@@ -170,10 +170,10 @@ class Outcome:
     Attributes:
         done: how it came about.
         tensorflow: the version of TensorFlow that it is for.
-        operations: what it exchanges tensors with.
+        operations: the libraries with which it exchanges tensors.
         seconds: how long that took.
         wheel: the wheel; None if nothing was to be done.
-        log: the log of what was run; None likewise.
+        log: the log of the commands; None likewise.
     """
 
     done: Done
@@ -190,7 +190,7 @@ def ensure(order: Order, progress: Progress) -> Outcome:
     Call it in the main thread: it handles the signals that would end the process.
 
     Args:
-        order: what is asked for.
+        order: the request.
         progress: called with the progress.
 
     Raises:

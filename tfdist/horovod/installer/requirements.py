@@ -174,8 +174,8 @@ def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
     """Looks for all that the build needs.
 
     Args:
-        choice: what is to be built.
-        places: what each directory that is written to is for, and how many bytes it needs.
+        choice: the features to build.
+        places: the use of each directory that is written to, and the bytes it needs.
 
     Raises:
         ConfigError: if something is missing; the message lists it all.

@@ -73,7 +73,7 @@ def _variables(rank: int, port: int) -> dict[str, str | None]:
 
 
 def _add_up() -> int:
-    """One of the two: 0 if it has the sum of what both gave."""
+    """One of the two: 0 if it has the sum of both values."""
     import horovod.tensorflow as horovod
     import tensorflow
 

@@ -92,7 +92,7 @@ def entry(choice: Choice, tensorflow: str) -> Entry:
     """The place of the wheel for this Python and machine.
 
     Args:
-        choice: what it is built with.
+        choice: the features it is built with.
         tensorflow: the version of TensorFlow that it is for.
     """
     abi = sysconfig.get_config_var("SOABI") or platform.python_version()
