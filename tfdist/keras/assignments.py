@@ -28,7 +28,7 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
 
     Args:
         step: the calling replica's step.
-        value: what the weight was given on this replica.
+        value: the weight's new value on this replica.
         name: the weight's name.
 
     Returns:
@@ -78,8 +78,8 @@ def warn_unless_added(
     Args:
         depends: returns whether a tensor depends on the batch.
         variable: the metric's Keras variable.
-        value: what it is given.
-        old: what it holds, if that is not a variable's value.
+        value: its new value.
+        old: its present value, if that is not a variable's value.
     """
     if not is_symbolic(value) or not depends(value) or _adds_to_old(value, old):
         return

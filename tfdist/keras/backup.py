@@ -216,7 +216,7 @@ def _read_state(callback: Backup) -> dict[str, int]:
 
 
 def build(model: Model, iterator: types.EpochIterator | None) -> None:
-    """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
+    """Creates the variables that the backup is loaded into: of model, metrics and optimizer."""
     if iterator is not None:
         spec = iterator._distributed_dataset.element_spec
         batch = spec.batch if isinstance(spec, Slice) else spec

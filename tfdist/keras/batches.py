@@ -39,7 +39,7 @@ _Specs = list[list[tf.TensorSpec]]
 
 
 class _Trace(NamedTuple):
-    """A traced function, and what it takes."""
+    """A traced function, and the types of its arguments."""
 
     specs: _Specs
     function: Callable[..., Any]

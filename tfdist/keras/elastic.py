@@ -186,7 +186,7 @@ def restore(state: State, model: Model, callbacks: list[Any]) -> None:
     """Puts a state back.
 
     Args:
-        state: what `take` gave.
+        state: the result of `take`.
         model: the same model, built.
         callbacks: the callbacks of its `fit`, which have begun.
 
@@ -295,7 +295,7 @@ def begin(place: ElasticPlace) -> None:
 
 
 def end() -> None:
-    """Makes `fit` again what it was before `begin`."""
+    """Undoes `begin`: `fit` is Keras's own again."""
     _jobs.clear()
 
 

@@ -93,7 +93,7 @@ _said: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _say_batch(iterator: EpochIterator) -> None:
-    """Tells the user, at the first `fit`, how its batches are split."""
+    """Shows the user, at the first `fit`, how its batches are split."""
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
     if not fitting.is_up or replicas == 1 or strategy in _said:

@@ -36,7 +36,7 @@ def hooks() -> list[Hook]:
 
 
 class CarefulFile(h5py.File):  # type: ignore[misc]
-    """An HDF5 file to write to, whose `close` raises what went wrong on the disk.
+    """An HDF5 file to write to, whose `close` raises the errors of the disk.
 
     Args:
         path: where it is; a file that is there is overwritten.

@@ -114,7 +114,7 @@ class HookSet:
             self._depth += 1
 
     def leave(self) -> None:
-        """Restores what was there, when the outermost scope closes."""
+        """Restores the former attributes, when the outermost scope closes."""
         with _lock:
             self._depth -= 1
             if self._depth == 0:

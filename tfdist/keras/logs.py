@@ -43,7 +43,7 @@ class NoticedResults:
     share the metrics, so what is noted is kept for each thread.
 
     Args:
-        metrics: what `summed_metrics` returned.
+        metrics: the result of `summed_metrics`.
     """
 
     def __init__(self, metrics: list[Any]) -> None:
@@ -86,8 +86,8 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
 
     Args:
         step: the step that returned the logs.
-        logs: what it returned, a nest of tensors and numbers.
-        results: what `NoticedResults` noted on this replica.
+        logs: its result, a nest of tensors and numbers.
+        results: the results that `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
     metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}

@@ -77,7 +77,7 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
 def _times_weights(
     step: Step, original: Callable[..., Any], value: Tensor, sample_weight: Tensor, reduction: str
 ) -> Tensor:
-    """A scalar loss times what Keras makes of sample weights, on the whole batch.
+    """A scalar loss times Keras's factor for sample weights, on the whole batch.
 
     Keras multiplies the scalar by each weight and reduces the products.
     """
@@ -151,7 +151,7 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes what `add_loss` and regularizers of activities add, often sums, an average."""
+    """Makes the losses of `add_loss` and of activity regularizers, often sums, an average."""
 
     @functools.wraps(original)
     def aggregate(self: object, loss: Tensor) -> Tensor:

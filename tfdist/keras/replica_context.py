@@ -54,7 +54,7 @@ class Step:
             with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: returns which tensors of the step's graph depend on the batch.
-        gradients: what gradient tapes have returned for weights, by `id`.
+        gradients: gradients of weights that tapes have returned, by `id`.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
     """

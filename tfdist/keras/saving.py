@@ -71,7 +71,7 @@ def write_once(source: Any, path: object, write: Callable[[], None]) -> None:
 
     Args:
         source: the model or export archive whose variables `write` reads.
-        path: what is written; anything but a path, such as a buffer, is each worker's own.
+        path: the file to write; anything but a path, such as a buffer, is each worker's own.
         write: writes; must not communicate.
 
     Raises:

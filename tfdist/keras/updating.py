@@ -136,7 +136,7 @@ def leaves_to_updates(model: Model) -> bool:
 
 
 def flush(model: Model | None, *, batches: bool, late: bool = True) -> None:
-    """Applies what is pending in a model's optimizers. Must be called by all workers.
+    """Applies the pending updates of a model's optimizers. Must be called by all workers.
 
     Args:
         model: the model; anything without optimizers has nothing pending.
@@ -165,7 +165,7 @@ def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:
 
 
 def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Applies what is pending; all of it if `fit` evaluates at the end of an epoch."""
+    """Applies pending updates; all of them if `fit` evaluates at the end of an epoch."""
 
     @functools.wraps(original)
     def look(self: Model, *args: object, **kwargs: object) -> object:
@@ -194,7 +194,7 @@ def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
-    """Says once, when the size of a batch is known, what the learning rate is multiplied by."""
+    """Shows once, when the size of a batch is known, the factor of the learning rate."""
 
     @functools.wraps(original)
     def on_train_batch_end(self: types.CallbackList, *args: object, **kwargs: object) -> None:
@@ -229,6 +229,6 @@ def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(text: str) -> None:
-    """Tells the user, on the chief."""
+    """Shows a text to the user, on the chief."""
     if getattr(tf.distribute.get_strategy(), "is_chief", True):
         print(f"tfdist: {text}", file=sys.stderr, flush=True)

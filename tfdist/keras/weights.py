@@ -112,7 +112,7 @@ def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     """Folds the replica's number into the seeds it draws.
 
     The generator's state is the same on all replicas, so they would all draw the same dropout mask.
-    Replica 0 draws what one device draws.
+    Replica 0 draws the same numbers as one device.
     """
 
     @functools.wraps(original)
