@@ -45,7 +45,7 @@ class Scope:
     Args:
         strategy: the strategy.
         inner: TensorFlow's scope of the strategy.
-        hooks: what is hooked besides what all strategies hook.
+        hooks: the strategy's own hooks besides those of all strategies.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scope:
     def __enter__(self) -> object:
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self._strategy:
             raise ConfigError(_two_scopes(tf.distribute.get_strategy(), self._strategy))
-        # The stack undoes what has succeeded, in reverse, whichever step fails.
+        # The stack undoes the steps that have succeeded, in reverse, whichever step fails.
         with contextlib.ExitStack() as undoing:
             for hooks in self._hooks:
                 hooks.enter()
@@ -275,7 +275,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what only one process should write."""
+        """Whether this process writes the files that only one process should write."""
         return self.shard.worker == 0
 
     @property

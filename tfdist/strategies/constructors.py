@@ -227,7 +227,7 @@ def _conflict(path: str, current: Strategy, advice: str) -> ConfigError:
 
 
 def _say_given(path: str, current: Strategy, arguments: bool) -> None:
-    """Tells the user, once, that the strategy is the job's and not the program's own."""
+    """Shows the user, once, that the strategy is the job's and not the program's own."""
     replicas = current.num_replicas_in_sync
     text = f"{path} of the program is the active strategy {current.name!r}"
     text += f" ({replicas} replica{'s' * (replicas != 1)} in sync)"

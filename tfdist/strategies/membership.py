@@ -26,7 +26,7 @@ class Member:
     Attributes:
         cluster: the tasks that compute, and those that hold weights.
         task: this one.
-        seed: what the chief drew for all, for programs that were given no seed.
+        seed: the chief's seed for all, for programs that were given no seed.
         offer: the values that the chief sent to all tasks.
     """
 

@@ -67,7 +67,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         device: this process's device, such as `"GPU:0"`.
         gradients: how gradients are exchanged; by default summed as they are, in one group.
         cluster_resolver: the cluster and this task, if the addresses are known.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.

@@ -22,7 +22,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         cluster_resolver: the cluster and this task; by default read from TF_CONFIG.
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
         cpu_devices: replicas in this process if there are no GPUs.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
     """
 
     name = "multi_worker"

@@ -57,7 +57,7 @@ def contribute(
     Args:
         step: the step.
         payload: its gradients, weighted by the part's share of the examples.
-        change: changes the weights, given the sums; returns what ends when that is done.
+        change: changes the weights, given the sums; returns ops that end when that is done.
         number: the contribution's number.
         tell: adds the step's numbers up.
     """

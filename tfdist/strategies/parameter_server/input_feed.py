@@ -20,7 +20,7 @@ class Load:
 
     Attributes:
         key: identifies the graphs that can take it: those traced with an equal key.
-        resources: types of what the graph takes besides a box.
+        resources: types of the graph's inputs besides a box.
         rows: how many examples there are, if the chief knows.
         lasting: whether the resources are the same for the next batch.
         prefers: the worker that has it at hand, if one has.

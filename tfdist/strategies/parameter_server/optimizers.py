@@ -112,7 +112,7 @@ def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
 
 
 def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
-    """Refuses what an optimizer cannot do with a variable that is split over servers."""
+    """Rejects optimizers that cannot work on a variable that is split over servers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     split = [v for v in variables if len(parts_of(v)) > 1]
     if not split:

@@ -36,13 +36,13 @@ class Payload:
     Args:
         servers: where the variables are.
         gradients: gradients, each with its variable.
-        changes: what else is to be added to variables, each with its variable.
+        changes: other values to be added to variables, each with its variable.
         common: for sparse gradients that other parts of the batch are added to, which of their rows
             all parts have in common, by their place among the gradients: see `common_rows`.
 
     Attributes:
-        targets: the TensorFlow variables, or parts of them, that something is for.
-        values: what it is, on the variable's server.
+        targets: the TensorFlow variables, or parts of them, that have a gradient or a change.
+        values: this gradient or change, on the variable's server.
         common: for places with sparse values, how many of their rows all parts have in common.
             These come first.
         beside: other tensors on the first server that the transaction needs. A worker that is
@@ -87,7 +87,7 @@ class Payload:
         """Gradients, their variables, and the changes, each with its variable.
 
         Args:
-            values: what the gradients and changes have become, in the order of `values`.
+            values: the results for the gradients and changes, in the order of `values`.
         """
         count = self._gradients
         changes = list(zip(self.targets[count:], values[count:], strict=True))
@@ -205,7 +205,7 @@ def guarded(device: str, change: Callable[[], Any]) -> object:
 
 
 def effects_of(change: Callable[[], Any]) -> list[Any]:
-    """Runs a change, and returns what ends when all that it does to the servers is done."""
+    """Runs a change, and returns an op that ends when all its effects on the servers are done."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     change()

@@ -43,7 +43,7 @@ class NotSplittable(BaseException):
     No `Exception`, since Keras adds to the messages of those that pass through a layer.
 
     Args:
-        why: what it does, in words.
+        why: the action that prevents it, in words.
     """
 
 
@@ -229,7 +229,7 @@ class ServedStep:
         self._pending = update
 
     def flush(self, results: Results | None = None) -> None:
-        """Sends what is waiting to be sent.
+        """Sends the pending changes.
 
         Args:
             results: numbers that are to be added up with it.
@@ -291,7 +291,7 @@ class ServedStep:
         return self._version
 
     def metric_changes(self) -> list[tuple[Any, Any]]:
-        """Metric variables and what this step adds to them."""
+        """Metric variables and the values that this step adds to them."""
         return [(variable, self._local[key]) for key, variable in self.metrics.items()]
 
     @property

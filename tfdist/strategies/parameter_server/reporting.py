@@ -228,7 +228,7 @@ def placement_table(shelves: Shelves) -> Table:
 
 
 class Placement:
-    """Shows who holds what, if that is news.
+    """Shows the placement of variables, if that is news.
 
     Args:
         serving: runs the steps.

@@ -162,7 +162,7 @@ class Dispatcher:
         """Queues a job; waits while there is one in waiting for each worker.
 
         Raises:
-            Exception: what an earlier job has raised.
+            Exception: the error of an earlier job.
         """
 
         def has_room() -> bool:
@@ -178,7 +178,7 @@ class Dispatcher:
         """Waits until all jobs have been finished.
 
         Raises:
-            Exception: what a job has raised.
+            Exception: the error of a job.
         """
         self.wait_until(lambda: not self._waiting and not self._running)
 
@@ -187,7 +187,7 @@ class Dispatcher:
 
         Raises:
             TfdistError: if no worker has been there for the time of patience.
-            Exception: what a job has raised.
+            Exception: the error of a job.
         """
         with self._changed:
             without_worker: float | None = None

@@ -113,7 +113,7 @@ class Packed:
     """Tensors of known shapes, packed in a graph and unpacked on the chief.
 
     Args:
-        tensors: what is packed, of static shapes and numeric types.
+        tensors: the tensors to pack, of static shapes and numeric types.
     """
 
     def __init__(self, tensors: list[Any]) -> None:

@@ -30,7 +30,7 @@ class Held:
 
     Attributes:
         name: the variable's name.
-        shape: shape of what is held.
+        shape: the shape of the variable, or of the part.
         bytes: its size.
         part: number of this part and of all parts; None if the variable is whole.
     """
@@ -70,7 +70,7 @@ class Shelves:
         return min(choices, key=self.bytes_on)
 
     def put(self, server: int, held: Held) -> None:
-        """Notes what a server holds."""
+        """Notes the variables of a server."""
         self.held[server].append(held)
 
     def remove(self, server: int, held: Held) -> None:
@@ -184,12 +184,12 @@ class Servers:
 
     Attributes:
         wire: type in which floating-point tensors travel, or None for their own.
-        updates: what became of every update, and how many there were.
+        updates: the record of every update, and their number.
         rounds: on each server, how many of them workers have made together. Only that changes it,
             so that the chief knows it without asking. The first server's comes last, and counts.
-        contributions: what became of the parts of these.
+        contributions: the record of the parts of these.
         count: parts that the next one has already.
-        share: what they weigh.
+        share: the sum of their weights.
     """
 
     def __init__(self, count: int, workers: int, rule: ServerOptions) -> None:
@@ -222,7 +222,7 @@ class Servers:
     def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Variable:
         """Makes a variable on a server, in parts if it is big, or on the chief if it is a metric's.
 
-        Metrics are added up on the chief, from what each step returns.
+        Metrics are added up on the chief, from the results of each step.
         """
         with tf.device(None):
             if kwargs.get("aggregation") == tf.VariableAggregation.SUM:

@@ -28,13 +28,13 @@ class Serving:
 
     Args:
         servers: where the weights are.
-        dispatcher: makes what runs jobs on workers, when it is first needed.
+        dispatcher: makes the dispatcher of jobs to workers, when it is first needed.
 
     Attributes:
         steps: for each worker how many training steps it has finished.
         cancelled: parts of global batches that were not needed before they had started.
         functions: the training and test functions of all models.
-        epochs: what happened in each epoch of the `fit` that runs, or ran last.
+        epochs: the events of each epoch of the `fit` that runs, or ran last.
         verbose: whether tables are shown.
         tell_placement: shows the user which server holds which variable, if that is news.
     """
@@ -131,7 +131,7 @@ class Serving:
         self.dispatcher.gate = gate_of(rule)
 
     def say_once(self, text: str) -> None:
-        """Tells the user something, the first time."""
+        """Shows the user something, the first time."""
         if text not in self._said:
             self._said.add(text)
             print(f"tfdist: {text}", file=sys.stderr, flush=True)

@@ -204,7 +204,7 @@ class Numbers:
         return bool(self._sums)
 
     def add(self, traced: TracedStep, step: int, numbers: list[Any]) -> None:
-        """Adds what one step has returned.
+        """Adds the results of one step.
 
         Args:
             traced: the kind of step.

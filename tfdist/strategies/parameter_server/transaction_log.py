@@ -156,7 +156,7 @@ class Tally:
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
     def prepare(self) -> None:
-        """Traces what `news` runs."""
+        """Traces the function that `news` runs."""
         if self._take is None:
             take = tf.function(self._read_and_clear, autograph=False)
             self._take = take.get_concrete_function()

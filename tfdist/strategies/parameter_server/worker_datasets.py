@@ -226,7 +226,7 @@ def _opener(spec: object) -> ConcreteFunction:
 
 
 def _drawer(spec: object) -> ConcreteFunction:
-    """Draws what a pass draws at its start."""
+    """Draws the random numbers of a pass at its start."""
 
     def draw(variant: Tensor) -> Tensor:
         first = next(iter(tf.data.experimental.from_variant(variant, spec)))
@@ -246,7 +246,7 @@ class ShardedDatasets(DistributedDatasetsFromFunction):  # type: ignore[misc]
     """The data sets of a data set function, for `fit` and for TensorFlow's coordinator.
 
     Args:
-        stock: what TensorFlow makes of the function.
+        stock: TensorFlow's own result for the function.
         shards: makes the data sets that the workers read in `fit`.
     """
 

@@ -181,7 +181,7 @@ class Engine:
         return self._store.take_losses()
 
     def wait_for(self, event: threading.Event) -> None:
-        """Waits for what a thread of the pipeline sets.
+        """Waits for an event that a thread of the pipeline sets.
 
         Raises:
             PipelineError: if a thread has failed before, or its waiting has.
@@ -353,7 +353,7 @@ def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[lis
 
 
 def _explained(error: BaseException, engine: Engine) -> BaseException:
-    """The error of a stage; one about memory with what the stages hold."""
+    """The error of a stage; one about memory lists the weights of the stages."""
     if not isinstance(error, OutOfMemoryError):
         return error
     parts = ", ".join(

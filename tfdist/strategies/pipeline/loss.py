@@ -168,7 +168,7 @@ class KerasObjective:
         lock: held while Keras's variables are changed.
 
     Attributes:
-        totals: computes what losses over masks are divided by.
+        totals: computes the divisors of losses over masks.
         measured: set when Keras's metrics have seen a microbatch, so that they have a result.
     """
 
@@ -200,7 +200,7 @@ class KerasObjective:
 
         Args:
             forward: runs it.
-            given: what it reads, without labels.
+            given: its inputs, without labels.
             batch: the batch.
             number: of the microbatch.
         """

@@ -112,7 +112,7 @@ class Part:
         Args:
             weights: values for `self.weights`.
             state: values for `self.state`.
-            values: what the chunk reads.
+            values: the inputs of the chunk.
             microbatch: its number, an int64 scalar: random layers draw other numbers for each.
 
         Returns:

@@ -43,7 +43,7 @@ class Packing:
         """The tensors, in a graph.
 
         Args:
-            packed: what `pack` has returned.
+            packed: the result of `pack`.
         """
         lists, bare = packed[: len(self.dtypes)], packed[len(self.dtypes) :]
         result = []
@@ -89,7 +89,7 @@ def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
 
 
 def _known(shape: Shape) -> list[int] | int:
-    """A shape as TensorFlow's lists take it, -1 for what is not known."""
+    """A shape as TensorFlow's lists take it, -1 for an unknown dimension."""
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
 
@@ -102,7 +102,7 @@ class Given:
         scale: float32 scalar, what losses are multiplied by before gradients are taken.
         weights: values of the part's weights.
         state: values of its other variables.
-        values: what the chunk reads.
+        values: the inputs of the chunk.
         labels: of the last chunk: labels and sample weights, flat, None if there are none.
         nest: the structure that the labels are flat of.
         form: the same in words.
@@ -150,10 +150,10 @@ class Result:
     """The results of a forward pass.
 
     Attributes:
-        values: what the chunk writes.
+        values: the outputs of the chunk.
         following: for each variable of the state its new value; None if it stays.
         loss: the losses in the chunk times the microbatch's share of the examples, or None.
-        noted: what `Objective` notes of the microbatch, or None.
+        noted: the notes of `Objective` on the microbatch, or None.
     """
 
     values: Values
@@ -238,8 +238,8 @@ class Graphs:
     forward function gives them packed.
 
     Args:
-        job: what is computed.
-        like: what is given, for its structure.
+        job: the computation.
+        like: the inputs, for their structure.
         specs: its leaves as specs, and Nones.
     """
 
@@ -262,7 +262,7 @@ class Graphs:
         return self._result.replaced(leaves), list(each)
 
     def backward(self, first: bool) -> FlatFunction:
-        """The backward pass: from what is kept, and gradients of the outputs, those of the inputs.
+        """The backward pass: makes gradients of the inputs from kept tensors and the outputs'.
 
         Before those come the gradients of rows: for each weight values, then numbers.
 
@@ -404,7 +404,7 @@ class Kept:
 
     Args:
         graphs: the functions.
-        tensors: what the backward function reads besides gradients.
+        tensors: the inputs of the backward function besides gradients.
         outputs: the tensors whose gradients come from later chunks.
     """
 
@@ -417,7 +417,7 @@ class Passes:
     """The passes of a chunk.
 
     Args:
-        job: what is computed, and where.
+        job: the computation and its chunk.
     """
 
     def __init__(self, job: Job) -> None:
@@ -448,7 +448,7 @@ class Passes:
         """Runs the chunk.
 
         Args:
-            given: what it reads.
+            given: its inputs.
 
         Returns:
             What the backward pass needs, and the results, which have been computed.
@@ -467,7 +467,7 @@ class Passes:
         """Adds gradients of weights to the sums.
 
         Args:
-            kept: what the forward pass has left.
+            kept: the tensors that the forward pass has left.
             grads: of the floating tensors that it has written, None if there is none; nothing
                 for the last chunk.
 
@@ -528,6 +528,6 @@ def _general(known: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
 
 
 def _wait(flat: Sequence[Any]) -> None:
-    """Waits for what a device of another task computes: its shape is known when it is there."""
+    """Waits for a result of another task's device: its shape is known when it is there."""
     for tensor in flat[:1]:
         tensor.shape  # noqa: B018

@@ -60,7 +60,7 @@ class Board:
 
         Args:
             key: under which it is left.
-            waiting: who waits for what, for the error.
+            waiting: the stage that waits and the value it waits for, for the error.
 
         Raises:
             PipelineError: if it does not come in time.
@@ -107,7 +107,7 @@ class Batch:
         nest: the structure that they are flat of.
         form: the same in words.
         sizes: for each microbatch its examples.
-        scale: what losses are multiplied by before their gradients are taken.
+        scale: the factor of losses before their gradients are taken.
         version: for each chunk the version of its weights.
     """
 
@@ -208,7 +208,7 @@ class Store:
             return [tf.identity(value) for value in self._state[chunk]]
 
     def note_state(self, step: Step, batch: Batch, following: Sequence[Any]) -> None:
-        """Notes what a microbatch makes of the state, which becomes the average over the batch."""
+        """Notes a microbatch's new values of the state, which become the average over the batch."""
         part = self._parts[0][step.chunk]
         if all(value is None for value in following):
             return
@@ -273,7 +273,7 @@ class Store:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Drops what a failed training has left."""
+        """Drops the tensors that a failed training has left."""
         with self._changed:
             self._left.clear()
             self._losses.clear()

@@ -50,7 +50,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         vertical_sync: with `"pipedream"`, let all stages use the first stage's version of weights.
         timeout: seconds that a stage may wait for another.
         timeline: see the attribute.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if the options conflict, or a device does not exist.

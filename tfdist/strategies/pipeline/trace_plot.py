@@ -38,7 +38,7 @@ class _Shades:
 
     Attributes:
         count: the number of shades.
-        words: what they show; empty if there is one.
+        words: their meaning; empty if there is one.
         by_chunk: whether they are the chunks of a device, or else even and odd batches.
         devices: the number of devices.
     """

@@ -318,7 +318,7 @@ def _sum_of(
 
 
 def _check(model: Model, shape: Shape) -> None:
-    """Refuses what a pipeline cannot run, before the first step.
+    """Rejects models that a pipeline cannot run, before the first step.
 
     Raises:
         ConfigError: for a `train_step` or `compute_loss` of the model's own, for eager steps, and

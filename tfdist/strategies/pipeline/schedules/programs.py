@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# The table of schedules, and what each needs.
+# The table of schedules, and their requirements.
 
 #: From stages, this device's stage, microbatches and chunks per device: how many forwards a device
 #: is ahead of its backwards before they alternate.
@@ -94,7 +94,7 @@ def is_synchronous(name: str) -> bool:
 
 
 def check(name: str, stages: int, microbatches: int, virtual: int = 1) -> None:
-    """Checks what a schedule needs.
+    """Checks the requirements of a schedule.
 
     Args:
         name: a key of `SCHEDULES`.
@@ -173,7 +173,7 @@ class Step:
     """The work of a device at a time.
 
     Attributes:
-        kind: what it does.
+        kind: forward, backward or update.
         batch: the number of the global batch, from 0.
         microbatch: its number within the batch, from 0; -1 for an update.
         chunk: the part of the model, from 0 at the input. That of an update is the first one of its
@@ -217,7 +217,7 @@ class Box:
 
     Attributes:
         device: its number, from 0. The boxes of a device do not overlap.
-        step: what was done.
+        step: the step.
         begin: when it began, in seconds on a clock that all devices share.
         end: when it ended.
     """
