@@ -161,7 +161,7 @@ def _own_failure(endings: Sequence[root_cause.Ending]) -> root_cause.Ending | No
 def _say(
     root: root_cause.Ending | None, world: World, restarts: Restarts, screen: Screen, midline: bool
 ) -> str:
-    """Tells why and where the job goes on; returns the line for the logs."""
+    """Shows why and where the job goes on; returns the line for the logs."""
     newest = world.place.newest()
     where = "from the beginning" if newest is None else f"from {newest[0]}"
     why = "" if root is None else f"{root_cause.headline(root)} ({restarts}); "

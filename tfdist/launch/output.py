@@ -66,7 +66,7 @@ class TaskOutput:
     Attributes:
         log: the log file.
         complain: called once, when the log file cannot be written.
-        append: whether what the file has is kept: a task that is started again.
+        append: whether the file's content is kept: a task that is started again.
     """
 
     log: Path
@@ -134,7 +134,7 @@ class Pump:
     """Reads the output of all tasks in one thread.
 
     Attributes:
-        midline: whether what was echoed last left the terminal's cursor within a line.
+        midline: whether the last output left the terminal's cursor within a line.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Pump:
         self._wake()
 
     def close(self, timeout: float = 1.0) -> None:
-        """Reads what is still on its way and stops.
+        """Reads the output that is still on its way and stops.
 
         Args:
             timeout: seconds to wait for streams that some stray process keeps open.

@@ -182,12 +182,12 @@ class TaskPlan:
         task: which task it is.
         address: where it listens; None for a process that is not part of a cluster.
         command: the program and its arguments, never for a shell.
-        environ: what is changed in its environment; None removes a variable.
+        environ: the changes of its environment; None removes a variable.
         log: the file that gets its output.
-        role: what its end means for the job.
+        role: the meaning of its end for the job.
         host: the machine on which it runs, if it is another: the command is then ssh's.
-        order: makes what the command reads from its standard input, which stays open after that.
-            None leaves standard input alone.
+        order: makes the text that the command reads from its standard input, which stays open
+            after that. None leaves standard input alone.
     """
 
     task: Task
@@ -422,7 +422,7 @@ def training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
 def _shares(
     program: Program, cluster: ClusterSpec, gpus: tuple[str, ...], devices: int | None
 ) -> dict[Task, tuple[str, ...]]:
-    """The GPUs of each task. A task that is not named sees what there is."""
+    """The GPUs of each task. A task that is not named sees all."""
     if not gpus:
         return {}
     trains = training(program, cluster)

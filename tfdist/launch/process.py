@@ -37,7 +37,7 @@ class Terminal:
     Attributes:
         stdout: a descriptor; a terminal makes the task's output a pseudo-terminal.
         stderr: likewise.
-        stdin: what the task reads, or None for nothing.
+        stdin: the task's input, or None for nothing.
     """
 
     stdout: int = 1
@@ -88,7 +88,7 @@ class RunningTask:
     """A started task.
 
     Attributes:
-        plan: what was started.
+        plan: the plan of the task.
         output: its log and last lines.
         returncode: as in `subprocess`: negative for a signal; None while it runs.
     """
@@ -122,7 +122,7 @@ class RunningTask:
         return self.returncode
 
     def _beat(self) -> None:
-        """Tells a task on another machine that the launcher lives."""
+        """Sends a task on another machine a sign that the launcher lives."""
         now = time.monotonic()
         if self._process.stdin is not None and now - self._last_beat > BEAT_SECONDS:
             self._last_beat = now

@@ -94,7 +94,7 @@ def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
     """Whether the last lines of a failed task report that another task has gone.
 
     The last exception counts if there is one: a task with an error of its own also logs the end of
-    its connections. A task that was killed by SIGKILL did not end because of what it reported.
+    its connections. A task that was killed by SIGKILL did not end because of its last lines.
     """
     if returncode == -signal.SIGKILL:
         return False

@@ -218,8 +218,8 @@ def differences(host: str, found: Mapping[str, Any]) -> list[str]:
     """The differences between a host and this machine that would affect a task.
 
     Args:
-        host: what to call the host.
-        found: what `remote.look` found there a moment ago.
+        host: the host's name, for messages.
+        found: the result of `remote.look` a moment ago.
     """
     here = identity("")
     problems = [

@@ -162,7 +162,7 @@ class Attempt:
         """Starts the tasks and waits until the job is done, has failed or is to stop.
 
         Args:
-            grace: seconds between TERM and KILL for what still runs then.
+            grace: seconds between TERM and KILL for tasks that still run then.
 
         Returns:
             How each task ended, in the order of their ends.
@@ -271,7 +271,7 @@ class Attempt:
         ]
 
     def _stop(self, grace: float) -> None:
-        """Ends what still runs: politely, then by force."""
+        """Ends the tasks that still run: politely, then by force."""
         asked = len(self._requests.received)
         for number, seconds in _stages(self._requests, grace):
             for task in self._tasks:

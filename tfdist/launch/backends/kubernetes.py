@@ -1,4 +1,4 @@
-"""A job with what every Kubernetes has: indexed Jobs, a StatefulSet, and a headless service.
+"""A job with the objects that every Kubernetes has: indexed Jobs, StatefulSet, headless service.
 
 - Workers are an indexed Job: pod i is worker i. One pod that fails makes the Job fail, and
   Kubernetes then ends its other pods: a lost task leaves the others without a partner.
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# A job in containers, and what all manifests of it have in common.
+# A job in containers, and the common parts of all its manifests.
 #
 # Manifests are nested dictionaries. They become text at the very end, as YAML if PyYAML is
 # installed and else as JSON, which every reader of YAML takes too.
@@ -69,7 +69,7 @@ class ContainerJob:
     """A job whose tasks each run in a container.
 
     Attributes:
-        name: what it is called; see `check_name`.
+        name: the name of its objects; see `check_name`.
         image: the container image.
         command: the program and its arguments, the same for all tasks.
         counts: how many tasks there are of each type, in the order of their ranks.
@@ -128,7 +128,7 @@ def name_of(script: str) -> str:
 
 
 def check_name(name: str, flag: str) -> None:
-    """Refuses what Kubernetes does not take as a name of services (RFC 1035).
+    """Rejects names that Kubernetes does not take for services (RFC 1035).
 
     Raises:
         ConfigError: if it has other characters than it may, or too many.
@@ -357,7 +357,7 @@ def tfjob_documents(job: ContainerJob) -> tuple[dict[str, Any], ...]:
             "spec": {
                 # All workers have the same result; the first of them to end is not the job's end.
                 **({} if job.served else {"successPolicy": "AllWorkers"}),
-                # Ends the servers with the job, and leaves the logs of what has ended.
+                # Ends the servers with the job, and leaves the logs of the pods that have ended.
                 "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
                 "tfReplicaSpecs": {
                     _REPLICA_TYPES[kind]: _replicas(job, kind) for kind in job.counts

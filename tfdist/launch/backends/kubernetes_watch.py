@@ -97,7 +97,7 @@ def running(pod: Seen) -> bool:
 
 
 def waiting(seen: Sequence[Seen]) -> dict[str, str]:
-    """The pods that wait for what may never come, such as an image or a GPU, and for what."""
+    """The pods that wait for something that may never come, such as an image, with the reason."""
     found = {}
     for pod in _pods(seen):
         status = pod.get("status", {})
@@ -182,7 +182,7 @@ class Kubectl:
         return ("kubectl", *self.options, *words)
 
     def create(self, manifest: str) -> tuple[str, ...]:
-        """Makes the objects of a manifest; the names of what it made, as `job.batch/train`.
+        """Makes the objects of a manifest; returns their names, as `job.batch/train`.
 
         `create`, not `apply`: what another job has left under the same name is never taken over.
 
@@ -397,7 +397,7 @@ class Watch:
             self._log.mend()
 
     def _tell(self, seen: Sequence[Mapping[str, Any]]) -> None:
-        """Tells once what each pod waits for."""
+        """Shows once why each pod waits."""
         now = waiting(seen)
         for pod, why in now.items():
             if self._told.get(pod) != why:

@@ -94,7 +94,7 @@ class Wish:
 
     Attributes:
         name: the job's name.
-        bundles: what the tasks need, in the order of their ranks.
+        bundles: the tasks' resources, in the order of their ranks.
         options: where and how.
         folder: the directory in which the tasks are to run.
         seconds: how long the placing may take.

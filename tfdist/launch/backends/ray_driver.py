@@ -51,7 +51,7 @@ def lacking(
         bundles: the resources of each task.
         placement: how they are to be spread.
         total: the cluster's resources.
-        free: what of these is free.
+        free: the part of these that is free.
     """
     kinds = Counter(_listed(bundle) for bundle in bundles)
     asked = " and ".join(f"{count} x ({kind})" for kind, count in kinds.items())
@@ -132,7 +132,7 @@ def _listen(lines: queue.Queue[Any], placed: threading.Event) -> None:
     for line in sys.stdin:
         lines.put(json.loads(line))
     if not placed.is_set():
-        os._exit(1)  # Ray may be waiting for whatever; it cleans up after a driver that is gone.
+        os._exit(1)  # Ray may be waiting for something; it cleans up after a driver that is gone.
     lines.put(None)
 
 

@@ -57,9 +57,9 @@ class Step:
     """The tasks of a job.
 
     Attributes:
-        name: what Slurm calls it.
+        name: Slurm's name for it.
         tasks: how many there are.
-        command: what each runs.
+        command: the command of each.
         log_dir: where the logs go, an absolute path that all nodes have.
         gpus_per_task: GPUs of each task, or None to ask for none.
         arguments: further arguments of `srun`, or of `sbatch` if a batch script is made.
@@ -159,7 +159,7 @@ def failures(lines: Iterable[str]) -> tuple[Failure, ...]:
     """The failed tasks, as `srun` reports them on its standard error, in their order.
 
     Args:
-        lines: what `srun` and the tasks wrote there.
+        lines: the output of `srun` and the tasks.
     """
     found: dict[int, Failure] = {}
     stopped = False
@@ -221,7 +221,7 @@ def _ranks(text: str) -> list[int]:
     return ranks
 
 
-# Calls of Slurm's commands, each with a deadline, and what they write to files and pipes.
+# Calls of Slurm's commands, each with a deadline, and their output to files and pipes.
 #
 # The commands run in sessions of their own, so that Ctrl-C on the terminal reaches them only
 # through the process that starts them.
@@ -268,7 +268,7 @@ class Echo:
 
     Attributes:
         lines: Slurm's lines so far.
-        midline: whether what was passed on last left the terminal's cursor within a line.
+        midline: whether the last output left the terminal's cursor within a line.
     """
 
     def __init__(self, target: int) -> None:

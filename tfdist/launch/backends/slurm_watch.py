@@ -88,7 +88,7 @@ class _Tail:
         self._read = 0
 
     def copy(self) -> None:
-        """Shows what is new."""
+        """Shows the new lines."""
         with contextlib.suppress(OSError), self._path.open("rb") as stream:
             stream.seek(self._read)
             while data := stream.read(_BLOCK):
@@ -143,7 +143,7 @@ class _Asking:
 
 @dataclasses.dataclass
 class _Waiting:
-    """Tells now and then why a job waits, and when it begins."""
+    """Shows now and then why a job waits, and when it begins."""
 
     job: str
     note: Callable[[str, bool], None]
@@ -151,7 +151,7 @@ class _Waiting:
     _told: tuple[str, float] | None = None
 
     def tell(self, state: JobState, midline: bool) -> None:
-        """Tells what is new of a state."""
+        """Shows the changes of a state."""
         now = time.monotonic()
         waits = state.name in ("PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
         if not waits:
@@ -241,7 +241,7 @@ def run(words: Sequence[str], name: str, job: str, requests: Requests) -> tuple[
 
 
 def _passed_on(stream: int, echo: Echo) -> bool:
-    """Passes on what comes within a moment; whether more may come."""
+    """Passes on the output that comes within a moment; whether more may come."""
     if not select.select([stream], [], [], _POLL)[0]:
         return True
     data = os.read(stream, _STEP_BLOCK)
@@ -262,7 +262,7 @@ class _Stop:
         self._deadline = 0.0
 
     def go_on(self, requests: Requests) -> None:
-        """Does what is next, if it is time for it."""
+        """Does the next step, if it is time for it."""
         now = time.monotonic()
         if self._stage == 0:
             self._stage, self._deadline = 1, now + _TO_END
