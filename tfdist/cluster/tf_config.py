@@ -74,7 +74,7 @@ def refuse_gaps(cluster: ClusterSpec, who: str) -> None:
 
     Args:
         cluster: the cluster.
-        who: what needs all tasks, for the message.
+        who: the code that needs all tasks, for the message.
 
     Raises:
         ConfigError: with the tasks that are listed.
@@ -184,7 +184,7 @@ class Placing:
     """The variables and files that give the tasks of a cluster their place.
 
     Attributes:
-        files: what must be written before the tasks start: text by path.
+        files: texts that must be written before the tasks start, by path.
     """
 
     def __init__(self, cluster: ClusterSpec, directory: Path) -> None:

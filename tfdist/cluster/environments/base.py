@@ -106,10 +106,10 @@ class Roles:
         return ClusterSpec({kind: tuple(part) for kind, part in content.items()})
 
     def check(self, counts: Mapping[str, int], source: str) -> None:
-        """Compares what was asked for with a cluster whose roles are given.
+        """Compares the roles that were asked for with a cluster whose roles are given.
 
         Raises:
-            ConfigError: if they differ in what was asked for.
+            ConfigError: if they differ.
         """
         asked = {"chief": int(self.chief), "ps": self.ps, "evaluator": self.evaluator}
         for kind, number in asked.items():
@@ -189,7 +189,7 @@ class Absent:
     """This process is not in the environment.
 
     Attributes:
-        reason: what is missing.
+        reason: the variable or condition that is missing.
     """
 
     reason: str
@@ -269,7 +269,7 @@ def number(environ: Mapping[str, str], name: str, setter: str, least: int = 0) -
     Args:
         environ: environment variables; the name must be among them.
         name: the variable.
-        setter: who sets it, for messages, such as `Slurm's srun`.
+        setter: the program that sets it, for messages, such as `Slurm's srun`.
         least: the least number that makes sense.
 
     Raises:
@@ -340,7 +340,7 @@ def place_of_rank(
         given: the roles and, if the user named one, the port.
         environment: the environment's name.
         reason: the variables that were seen.
-        source: what gives the number of tasks, for messages.
+        source: the origin of the number of tasks, for messages.
         hosts: each rank's host.
         rank: this process's rank, below their number.
         first_port: the first port on each host if the user named none.

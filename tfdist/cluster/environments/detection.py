@@ -66,7 +66,7 @@ class Detector:
     """One environment.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         place: its answer for a process.
         why_here: why it stands where it stands in the order.
         within: environments in whose jobs its launcher is commonly started.
@@ -126,7 +126,7 @@ def detect(given: Surroundings, environment: str | None = None) -> Place:
     """The place of this process.
 
     Args:
-        given: what environments are recognised by.
+        given: the facts by which environments are recognised.
         environment: one of `ENVIRONMENTS` to ask that one alone; None asks all.
 
     Raises:
@@ -209,7 +209,7 @@ def _agree(first: Place, second: Place) -> bool:
     return first.task == second.task
 
 
-# All tasks of this process's job, by whatever has started it.
+# All tasks of this process's job, whichever launcher has started it.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -359,7 +359,7 @@ def _dealt(environ: Mapping[str, str], counts: Sequence[int]) -> list[int]:
 
 
 def _check_own(environ: Mapping[str, str], layout: _Layout, rank: int) -> None:
-    """Compares this task's node, and its number there, with what follows from its rank."""
+    """Compares this task's node, and its number there, with those that follow from its rank."""
     node = layout.by_rank[rank]
     follows = {"SLURM_LOCALID": list(layout.by_rank[:rank]).count(node)}
     if _groups(environ) < 2:  # Nodes of groups may be counted in each group.

@@ -72,7 +72,7 @@ def place_in(
 
 
 def _dense(text: str) -> str:
-    """The text with what TFJob writes for dynamic workers in the form that TensorFlow reads."""
+    """The text with TFJob's form for dynamic workers replaced by the one that TensorFlow reads."""
     if "sparseCluster" not in text:
         return text
     try:

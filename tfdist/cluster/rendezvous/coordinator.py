@@ -43,9 +43,9 @@ class Report:
         address: where it should listen.
         joined: whether it has reached the chief.
         answers: whether the chief has reached it at its address.
-        differs: what it runs that the chief does not, by name.
+        differs: its versions and configuration that are not the chief's, by name.
         apart: seconds that its clock is ahead of the chief's; None if it has not joined.
-        problem: what is wrong, in words; empty if nothing is.
+        problem: the problem in words; empty if there is none.
     """
 
     task: Task
@@ -300,7 +300,7 @@ class Gathering:
         ]
 
     def _awaited(self) -> list[str]:
-        """Each missing task with its address and what was seen."""
+        """Each missing task with its address and the last observation there."""
         return [f"{self._meeting.place(task)}: {self._sight(task)}" for task in self._missing()]
 
     def _sight(self, task: Task) -> str:

@@ -43,7 +43,7 @@ class JoinReport:
     Attributes:
         seconds: how long it took until all had joined.
         tasks: number of tasks.
-        offer: what the chief offered: the same values in every task.
+        offer: the chief's offer: the same values in every task.
         lines: the connections that stay open, if that was asked for: the chief's to all others,
             or a task's to the chief.
         late: whether the others had started already, so that nothing was offered.
@@ -91,7 +91,7 @@ def join(
         cluster: the tasks that take part. Leave out those that need not be waited for.
         task: this process's own.
         timeout: seconds until the start is given up.
-        identity: what this task runs, by name. All tasks must have the same.
+        identity: versions and configuration of this task, by name. All tasks must have the same.
         offer: values that the chief gives to all, as a seed drawn by it. Others' are not used.
         report: gets a line of text now and then while something is awaited.
         keep_lines: leave the connections between the chief and the others open, for the caller.

@@ -44,7 +44,7 @@ class End:
 
     Attributes:
         status: the chief's exit status, or None if it went without a word.
-        seen: what was seen of its end.
+        seen: a description of its end.
     """
 
     status: int | None
@@ -62,7 +62,7 @@ def hold(lines: Iterable[socket.socket]) -> None:
 
 
 def say_farewell(status: int) -> None:
-    """Tells all servers how the chief ends.
+    """Sends the chief's exit status to all servers.
 
     The lines stay open until the process has ended: TensorFlow still talks to the servers then.
 

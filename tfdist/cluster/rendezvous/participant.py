@@ -52,7 +52,7 @@ class Joining:
         self._awaited = ""
 
     async def run(self) -> Met:
-        """Meets; the result has what the chief offers.
+        """Meets; the result has the chief's offer.
 
         Raises:
             StartError: if the chief is not reached in time, or gives up.

@@ -56,7 +56,7 @@ Message = dict[str, Any]
 
 
 class ContactError(Exception):
-    """No task was reached. The text has what was seen instead, as "connection refused"."""
+    """No task was reached. The text describes the answer instead, as "connection refused"."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -140,7 +140,7 @@ async def dial(address: Address, timeout: float) -> Line:
 
 
 async def probe(address: Address, timeout: float) -> str:
-    """Asks who listens at an address.
+    """Asks a task's name at an address.
 
     Returns:
         The name of the task, as "worker 1".
@@ -341,7 +341,7 @@ class Meeting:
         task: this process's own.
         address: where this task listens.
         timeout: seconds until the start is given up.
-        identity: what this task runs.
+        identity: the versions and configuration of this task.
         report: gets a line of text while something is awaited.
         keep_lines: whether the connections to the chief stay open after the start.
         may_be_late: whether this task may find that the others have started without it.
@@ -375,7 +375,7 @@ class Met:
     """The result of a meeting that succeeded.
 
     Attributes:
-        offer: what the chief offered.
+        offer: the chief's offer.
         lines: the connections that stay open: the chief's to all others, or a task's to the chief.
         late: whether the others had started already, so that there was no meeting.
     """
@@ -386,7 +386,7 @@ class Met:
 
 
 async def identify(meeting: Meeting, task: Task) -> str | None:
-    """Asks at a task's listed address who is there.
+    """Asks a task's name at its listed address.
 
     Returns:
         None if it is the task; else what was seen instead.

@@ -1,4 +1,4 @@
-"""Checks what this machine and its environment give to a training.
+"""Checks the resources that this machine and its environment give to a training.
 
 TensorFlow is asked only if there are GPUs, since it alone knows whether it can use them.
 """

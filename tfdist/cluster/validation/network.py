@@ -1,4 +1,4 @@
-"""Finds what a TF_CONFIG gets wrong about the machine it is on and the names it uses."""
+"""Finds mistakes of a TF_CONFIG about the machine it is on and the names it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what a well-formed TF_CONFIG means that nobody can have meant."""
+"""Finds meanings of a well-formed TF_CONFIG that nobody can have intended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the `cluster` of a TF_CONFIG and finds what is wrong with its form."""
+"""Reads the `cluster` of a TF_CONFIG and finds mistakes in its form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 CLUSTER = "TF_CONFIG.cluster"
-#: The key of a job operator for what one task knows of its cluster.
+#: The key of a job operator for the part of the cluster that one task knows.
 SPARSE = "sparseCluster"
 _CLUSTER_EXAMPLE = '"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}'
 
@@ -245,10 +245,10 @@ def load(text: str, where: str) -> tuple[object, list[Finding]]:
 
     Args:
         text: the JSON text.
-        where: what the findings call it.
+        where: its name in the findings.
 
     Returns:
-        The value, or None if it cannot be read, and what is wrong with the text.
+        The value, or None if it cannot be read, and the mistakes in the text.
     """
     if not text.strip():
         return None, [
@@ -341,7 +341,7 @@ def _as_python(text: str) -> object:
     return value if isinstance(value, dict) else None
 
 
-# Reads the `task` of a TF_CONFIG and finds what is wrong with its form.
+# Reads the `task` of a TF_CONFIG and finds mistakes in its form.
 
 TASK = "TF_CONFIG.task"
 _TASK_EXAMPLE = '"task": {"type": "worker", "index": 0}'
