@@ -224,9 +224,7 @@ def _print(cluster: ClusterSpec, form: _Format, only: str | None) -> None:
     first = True
     for each, text in tf_config.texts(cluster):
         if first:
-            parse_tf_config(
-                text
-            )  # Finds what is wrong with the cluster itself, such as duplicates.
+            parse_tf_config(text)  # Finds mistakes in the cluster itself, such as duplicates.
             _warn_of_length(text, form)
             first = False
         if task is None or task == each:

@@ -55,7 +55,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
     """Runs an elastic job to its end.
 
     Args:
-        request: what the command line asks for.
+        request: the request of the command line.
         bounds: the number of processes.
         grace: seconds between TERM and KILL.
 

@@ -132,10 +132,10 @@ def _counts(request: Request) -> dict[str, int]:
 
 
 def check_runnable(config: StrategyConfig) -> None:
-    """Looks for what the strategy needs before anything is started.
+    """Checks the requirements of the strategy before anything is started.
 
     Raises:
-        ConfigError: if it is missing, such as Horovod for the installed TensorFlow.
+        ConfigError: if one is missing, such as Horovod for the installed TensorFlow.
     """
     problem = spec_of(config.strategy).missing()
     if problem is not None:

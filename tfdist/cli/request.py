@@ -36,7 +36,7 @@ class Request:
         task_flags: whether each then gets its place as flags.
         evaluator: whether there is a task that evaluates.
         why_every_task: why each task runs the script, if that was not asked for.
-        max_restarts: how often what has failed is started again.
+        max_restarts: how often failed tasks are started again.
         log_dir: where the logs go, or None for a place of the job's own.
         hosts: the machines, as `a:2,b:2`, or None.
         hostfile: a file that names them, or None.
@@ -90,7 +90,7 @@ class Job:
 
     Attributes:
         plan: the commands.
-        resolved: the strategy's configuration; None if the script makes what it trains with.
+        resolved: the strategy's configuration; None if the script makes its own strategy.
         seed: the job's seed; None if the chief draws it.
         gpus: the GPUs of this machine.
         why: the reason for the plan, if the command line does not give it.

@@ -27,7 +27,7 @@ _PARTS = {
 
 
 def note(text: str, new_line: bool = False) -> None:
-    """Tells the user something on the terminal, apart from the script's own output.
+    """Shows a note on the terminal, apart from the script's own output.
 
     Args:
         text: the note.
@@ -48,7 +48,7 @@ def table(
     gpus: tuple[str, ...],
     why: str = "",
 ) -> None:
-    """Prints what is about to run.
+    """Prints the job that is about to run.
 
     Args:
         plan: the plan.

@@ -56,7 +56,7 @@ def documents(order: Order, job: ContainerJob) -> Sequence[dict[str, Any]]:
 
     Args:
         order: names the kind of manifest.
-        job: what is to run, by `container_job`.
+        job: the job to run, by `container_job`.
     """
     match order.options.manifest:
         case "plain":

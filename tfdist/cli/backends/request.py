@@ -32,7 +32,7 @@ class EngineOptions:
         gpus_per_task: GPUs that the engine gives each task that trains; None leaves them out.
         image: the container image of Kubernetes and Compose.
         namespace: Kubernetes' namespace, or None for that of its context.
-        job_name: what the job is called; None takes the script's name.
+        job_name: the job's name; None takes the script's name.
         manifest: which manifest of Kubernetes: `"plain"`, `"tfjob"`, or `"compose"`.
         detach: leave the job running and return, instead of staying until its end.
     """
@@ -51,14 +51,14 @@ class Order:
     """A job for an engine.
 
     Attributes:
-        request: what the command line asks for.
+        request: the request of the command line.
         resolved: the strategy's configuration.
         words: the options of the tasks' `tfdist run` as they were given, without those of the
             launch, of the number of tasks, and without the script.
         counts: how many tasks there are of each type, in the order of their ranks.
         options: the engine's options.
         grace: seconds between TERM and KILL when the job is stopped.
-        dry_run: print what would be done, and do nothing.
+        dry_run: print the plan, and do nothing.
     """
 
     request: Request

@@ -186,7 +186,7 @@ def _logs(step: slurm.Step) -> str:
 
 
 def _told(order: Order, step: slurm.Step, status: int, lines: list[str], requests: Requests) -> int:
-    """Tells the user how the tasks ended; returns the exit status."""
+    """Shows the user how the tasks ended; returns the exit status."""
     if requests.received:
         outcome = supervisor.outcome_of(None, (), (), requests)
         summary.note(outcome.message)
