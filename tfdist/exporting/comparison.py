@@ -22,7 +22,7 @@ class Difference:
 
     Attributes:
         output: its name.
-        case: what was tried.
+        case: the inputs that were tried.
         absolute: the largest difference of an element; infinite if shapes, NaNs or infinities
             differ.
         relative: the same, divided by the largest magnitude of the output.
@@ -39,7 +39,7 @@ class Comparison:
     """All outputs in all cases.
 
     Attributes:
-        tolerance: what `Difference.relative` may be.
+        tolerance: the bound on `Difference.relative`.
         differences: one for each output and case.
         layer: the first layer that differs, if it was looked for and found.
     """
@@ -86,12 +86,12 @@ def difference(expected: Array, actual: Array) -> tuple[float, float]:
 def compared(
     run: Callable[[Arrays], Arrays], cases: Sequence[Case], tolerance: float
 ) -> Comparison:
-    """Runs what was written on each case.
+    """Runs the written model on each case.
 
     Args:
         run: computes outputs from inputs, both by name.
-        cases: inputs, and what the model makes of them.
-        tolerance: what an output may differ, relative to its largest magnitude.
+        cases: inputs, and the model's outputs.
+        tolerance: the largest error of an output, relative to its largest magnitude.
 
     Raises:
         ExportError: if it does not run.

@@ -55,7 +55,7 @@ def first_difference(
         subject: the model that was converted.
         model: the ONNX model, a `ModelProto`.
         case: inputs for which an output differs.
-        tolerance: what a tensor may differ, relative to its largest magnitude.
+        tolerance: the largest error of a tensor, relative to its largest magnitude.
 
     Returns:
         None if each tensor they have in common is the same.

@@ -42,9 +42,9 @@ class Report:
     Attributes:
         path: where it is.
         options: how it was made.
-        inputs: what it takes.
+        inputs: its inputs.
         comparison: its outputs beside the model's.
-        scores: what a coarser precision costs, on the user's data.
+        scores: the cost of a coarser precision, on the user's data.
         size: its size in bytes.
     """
 
@@ -258,7 +258,7 @@ def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
 
 
 def _publish(subject: Subject, path: str, write: Callable[[str], Any]) -> None:
-    """Puts what has passed its checks in its place; of several workers one does."""
+    """Puts a file that has passed its checks in its place; of several workers one does."""
 
     def put() -> None:
         saving.replace_file(path, write)

@@ -85,7 +85,7 @@ def refuse_leftovers(model: OnnxModel, layers: Set[str]) -> None:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[str]]:
-    """Collects what tf2onnx reports as errors, instead of letting it print."""
+    """Collects the errors that tf2onnx reports, instead of letting it print."""
     messages: list[str] = []
 
     class _Collector(logging.Handler):

@@ -47,7 +47,7 @@ class Options:
             scales from data).
         opset: the version of the ONNX operators.
         inputs: inputs as the exported model is to take them; others are the model's.
-        tolerance: what an output may differ from the model's, relative to its largest magnitude;
+        tolerance: the largest error of an output, relative to its largest magnitude;
             None for that of `TOLERANCES`.
         calibration: how many of the first examples of the data set the scales of `int8_static`.
         accuracy_loss: how much of its accuracy (0 to 1), or of its squared error relative to the

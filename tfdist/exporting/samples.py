@@ -30,12 +30,12 @@ _OUTSIDE = re.compile(r"not in \[0, (?P<rows>\d+)\)")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Inputs and what the model makes of them.
+    """Inputs and the model's outputs.
 
     Attributes:
         inputs: arrays by input name.
         expected: the model's outputs by name.
-        title: what was tried, such as `batch 3, length 12`.
+        title: the kind of inputs, such as `batch 3, length 12`.
     """
 
     inputs: Arrays

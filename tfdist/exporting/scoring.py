@@ -25,7 +25,7 @@ class Score:
         output: its name.
         metric: `accuracy` (the share of examples that are right) or `mean squared error`.
         model: of the model.
-        written: of what was written.
+        written: of the written model.
         examples: how many were scored.
     """
 
@@ -50,7 +50,7 @@ def scores(
 
     Args:
         model: computes the model's outputs.
-        written: computes those of what was written.
+        written: computes those of the written model.
         examples: with labels.
     """
     if not examples.labels:

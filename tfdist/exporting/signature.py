@@ -63,7 +63,7 @@ def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
 
     Args:
         own: the inputs that the model itself names; none if it names none.
-        given: what the user asked for, by name.
+        given: the inputs that the user asked for, by name.
 
     Raises:
         ConfigError: if one does not fit the model, naming both.

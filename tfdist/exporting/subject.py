@@ -271,7 +271,7 @@ def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
 
 
 def _required_parameters(model: Model) -> list[str]:
-    """The names of what a model's `call` needs."""
+    """The names of the arguments that a model's `call` needs."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     result = [
         name
