@@ -103,7 +103,7 @@ class Exchange:
         return cost_if(taken >= self._rule.accumulate, lambda: self._update(apply))
 
     def flush(self, apply: Apply, *, batches: bool, late: bool) -> None:
-        """Applies what is pending.
+        """Applies pending updates.
 
         Args:
             apply: applies gradients, one for each weight.
@@ -152,7 +152,7 @@ class Exchange:
         return cost
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        """Puts the values of a checkpoint back; of what each replica has, each takes its part."""
+        """Puts the values of a checkpoint back; each replica takes its part of its own ones."""
         for name, variable in {**self._kept(), **self._sums}.items():
             if name in arrays and tuple(variable.shape) == np.shape(arrays[name]):
                 variable.assign(tf.cast(arrays[name], variable.dtype))

@@ -26,8 +26,8 @@ class Mode(Protocol):
     """The treatment of the gradients of one update.
 
     Attributes:
-        variables: what it keeps from step to step, by name.
-        pending: counts what `flush` would do; None if there is never anything.
+        variables: its state between steps, by name.
+        pending: counts the updates that `flush` would make; None if there are never any.
     """
 
     variables: dict[str, Any]
@@ -46,11 +46,11 @@ class Mode(Protocol):
         """
 
     def flush(self, apply: Apply) -> None:
-        """Applies what is pending, so that all replicas hold the same, complete weights."""
+        """Applies pending updates, so that all replicas hold the same, complete weights."""
 
 
 def cost_if(condition: Tensor, then: Callable[[], Any]) -> Tensor:
-    """Runs what exchanges if a condition holds, and returns what it costs; else zeros."""
+    """Runs an exchange if a condition holds, and returns its cost; else zeros."""
     return tf.cond(condition, then, lambda: tf.zeros([3], tf.float64))
 
 
@@ -145,7 +145,7 @@ class Late:
         self.pending.assign(tf.constant(0, tf.int64))
 
     def _exchange(self) -> tuple[list[Any], list[Any], Any]:
-        """The oldest sums, the newest, and what these cost."""
+        """The oldest sums, the newest, and the cost of these."""
         newest, cost = self._reducer([variable.read_value() for variable in self._own])
         oldest = [v.read_value() for v in self._sums[0]] if self._sums else newest
         return oldest, newest, cost
@@ -246,7 +246,7 @@ class Local:
             before.assign(weight.read_value())
 
     def _average(self) -> Tensor:
-        """Averages the weights; returns what it costs."""
+        """Averages the weights; returns the cost."""
         part = self._share.read_value() / tf.cast(self.pending.read_value(), tf.float32)
         before = [variable.read_value() for variable in self._before]
         changes = [

@@ -66,7 +66,7 @@ class Reducer:
         ConfigError: if a compression is asked for and a gradient is not of floating point.
 
     Attributes:
-        variables: what the compression keeps from step to step, by name.
+        variables: the state of the compression between steps, by name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Reducer:
             self.variables = self._make_memory(made, [specs[i] for i in dense])
 
     def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The sums of gradients, and what they cost.
+        """The sums of gradients, and their cost.
 
         Args:
             values: dense tensors and `IndexedSlices`, weighted, in the order of the specs.
