@@ -251,7 +251,7 @@ def watch_on_all_tapes(tensor: Tensor) -> None:
 
 
 def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
-    """Lets what reads a placeholder of a graph read a tensor of that graph instead."""
+    """Replaces a placeholder of a graph by a tensor of that graph, for all ops that read it."""
     for consumer in placeholder.consumers():
         for index, tensor_in in enumerate(consumer.inputs):
             if tensor_in is placeholder:
@@ -260,7 +260,7 @@ def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
 
 @contextlib.contextmanager
 def on_worker(worker: CoordinatedWorker) -> Iterator[None]:
-    """Runs what is called within on a worker, as TensorFlow's coordinator does.
+    """Runs the calls in the block on a worker, as TensorFlow's coordinator does.
 
     Args:
         worker: one of the coordinator's workers.

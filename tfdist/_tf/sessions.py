@@ -41,7 +41,7 @@ def listen_to(hook: SavingHook, listeners: Sequence[Any]) -> None:
 
 
 def session_config_for(strategy: Strategy, config: ConfigProto | None) -> ConfigProto | None:
-    """A session's configuration with what a strategy's collectives need."""
+    """A session's configuration with the settings that a strategy's collectives need."""
     return strategy.extended._update_config_proto(config) or config
 
 
@@ -55,7 +55,7 @@ def on_replicas(
 
     Args:
         strategy: the strategy, whose scope is open.
-        function: what each replica builds.
+        function: builds the graph of each replica.
         values: for each replica its arguments.
 
     Returns:

@@ -94,7 +94,7 @@ def slice_batch(batch: Structure, position: Tensor | int, parts: int) -> Structu
 
 
 def slice_with_share(batch: Structure, position: Tensor | int, parts: int) -> Slice | Structure:
-    """One slice and what it counts; an empty one is stood in for by the batch's first example.
+    """One slice and its count; an empty one is stood in for by the batch's first example.
 
     A batch without any component of shape `(batch, ...)` is kept as it is.
     """

@@ -17,7 +17,7 @@ from tfdist.types import Tensor
 
 __all__ = ["ChunkedLauncher", "launch_in_chunks"]
 
-#: Bytes of a chunk; see docs/updates.md for what was measured.
+#: Bytes of a chunk; see docs/updates.md for the measurements.
 CHUNK_BYTES = 4 << 20
 
 

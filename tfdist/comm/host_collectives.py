@@ -200,7 +200,7 @@ def _exchange(
 
 @contextlib.contextmanager
 def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
-    """Tells the user, after a while, what this worker waits for."""
+    """Shows the user, after a while, which workers this one waits for."""
     message = (
         f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "

@@ -117,7 +117,7 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
     """The sum of a gradient over the replicas.
 
     Args:
-        pieces: what `pieces_of` returned.
+        pieces: the result of `pieces_of`.
         gathered: for each piece the sum of a dense tensor, or the rows of all replicas.
         replicas: the number of replicas.
     """
@@ -215,15 +215,15 @@ class ReplicaLink:
 
 
 class CountedLink:
-    """A link that counts what this replica sends.
+    """A link that counts the bytes that this replica sends.
 
     An all-reduce counts as a ring's; see `sent_by_ring`.
 
     Args:
-        link: what sends.
+        link: the link that sends them.
 
     Attributes:
-        sent: bytes that one run of what has been traced so far sends.
+        sent: bytes that one run of all functions traced so far sends.
     """
 
     def __init__(self, link: Link) -> None:

@@ -23,7 +23,7 @@ REDUCTIONS: dict[Reduction, str] = {
 }
 
 #: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
-#: is most of what a small all-reduce costs; see docs/horovod.md.
+#: is most of the cost of a small all-reduce; see docs/horovod.md.
 DEFAULT_CYCLE_MS = 0.3
 
 #: Seconds after which Horovod names the ranks that a tensor waits for.

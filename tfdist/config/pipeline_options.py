@@ -1,4 +1,4 @@
-"""The options of pipelines, and what conflicts with them."""
+"""The options of pipelines, and their conflicts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tfdist.utils.validation import check_choice
 
 __all__ = ["MODES", "STRATEGIES", "Communication", "StrategyConfig", "accepted", "all_options"]
 
-#: Every strategy and what it runs on, in the order in which they grow.
+#: Every strategy with its devices, in the order in which they grow.
 STRATEGIES: dict[str, str] = {name: spec.summary for name, spec in specs().items()}
 
 #: The update modes of each strategy.

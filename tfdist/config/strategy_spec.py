@@ -64,9 +64,9 @@ class StrategySpec:
     """One strategy.
 
     Attributes:
-        name: what `--strategy` takes.
-        summary: what it runs on, in a few words.
-        create: the import path, `"module:function"`, of what makes the strategy of a
+        name: the value of `--strategy`.
+        summary: the devices it runs on, in a few words.
+        create: the import path, `"module:function"`, of the function that makes the strategy of a
             `StrategyConfig`, and of this task if it has joined its cluster already, or None.
         topology: the tasks that it runs on.
         modes: its update modes.
@@ -85,8 +85,8 @@ class StrategySpec:
             must be made before any other TensorFlow operation.
         describe: gives rows of the start table by name, of a `StrategyConfig`; None for the update
             mode alone.
-        problem: the import path of a function that returns what keeps the strategy from running on
-            this machine, or None; None if nothing can.
+        problem: the import path of a function that returns why the strategy cannot run on this
+            machine, or None if it can; None if it can run on every machine.
         started_elsewhere: the import path of a function that returns whether another launcher than
             tfdist has started this process, as one of several; None if there is no such launcher.
     """

@@ -76,7 +76,7 @@ class Report:
     Attributes:
         findings: all that was looked at, first the machine, then the TF_CONFIG.
         source: where the TF_CONFIG came from; empty if there is none.
-        hints: what to think of that no check can see.
+        hints: advice on mistakes that no check can see.
     """
 
     findings: tuple[Finding, ...]

@@ -1,4 +1,4 @@
-"""Records what a script trains: losses, weights and examples of its first steps.
+"""Records the training of a script: losses, weights and examples of its first steps.
 
 Active in the tasks that `tfdist verify` starts, for which it names a file.
 """
@@ -65,7 +65,7 @@ class Recorder:
         return dropout
 
     def write(self) -> None:
-        """Writes what was recorded."""
+        """Writes the record."""
         content = {
             "logs": self._logs,
             "weights": self._weights,

@@ -31,7 +31,7 @@ class Cost:
         seconds: its forward and backward pass.
         parameters: numbers in its weights.
         weight_bytes: its weights, their gradients and the optimizer's state.
-        activation_bytes: what its forward pass leaves for the backward pass, by its output.
+        activation_bytes: the bytes kept for the backward pass, by the size of its output.
     """
 
     path: str

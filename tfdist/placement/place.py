@@ -154,7 +154,7 @@ def _place_metrics_and_optimizer(model: Model) -> None:
     if inner.built:
         _move_state(inner)
     elif model.trainable_variables:
-        # Now: what is made while a step is traced has no value yet, and cannot be moved.
+        # Now: a tensor made while a step is traced has no value yet, and cannot be moved.
         optimizer.build(model.trainable_variables)
 
 

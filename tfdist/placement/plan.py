@@ -26,7 +26,7 @@ class Plan:
 
     Attributes:
         devices: the device of each layer, by path, in their order.
-        costs: what each layer costs.
+        costs: the cost of each layer.
     """
 
     devices: Mapping[str, str]

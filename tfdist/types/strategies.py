@@ -1,4 +1,4 @@
-"""Types of strategies and of what launches their collectives: the members that tfdist uses."""
+"""Types of strategies and of their collectives' launchers: the members that tfdist uses."""
 
 from __future__ import annotations
 

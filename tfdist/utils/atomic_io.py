@@ -2,7 +2,7 @@
 
 A full disk or a kill while a checkpoint is written leaves the one before as it was. A file being
 written lies in a hidden sibling directory whose name ends in `.partial`; the next write of the same
-file removes what a killed process left there.
+file removes the rest that a killed process has left there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SaveError(TfdistError, OSError):
 
         Args:
             path: where the file was to be.
-            error: what went wrong.
+            error: the error that was raised.
             hidden: a temporary path that the message should not show.
         """
         number = getattr(error, "errno", None)
@@ -106,7 +106,7 @@ def check_writable(path: str, said: str, *, parents: bool = True, hint: str = ""
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Gives a temporary path and moves what was written there to `path`.
+    """Gives a temporary path and moves the file written there to `path`.
 
     A file replaces a file in one step. So does a directory, if the file system can exchange two
     directories and the old one holds nothing of another origin; else its entries are replaced one
@@ -143,7 +143,7 @@ def _discard(directory: str) -> None:
 
 
 def _sweep(parent: str, name: str) -> None:
-    """Removes what killed processes left of the same file."""
+    """Removes files of the same name that killed processes have left."""
     pattern = re.compile(rf"\.{re.escape(name)}\.(?P<host>.+)-(?P<pid>\d+)\.partial")
     for entry in os.listdir(parent):
         match = pattern.fullmatch(entry)

@@ -19,7 +19,7 @@ _NO_DRIVER = b"failed call to cuInit"
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Holds standard error back in the block and then passes on what is worth reading."""
+    """Holds standard error back in the block and then passes on the lines worth reading."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:

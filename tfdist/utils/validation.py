@@ -21,7 +21,7 @@ LONGEST_SECONDS = 365 * 24 * 3600.0
 
 
 def check_choice(what: str, value: object, choices: Collection[str]) -> None:
-    """Refuses what is none of some names.
+    """Validates a value against a set of names.
 
     Raises:
         ConfigError: with the names, and the one that was perhaps meant.

@@ -17,7 +17,7 @@ def calling_after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
 
     Args:
         seconds: how long the block may take.
-        action: what is called then, once.
+        action: called then, once.
     """
     timer = threading.Timer(seconds, action)
     timer.daemon = True
@@ -37,7 +37,7 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
 
     Args:
         seconds: how long the block may take.
-        message: what it waited for, and what to do.
+        message: the event that it waited for, and the action to take.
         exit_status: the status to exit with.
     """
 
@@ -58,7 +58,7 @@ def outside_deadline(seconds: float, message: str) -> Iterator[None]:
 
     Args:
         seconds: how long the block may take.
-        message: what it waited for, and what to do.
+        message: the event that it waited for, and the action to take.
     """
     script = 'sleep "$1" && echo "tfdist: $2" >&2 && kill -KILL "$3"'
     given = (str(seconds), message, str(os.getpid()))
