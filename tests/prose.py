@@ -23,6 +23,8 @@ RULES: dict[str, str] = {
     _BEGINS + r"(?:What|Whatever|Whoever|Whom|Whose|Who|Which|Why|How)\b": (
         "begin with the noun or the verb: 'The command that …', 'The number of …'"
     ),
+    _BEGINS + r"[A-Z]\w+s (?:what|whatever|whoever)\b": "name the thing: 'Reads the output of …'",
+    r"(?m)^\s*\w+: (?:what|who)\b(?! to\b)": "name the thing: 'result: the result of …'",
     _BEGINS + r"Where\b": "'If' for a condition, 'The place of …' for a place",
     r"(?<!there )(?<!There )\b(?:is|are|was|were|be|been) no\b(?! longer| more| less)": (
         "'is not a …', 'are not …'"
@@ -30,8 +32,8 @@ RULES: dict[str, str] = {
     r"\b(?:where|Where) (?:there (?:is|are|was|were)|none|nothing|nobody|neither)\b": "'if'",
     r"\b(?:None|empty|negative|unless|also|only) where (?:it|they|this|that|the|an?)\b": "'if'",
     r"\b[Uu]p where\b": "'set while'",
-    r"\b(?:told|tells?|telling)\b(?!:)": "'given', 'reports', 'distinguishes', 'sets'",
-    r"\b(?:said|says?|saying)\b(?!:)": "'reports', 'sets', 'names', 'means'",
+    r"\b(?:told|[Tt]ells?|telling)\b(?!:)": "'given', 'reports', 'distinguishes', 'sets'",
+    r"\b(?:said|[Ss]ays?|saying)\b(?!:)": "'reports', 'sets', 'names', 'means'",
     r"\b[Ll]ets? (?:\S+ ){1,3}be\b": "'sets', 'keeps', or the verb itself",
 }
 
@@ -48,7 +50,7 @@ def texts_of(source: str, skipped: str = "") -> Iterator[tuple[int, str]]:
         for each in body if isinstance(body, list) else ():
             first = each.value if isinstance(each, ast.Expr) else None
             text = first.value if isinstance(first, ast.Constant) else None
-            if isinstance(text, str) and getattr(node, "name", None) != (skipped or None):
+            if isinstance(text, str) and not (skipped and getattr(node, "name", "") == skipped):
                 yield each.lineno, text
     yield from comments_of(source)
 

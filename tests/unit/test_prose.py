@@ -16,6 +16,8 @@ from tests.prose import main, phrases, texts_of
         "The devices; None where there are none.",
         "A variable that tells the workers to stop.",
         "A finding. Whoever reads it says more.",
+        "Reads what a process prints.",
+        "A loss.\n\nArgs:\n    value: what the loss was.",
     ],
 )
 def test_a_bad_sentence_is_found(text: str) -> None:
@@ -29,6 +31,7 @@ def test_a_bad_sentence_is_found(text: str) -> None:
         "Whether there is no GPU; if so, the CPU is used.",
         "path: the directory where the logs are.\ntold: the numbers of the step.",
         "Runs the plan, and reports what is left.",
+        "A launcher.\n\nArgs:\n    plan: what to run.",
     ],
 )
 def test_a_good_sentence_is_left_alone(text: str) -> None:
@@ -36,7 +39,8 @@ def test_a_good_sentence_is_left_alone(text: str) -> None:
 
 
 def test_docstrings_and_blocks_of_comments_are_read() -> None:
-    source = """
+    source = """'''A module.'''
+
 def run():
     '''Help.'''
 
@@ -47,8 +51,11 @@ def other():
     return 1  # Another.
 """
     texts = sorted(texts_of(source, "run"))
-    assert [text for _, text in texts] == ["A docstring.", "One comment\nin two lines.", "Another."]
-    assert [line for line, _ in texts] == [6, 7, 9]
+    assert [line for line, _ in texts] == [1, 7, 8, 10]
+    assert [text for _, text in texts] == [
+        *("A module.", "A docstring.", "One comment\nin two lines.", "Another."),
+    ]
+    assert sorted(texts_of(source))[1] == (4, "Help.")
 
 
 def test_the_package_has_no_such_phrase(capsys: pytest.CaptureFixture[str]) -> None:
