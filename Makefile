@@ -37,6 +37,7 @@ lint: $(STAMP)dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tfdist needs Python 3.11 or later, and $(PYTHON) is " + sys.version.split()[0] + ". Set PYTHON=python3.11.")'

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 __all__ = ["VARIABLES", "merged", "patched", "read", "set_for_good", "snapshot"]
 
-#: Every variable that tfdist reads or sets for the processes it starts, and what it means.
+#: Every variable that tfdist reads or sets for the processes it starts, and its meaning.
 VARIABLES: dict[str, str] = {
     "TF_CONFIG": "The cluster and this task's place in it, as JSON (TensorFlow's own variable).",
     "TFDIST_CLUSTER": "A file that lists a cluster too large for TF_CONFIG; with TFDIST_TASK.",
@@ -39,7 +39,7 @@ VARIABLES: dict[str, str] = {
 
 
 def read(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """The value of a variable of the table, or None where it is unset or empty.
+    """The value of a variable of the table, or None if it is unset or empty.
 
     Args:
         name: a key of `VARIABLES`.
@@ -65,7 +65,7 @@ def merged(
 
     Args:
         changes: new values; None removes a variable.
-        base: what to start from.
+        base: the environment to start from.
     """
     environ = snapshot() if base is None else dict(base)
     for name, value in changes.items():

@@ -1,6 +1,6 @@
 """The errors of tfdist that call for different reactions.
 
-Mistakes in what the user set are `ValueError`s: `ConfigError` is one. Each message says what was
+Mistakes in what the user set are `ValueError`s: `ConfigError` is one. Each message names what was
 set, what it conflicts with, and what to do.
 """
 
@@ -17,7 +17,7 @@ class TfdistError(Exception):
 
 
 class ConfigError(TfdistError, ValueError):
-    """What the user set is wrong or contradicts itself."""
+    """A setting of the user's is wrong or contradicts another."""
 
     exit_status = 2
 
@@ -39,7 +39,7 @@ class TaskFailedError(TfdistError):
     """A task of the job failed.
 
     Attributes:
-        exit_status: the failed task's own exit status, or 128 + n where signal n ended it.
+        exit_status: the failed task's own exit status, or 128 + n if signal n ended it.
     """
 
     def __init__(self, message: str, exit_status: int) -> None:

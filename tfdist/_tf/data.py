@@ -1,4 +1,4 @@
-"""What is private in TensorFlow's data sets, iterators and seeds."""
+"""Private parts of TensorFlow's data sets, iterators and seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
 
 @contextlib.contextmanager
 def seeded(seed: int | None) -> Iterator[None]:
-    """Makes what is built within as if `seed` had been given to `tf.random.set_seed`.
+    """Makes everything in the block as if `seed` had been given to `tf.random.set_seed`.
 
     The program's own seed, and the counter from which ops draw theirs, go on afterwards as if
     nothing had been built.

@@ -92,7 +92,7 @@ class PlainInput:
         """With one CPU device, an iterator like any other.
 
         TensorFlow's iterator over several devices is made anew for each epoch, with functions that
-        are traced and threads that are joined: half a second an epoch, where nothing is to be sent
+        are traced and threads that are joined: half a second an epoch, if nothing is to be sent
         to a device.
         """
         devices = self.worker_devices  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         strategy: the strategy that this belongs to.
         cluster_resolver: the cluster and this task.
         options: `tf.distribute.experimental.CommunicationOptions`.
-        cpu_devices: logical CPU devices to train on where there are no GPUs.
+        cpu_devices: logical CPU devices to train on if there are no GPUs.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class ServerStrategy(ParameterServerStrategyV2):  # type: ignore[misc]
 
 
 class _Accessed:
-    """What a tape takes for a variable, of which it asks no more than this."""
+    """The variable that a tape is given: it asks no more than this of it."""
 
     trainable = True
 
@@ -251,7 +251,7 @@ def watch_on_all_tapes(tensor: Tensor) -> None:
 
 
 def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
-    """Lets what reads a placeholder of a graph read a tensor of that graph instead."""
+    """Replaces a placeholder of a graph by a tensor of that graph, for all ops that read it."""
     for consumer in placeholder.consumers():
         for index, tensor_in in enumerate(consumer.inputs):
             if tensor_in is placeholder:
@@ -260,7 +260,7 @@ def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
 
 @contextlib.contextmanager
 def on_worker(worker: CoordinatedWorker) -> Iterator[None]:
-    """Runs what is called within on a worker, as TensorFlow's coordinator does.
+    """Runs the calls in the block on a worker, as TensorFlow's coordinator does.
 
     Args:
         worker: one of the coordinator's workers.
@@ -353,7 +353,7 @@ _CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
 
 
 def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
-    """What launches the collectives of the calling replica; None where it runs eagerly."""
+    """The launcher of the calling replica's collectives; None if it runs eagerly."""
     if tf.executing_eagerly():
         return None
     extended = strategy.extended
@@ -363,7 +363,7 @@ def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
 
 
 def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
-    """Concatenates the replicas' tensors of one shape, without telling their lengths first.
+    """Concatenates the replicas' tensors of one shape, without an exchange of their lengths.
 
     Must be called in a replica context.
     """

@@ -33,7 +33,7 @@ def flat_call(concrete: ConcreteFunction) -> FlatFunction:
     No tape records it.
 
     Args:
-        concrete: what `get_concrete_function` returns for specs of tensors.
+        concrete: the result of `get_concrete_function` for specs of tensors.
     """
     call, captured = concrete.inference_fn.call_flat, list(concrete.captured_inputs)
 
@@ -72,7 +72,7 @@ def body_of(op: Operation) -> FuncGraph | None:
 
 
 def called_in_line(function: types.Function, *args: object, **kwargs: object) -> object:
-    """Calls what a `tf.function` was made of, by AutoGraph if the function is, in this graph."""
+    """Calls the Python function of a `tf.function`, by AutoGraph if that uses it, in this graph."""
     python = function.python_function
     if not function._autograph:
         return python(*args, **kwargs)

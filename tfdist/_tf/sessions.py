@@ -41,7 +41,7 @@ def listen_to(hook: SavingHook, listeners: Sequence[Any]) -> None:
 
 
 def session_config_for(strategy: Strategy, config: ConfigProto | None) -> ConfigProto | None:
-    """A session's configuration with what a strategy's collectives need."""
+    """A session's configuration with the settings that a strategy's collectives need."""
     return strategy.extended._update_config_proto(config) or config
 
 
@@ -55,11 +55,11 @@ def on_replicas(
 
     Args:
         strategy: the strategy, whose scope is open.
-        function: what each replica builds.
+        function: builds the graph of each replica.
         values: for each replica its arguments.
 
     Returns:
-        What the function returns, as per-replica values.
+        The results of the function, as per-replica values.
     """
     arguments = [
         distribute_utils.regroup(tuple(each), always_wrap=True)
@@ -81,7 +81,7 @@ def read_step_alone(strategy: Strategy, step: Variable) -> None:
 
 @contextlib.contextmanager
 def eagerly(strategy: Strategy) -> Iterator[None]:
-    """Runs eagerly in `strategy`'s cross-replica context, also where a graph is the default.
+    """Runs eagerly in `strategy`'s cross-replica context, also if a graph is the default.
 
     A program may have called `tf.compat.v1.disable_eager_execution()`. Then `tf.init_scope` ends in
     a graph too, and the graph that is the default keeps the stack of open scopes; so both are
@@ -99,7 +99,7 @@ def graph_scope(strategy: Strategy) -> Iterator[None]:
     """TensorFlow's own scope of a strategy, in which Keras is not hooked.
 
     In the default graph sparse gradients may then have other numbers of rows in each run of a
-    session. Scopes of one strategy may be open in several graphs at once, as where a checkpoint is
+    session. Scopes of one strategy may be open in several graphs at once, as when a checkpoint is
     evaluated while the training's graph waits.
     """
     graph = tf.compat.v1.get_default_graph()
@@ -112,7 +112,7 @@ def graph_scope(strategy: Strategy) -> Iterator[None]:
 
 
 def _launchers_of(extended: object) -> list[Any]:
-    """What launches the collectives of a strategy, one for each device."""
+    """The launchers of a strategy's collectives, one for each device."""
     names = ("_cross_device_ops", "_host_cross_device_ops", "_collective_ops")
     ops = [getattr(extended, name, None) for name in names]
     result = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
@@ -176,7 +176,7 @@ class _GatherByRun:
 
 
 def _number_of_run(graph: Graph) -> Tensor:
-    """How many runs of a session have gathered, this one included: the same on all workers."""
+    """The number of runs of a session that have gathered, with this one: equal on all workers."""
     (*made,) = graph.get_collection(_RUN_NUMBERS)
     if not made:
         count = resource_variable_ops.ResourceVariable(

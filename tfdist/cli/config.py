@@ -1,4 +1,4 @@
-"""`tfdist config`: writes TF_CONFIG for every task of a cluster, or says who this process is."""
+"""`tfdist config`: writes TF_CONFIG for every task of a cluster, or shows which task this is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["config"]
 
 
 class _Format(enum.StrEnum):
-    """How a TF_CONFIG is written."""
+    """The forms of a TF_CONFIG."""
 
     JSON = "json"
     EXPORT = "export"
@@ -224,9 +224,7 @@ def _print(cluster: ClusterSpec, form: _Format, only: str | None) -> None:
     first = True
     for each, text in tf_config.texts(cluster):
         if first:
-            parse_tf_config(
-                text
-            )  # Finds what is wrong with the cluster itself, such as duplicates.
+            parse_tf_config(text)  # Finds mistakes in the cluster itself, such as duplicates.
             _warn_of_length(text, form)
             first = False
         if task is None or task == each:

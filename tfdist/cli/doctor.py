@@ -91,7 +91,7 @@ def _show(report: Report, console: Console) -> None:
     for found in report.findings:
         status = Text(found.severity, _STYLES[found.severity])
         where = found.where.removeprefix("TF_CONFIG.")
-        # Where all is well there is nothing to do, only something to know: it goes below.
+        # An OK finding needs no action; its remedy is information, which goes below.
         remedy = "" if found.severity == "ok" else found.remedy
         table.add_row(status, *map(Text, (where, found.problem, remedy)))
     console.print(table)

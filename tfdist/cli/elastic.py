@@ -25,13 +25,13 @@ __all__ = ["Bounds", "supervise"]
 #: Strategies whose replicas all hold the whole state.
 _ELASTIC = ("horovod", "multi_worker")
 
-#: How often a job that lost a task is started again, unless --max-restarts says it.
+#: Restarts of a job that lost a task, unless --max-restarts sets another number.
 _RESTARTS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What the command line says of the number of processes.
+    """The number of processes that the command line asks for.
 
     Attributes:
         least: `--min-np`.
@@ -55,7 +55,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
     """Runs an elastic job to its end.
 
     Args:
-        request: what the command line asks for.
+        request: the request of the command line.
         bounds: the number of processes.
         grace: seconds between TERM and KILL.
 

@@ -1,4 +1,4 @@
-"""What errors of TensorFlow and Horovod mean for a script that runs under a strategy."""
+"""Explains errors of TensorFlow and Horovod for a script that runs under a strategy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def explain(error: BaseException) -> str | None:
-    """A hint for the user where an error's message is one of those known, or None."""
+    """A hint for the user if an error's message is one of those known, or None."""
     text = str(error)
     for parts, hint in _HINTS:
         if all(part in text for part in parts):

@@ -17,10 +17,10 @@ _MODULE = "tfdist.estimator"
 
 
 def settled(request: Request) -> Request:
-    """The request, with `every_task` where a job on parameter servers is one of Estimators.
+    """The request, with `every_task` if a job on parameter servers is one of Estimators.
 
     Raises:
-        ConfigError: for `--evaluator` where there is no Estimator that it could evaluate.
+        ConfigError: for `--evaluator` if there is no Estimator that it could evaluate.
     """
     name = request.named
     if name in (None, "auto"):
@@ -47,7 +47,7 @@ def use_in(script: str) -> int | None:
     try:
         tree = ast.parse(Path(script).read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return None  # Whoever runs it will say what is wrong.
+        return None  # The script that runs it reports the mistake.
     aliases = {"tfdist"}
     lines = []
     for node in ast.walk(tree):

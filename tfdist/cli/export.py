@@ -129,7 +129,7 @@ def export(
 def _run(
     model: str, out: str, common: dict[str, Any], modules: list[str], how: dict[str, Any] | None
 ) -> Any:
-    """The report; where nothing is said of how to write, the comparison."""
+    """The report; if nothing is given of how to write, the comparison."""
     console = Console(stderr=True, highlight=False)
     with console.status("importing TensorFlow …") as status:
         exporter = _imported(modules)

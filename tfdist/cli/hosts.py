@@ -58,7 +58,7 @@ def assign(machines: Mapping[str, int], count: int) -> tuple[str, ...]:
 
 
 def ssh_of(arguments: str | None, python: str | None) -> Ssh:
-    """How the machines are reached."""
+    """The ssh command and options of a command line."""
     ssh = Ssh(arguments=tuple(shlex.split(arguments or "")))
     return ssh if python is None else dataclasses.replace(ssh, python=python)
 

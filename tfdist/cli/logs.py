@@ -31,7 +31,7 @@ def prepare(plan: JobPlan, *, chosen: bool) -> JobPlan:
         chosen: whether the user chose the directory.
 
     Returns:
-        The plan, with a temporary directory where the default one cannot be written: a training
+        The plan, with a temporary directory if the default one cannot be written: a training
         does not fail for its logs.
 
     Raises:
@@ -62,7 +62,7 @@ def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
     try:
         place = Path(tempfile.mkdtemp(prefix="tfdist-logs-"))
     except OSError:
-        return plan  # Each task's log says that it cannot be written; the training goes on.
+        return plan  # Each task's log reports that it cannot be written; the training goes on.
     summary.note(
         f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}."
     )

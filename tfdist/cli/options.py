@@ -16,7 +16,7 @@ from tfdist.config.strategy_config import all_options
 
 # The options of engines on the command line, each with its help text.
 
-#: Where the help shows them.
+#: Their place in the help.
 _ENGINES: dict[str, Any] = {"rich_help_panel": "Engines that start the job (--on)"}
 
 On = Annotated[
@@ -79,7 +79,7 @@ Detach = Annotated[
     typer.Option("--detach", help="With slurm and kubernetes: return when submitted.", **_ENGINES),
 ]
 
-#: The options of engines; None or False where one is not given.
+#: The options of engines; None or False if one is not given.
 OF_ENGINES: dict[str, Any] = {
     "on": On,
     "engine_args": EngineArgs,
@@ -91,10 +91,10 @@ OF_ENGINES: dict[str, Any] = {
     "detach": Detach,
 }
 
-#: Where the help shows the options of elastic jobs.
+#: The place in the help of options of elastic jobs.
 _ELASTIC: dict[str, Any] = {"rich_help_panel": "Elastic jobs (horovod, multi_worker)"}
 
-#: Where the help shows the options of jobs on several machines.
+#: The place in the help of options of jobs on several machines.
 _SSH: dict[str, Any] = {"rich_help_panel": "Several machines"}
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
@@ -106,7 +106,7 @@ Args = Annotated[
 
 
 def _flag(option: Option) -> Any:
-    """The flag of a strategy's option; None where it is not given."""
+    """The flag of a strategy's option; None if it is not given."""
     about = option.about
     described = typer.Option(
         *option.flags,

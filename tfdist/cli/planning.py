@@ -132,10 +132,10 @@ def _counts(request: Request) -> dict[str, int]:
 
 
 def check_runnable(config: StrategyConfig) -> None:
-    """Looks for what the strategy needs before anything is started.
+    """Checks the requirements of the strategy before anything is started.
 
     Raises:
-        ConfigError: if it is missing, such as Horovod for the installed TensorFlow.
+        ConfigError: if one is missing, such as Horovod for the installed TensorFlow.
     """
     problem = spec_of(config.strategy).missing()
     if problem is not None:
@@ -144,11 +144,11 @@ def check_runnable(config: StrategyConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Here:
-    """What is known of this process before anything is planned.
+    """The facts about this process before anything is planned.
 
     Attributes:
-        environ: its environment, with TF_CONFIG where its cluster is known.
-        gpus_each: the GPUs that each task has by the scheduler; None where that does not say.
+        environ: its environment, with TF_CONFIG if its cluster is known.
+        gpus_each: the GPUs that each task has by the scheduler; None if that does not set them.
     """
 
     environ: Mapping[str, str]
@@ -159,7 +159,7 @@ class Here:
 def cluster_here(
     config: StrategyConfig, environ: Mapping[str, str], chosen: str | None = None
 ) -> Iterator[Here]:
-    """The environment, with TF_CONFIG where a scheduler or `mpirun` has started this process.
+    """The environment, with TF_CONFIG if a scheduler or `mpirun` has started this process.
 
     Args:
         config: the configuration.
@@ -314,7 +314,7 @@ def resolved_for(request: Request) -> Resolved:
 
 
 def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
-    """The request for as many processes as the machines have slots, unless -n says it."""
+    """The request for as many processes as the machines have slots, unless -n sets a number."""
     if request.given.get("processes") is not None:
         return request
     slots = sum(machines.values())
@@ -392,7 +392,7 @@ def _roles(config: StrategyConfig) -> Mapping[str, Role]:
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
-    """What every task of a job runs."""
+    """The program that every task of a job runs."""
     return Program(
         script=request.script,
         args=request.args,
@@ -412,7 +412,7 @@ def _resolve(request: Request, text: str | None, environ: Mapping[str, str], gpu
 
 
 def _counts_of_cluster(text: str | None, given: Mapping[str, Any]) -> dict[str, int]:
-    """The numbers of workers and servers as TF_CONFIG has them, where nothing else gives them.
+    """The numbers of workers and servers as TF_CONFIG has them, if nothing else gives them.
 
     Other options are checked against them, such as `backup_workers`.
     """
@@ -421,7 +421,7 @@ def _counts_of_cluster(text: str | None, given: Mapping[str, Any]) -> dict[str, 
     try:
         listed = parse_tf_config(text)[0].addresses
     except ConfigError:
-        return {}  # Whoever needs the cluster will say what is wrong with it.
+        return {}  # The code that needs the cluster reports the mistake.
     if "ps" not in listed:
         return {}
     counts = {"processes": len(listed.get("worker", ())), "ps": len(listed["ps"])}

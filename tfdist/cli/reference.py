@@ -51,7 +51,7 @@ def _section(panel: str, options: list[Option]) -> Iterator[str]:
 
 
 def _strategies(name: str) -> str:
-    """The strategies that have an option; "all" where each does."""
+    """The strategies that have an option; "all" if each does."""
     every = having(lambda spec: True)
     names = having(lambda spec: spec.has_option(name))
     return ", ".join(f"`{each}`" for each in names) if 0 < len(names) < len(every) else "all"

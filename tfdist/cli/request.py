@@ -1,4 +1,4 @@
-"""What the command line asks for, and what is about to run."""
+"""The request of a command line, and the job that is about to run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tfdist.launch.plan import JobPlan
 
 __all__ = ["Job", "Request", "check_count", "hold_ports", "place_of"]
 
-#: Tasks of one machine. Where there are many more, the kernel takes minutes to find free ports.
+#: Tasks of one machine. If there are many more, the kernel takes minutes to find free ports.
 _MOST_TASKS = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the command line asks for.
+    """The request of a command line.
 
     Attributes:
         script: the script.
         args: its arguments.
         strategy: `--strategy`: the name of a strategy, a file, or None.
-        file: the strategy file, where `--strategy` names one.
+        file: the strategy file, if `--strategy` names one.
         given: the strategy's options; None for those that were not given.
         env_only: whether the script makes its own strategy.
         every_task: whether each task of the cluster runs the script itself.
         task_flags: whether each then gets its place as flags.
         evaluator: whether there is a task that evaluates.
-        why_every_task: why each task runs the script, where that was not asked for.
-        max_restarts: how often what has failed is started again.
+        why_every_task: why each task runs the script, if that was not asked for.
+        max_restarts: how often failed tasks are started again.
         log_dir: where the logs go, or None for a place of the job's own.
         hosts: the machines, as `a:2,b:2`, or None.
         hostfile: a file that names them, or None.
@@ -86,14 +86,14 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is about to run.
+    """The job that is about to run.
 
     Attributes:
         plan: the commands.
-        resolved: the strategy's configuration; None where the script makes what it trains with.
-        seed: the job's seed; None where the chief draws it.
+        resolved: the strategy's configuration; None if the script makes its own strategy.
+        seed: the job's seed; None if the chief draws it.
         gpus: the GPUs of this machine.
-        why: why the plan is such, where the command line does not say it.
+        why: the reason for the plan, if the command line does not give it.
     """
 
     plan: JobPlan

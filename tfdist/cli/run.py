@@ -116,7 +116,7 @@ def _supervise(plan: JobPlan, grace: float) -> int:
 
 
 def _told(outcome: supervisor.Outcome) -> int:
-    """Tells the user how the job ended; returns the exit status."""
+    """Shows the user how the job ended; returns the exit status."""
     if outcome.message:
         summary.note(outcome.message, new_line=outcome.midline)
     return outcome.status

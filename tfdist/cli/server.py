@@ -1,4 +1,4 @@
-"""What each task that serves a chief runs: `python -m tfdist.cli.server`.
+"""The command that each serving task runs: `python -m tfdist.cli.server`.
 
 Joins the cluster, starts TensorFlow's server, and stays until the chief has gone. The script runs
 on the chief alone, which gives the servers their work.
@@ -27,7 +27,7 @@ from tfdist.utils.log_filters import quiet_import
 
 __all__ = ["main"]
 
-#: Seconds that a server stays after it has lost its chief. Where a launcher watches both, it sees
+#: Seconds that a server stays after it has lost its chief. If a launcher watches both, it sees
 #: the chief's end first and names the right one.
 _SECONDS_TO_STAY = 2.0
 
@@ -107,7 +107,7 @@ def _addresses(cluster: ClusterSpec) -> dict[str, dict[int, str]]:
 
 
 def _stay(member: ServerMember) -> int:
-    """Waits for the chief's end and says what it means."""
+    """Waits for the chief's end and reports it."""
     chief = f"{member.cluster.chief} at {member.cluster.address(member.cluster.chief)}"
     if member.line is None:
         end = liveness.await_silence(member.cluster.address(member.cluster.chief))

@@ -1,4 +1,4 @@
-"""What `tfdist run` shows: the table at the start, the plan of a dry run, and notes."""
+"""The output of `tfdist run`: the table at the start, the plan of a dry run, and notes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.launch.plan import JobPlan, TaskPlan
 
 __all__ = ["commands", "note", "table"]
 
-#: What the tasks of a parameter-server job do.
+#: The work of the tasks of a parameter-server job.
 _PARTS = {
     Topology.SERVERS: {"chief": "runs the script", "worker": "trains", "ps": "holds weights"},
     Topology.STAGES: {"worker": "stages; the script runs on the chief"},
@@ -27,10 +27,10 @@ _PARTS = {
 
 
 def note(text: str, new_line: bool = False) -> None:
-    """Tells the user something on the terminal, apart from the script's own output.
+    """Shows a note on the terminal, apart from the script's own output.
 
     Args:
-        text: what to tell.
+        text: the note.
         new_line: whether to begin a new line first.
     """
     print(f"{chr(10) if new_line else ''}tfdist: {text}", file=sys.stderr, flush=True)
@@ -48,12 +48,12 @@ def table(
     gpus: tuple[str, ...],
     why: str = "",
 ) -> None:
-    """Prints what is about to run.
+    """Prints the job that is about to run.
 
     Args:
         plan: the plan.
-        resolved: the configuration and where it came from; None where each task makes its own.
-        seed: the job's seed; None where the chief draws it.
+        resolved: the configuration and where it came from; None if each task makes its own.
+        seed: the job's seed; None if the chief draws it.
         gpus: the GPUs of this machine.
         why: why the plan is such.
     """
@@ -117,7 +117,7 @@ def _rows_of_devices(
 
 
 def _flags(resolved: Resolved) -> str:
-    """The flags that win over the strategy file, with what the file says."""
+    """The flags that win over the strategy file, with the values in the file."""
     return "\n".join(
         f"{resolved.said(name)} instead of the file's {value!r}"
         for name, value in resolved.overridden.items()

@@ -1,4 +1,4 @@
-"""What each process of a job runs: `python -m tfdist.cli.task SCRIPT [ARGS]`.
+"""The command that each process of a job runs: `python -m tfdist.cli.task SCRIPT [ARGS]`.
 
 Joins the cluster, makes the strategy, and runs the script as `__main__` inside its scope.
 """
@@ -107,7 +107,7 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
 
 
 def _elastic_place() -> str | None:
-    """Where an elastic job leaves its state; `fit` is then one that can be taken up again."""
+    """The directory for the state of an elastic job; `fit` can then be taken up again."""
     path = environment.read("TFDIST_ELASTIC")
     if path is not None:
         from tfdist.keras import elastic

@@ -93,7 +93,7 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
 
 
 def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, Any]) -> list[Any]:
-    """Runs one job and reads what its tasks recorded."""
+    """Runs one job and reads the records of its tasks."""
     place.mkdir()
     program = Program(
         script=shared["script"], args=shared["args"], config=config.to_json(), seed=_SEED

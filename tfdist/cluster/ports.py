@@ -3,7 +3,7 @@
 TensorFlow's gRPC server listens on all interfaces of the machine, whatever host TF_CONFIG names, so
 a port counts as free only if it is free on all of them.
 
-How a port is handed over while it is held: Linux lets two sockets bind one port if both set
+A held port is handed over by rules of Linux: two sockets may bind one port if both set
 SO_REUSEADDR and none of them listens yet, or if both set SO_REUSEPORT and have the same user. gRPC
 sets SO_REUSEADDR on its own sockets. SO_REUSEPORT alone would not do: TensorFlow turns that off in
 gRPC unless TF_GRPC_REUSE_PORT is set (TensorFlow 2.21). A held port sets both.
@@ -82,7 +82,7 @@ class HeldPorts:
         return tuple(Address(self._host, port) for port in self._ports)
 
     def release(self, port: int | None = None) -> None:
-        """Gives up one port, or all that are left. Ports given up already are no error."""
+        """Gives up one port, or all that are left. Ports given up already are not an error."""
         for number in [port] if port is not None else list(self._sockets):
             held = self._sockets.pop(number, None)
             if held is not None:

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, and which task of several gets which. No TensorFlow."""
+"""The GPUs of this machine, and their distribution to its tasks. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfdist.errors import ConfigError
 
 __all__ = ["INSTALL_COMMAND", "disagreement", "inter_op_threads", "of_member", "split", "visible"]
 
-#: What brings the CUDA libraries that TensorFlow needs.
+#: The command that installs the CUDA libraries that TensorFlow needs.
 INSTALL_COMMAND = "pip install 'tensorflow[and-cuda]'"
 
 _SECONDS_FOR_NVIDIA_SMI = 10.0
@@ -24,8 +24,8 @@ def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         environ: environment variables; by default the process's own.
 
     Returns:
-        What CUDA_VISIBLE_DEVICES lists, where it is set; else the numbers of all GPUs that
-        `nvidia-smi` lists. Empty where there are none.
+        The GPUs that CUDA_VISIBLE_DEVICES lists, if it is set; else the numbers of all GPUs that
+        `nvidia-smi` lists. Empty if there are none.
     """
     variables = environment.snapshot() if environ is None else environ
     listed = variables.get("CUDA_VISIBLE_DEVICES")
@@ -46,10 +46,10 @@ def disagreement(
         gpus: the result of `visible`.
         seen: how many TensorFlow sees.
         cuda: whether TensorFlow was built for CUDA.
-        listed: CUDA_VISIBLE_DEVICES, where it is set.
+        listed: CUDA_VISIBLE_DEVICES, if it is set.
 
     Returns:
-        The problem with its cause, and what to do; None where both are the same number.
+        The problem with its cause, and what to do; None if both are the same number.
     """
     if len(gpus) == seen:
         return None
@@ -86,7 +86,7 @@ def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list
         devices: GPUs that each task asks for; by default as many as there are for each.
 
     Returns:
-        For each task its GPUs; empty tuples where the machine has none.
+        For each task its GPUs; empty tuples if the machine has none.
 
     Raises:
         ConfigError: if there are GPUs, but fewer than the tasks need.
@@ -107,7 +107,7 @@ def of_member(
     Args:
         gpus: the GPUs that the task sees.
         place: the task's number among those that train on this machine, and how many they are.
-        each: how many the scheduler says that each has; None where it does not say.
+        each: the number that each has by the scheduler; None if it does not set one.
         chosen: whether CUDA_VISIBLE_DEVICES is set, so that somebody may have chosen them for this
             task alone.
 
@@ -163,7 +163,7 @@ def _installed() -> int:
     return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
 
 
-# How many threads a TensorFlow server needs, so that it cannot wait for itself.
+# The number of threads that a TensorFlow server needs, so that it cannot wait for itself.
 
 #: A worker runs one step, its transfers and its input pipeline.
 _LEAST_OF_A_WORKER = 4

@@ -1,4 +1,4 @@
-"""Who is in the cluster: frozen values and pure functions, without TensorFlow."""
+"""The cluster and its tasks: frozen values and pure functions, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-# Where a task listens, and what is wrong with text that should say so.
+# The address of a task, and the mistakes in text that should be one.
 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
@@ -55,7 +55,7 @@ class Topology(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterUse:
-    """How a strategy uses a cluster.
+    """The use that a strategy makes of a cluster.
 
     Attributes:
         strategy: its name.
@@ -70,7 +70,7 @@ class ClusterUse:
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a task listens.
+    """The address on which a task listens.
 
     Attributes:
         host: a name, an IPv4 address or an IPv6 address without brackets.
@@ -89,7 +89,7 @@ class Address:
         """Reads `host:port` or `[ipv6]:port`.
 
         Raises:
-            ConfigError: if it is not of that form; a `ValueError` that says what to write.
+            ConfigError: if it is not of that form; a `ValueError` with the form to write.
         """
         mistake = address_mistake(text)
         if mistake is not None:
@@ -99,7 +99,7 @@ class Address:
 
 
 def address_mistake(text: str) -> tuple[str, str] | None:
-    """What is wrong with an address and what to write, or None for a good one."""
+    """The mistake in an address and the correction, or None for a good one."""
     return _form_mistake(text) or _host_mistake(text) or _port_mistake(text)
 
 
@@ -252,7 +252,7 @@ class ClusterSpec:
                 yield Task(kind, index), address
 
     def address(self, task: Task) -> Address:
-        """Where a task listens.
+        """The address on which a task listens.
 
         Raises:
             KeyError: if the cluster has no such task.
@@ -274,7 +274,7 @@ class ClusterSpec:
 
     @property
     def chief(self) -> Task:
-        """The task of type chief, or the first worker where there is none.
+        """The task of type chief, or the first worker if there is none.
 
         Raises:
             KeyError: if no task of the cluster computes.
@@ -284,7 +284,7 @@ class ClusterSpec:
         return self.computing[0]
 
     def as_dict(self) -> dict[str, list[str] | dict[str, str]]:
-        """The `cluster` of a TF_CONFIG: lists, or maps by index where numbers are missing."""
+        """The `cluster` of a TF_CONFIG: lists, or maps by index if numbers are missing."""
         content: dict[str, list[str] | dict[str, str]] = {}
         for kind, addresses in self.addresses.items():
             names = [str(address) for address in addresses]
@@ -313,7 +313,7 @@ class ClusterSpec:
         return json.dumps(content, sort_keys=True)
 
 
-# Where a task stands among those that compute: in all, on its host, and across hosts.
+# The rank of a task among those that compute: in all, on its host, and across hosts.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -342,7 +342,7 @@ class Rank:
 def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
     """The ranks of the tasks that compute, in their order.
 
-    Tasks belong to one host if their addresses say so in the same words.
+    Tasks belong to one host if their addresses have the same text for it.
     """
     hosts = [a.host for task, a in cluster.tasks() if task.type in ("chief", "worker")]
     on_local: Counter[int] = Counter()

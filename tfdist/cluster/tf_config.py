@@ -38,7 +38,7 @@ __all__ = [
     "written",
 ]
 
-#: What no check of a TF_CONFIG can see.
+#: The mistakes that no check of a TF_CONFIG can see.
 PROGRAM_START_HINT = (
     "No check of TF_CONFIG can see this: a script must make its strategy before it runs any "
     "TensorFlow operation (tf.constant, a tf.data.Dataset, a built model, "
@@ -74,7 +74,7 @@ def refuse_gaps(cluster: ClusterSpec, who: str) -> None:
 
     Args:
         cluster: the cluster.
-        who: what needs all tasks, for the message.
+        who: the code that needs all tasks, for the message.
 
     Raises:
         ConfigError: with the tasks that are listed.
@@ -100,7 +100,7 @@ def check_tf_config(
         network: whom to ask about host names and ports, such as `ThisMachine()`; None asks nobody.
 
     Returns:
-        The findings. Where there is no error, the first has severity "ok" and sums up the cluster.
+        The findings. If there is no error, the first has severity "ok" and sums up the cluster.
     """
     reading = read(text)
     findings = [*reading.findings, *meaning_findings(reading, use)]
@@ -128,7 +128,7 @@ def _counted(count: int, kind: str) -> str:
 # The cluster is written once, not once for each task; the texts of all n tasks together still
 # grow with n².
 
-#: How a TF_CONFIG can be written.
+#: The forms in which a TF_CONFIG can be written.
 FORMATS = ("json", "export", "kubernetes")
 
 #: Bytes of `TF_CONFIG=…` with its end beyond which Linux starts no program (MAX_ARG_STRLEN).
@@ -181,10 +181,10 @@ _FOR_THE_TASK = 64
 
 
 class Placing:
-    """How the tasks of a cluster are told their place.
+    """The variables and files that give the tasks of a cluster their place.
 
     Attributes:
-        files: what must be written before the tasks start: text by path.
+        files: texts that must be written before the tasks start, by path.
     """
 
     def __init__(self, cluster: ClusterSpec, directory: Path) -> None:
@@ -211,7 +211,7 @@ class Placing:
 
 
 def own_tf_config(environ: Mapping[str, str] | None = None) -> str | None:
-    """This process's TF_CONFIG, from the variable or from the file; None where there is none.
+    """This process's TF_CONFIG, from the variable or from the file; None if there is none.
 
     Args:
         environ: where to look; by default the process's own environment.

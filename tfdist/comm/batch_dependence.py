@@ -1,4 +1,4 @@
-"""Which tensors of a traced step depend on the batch, as the graph tells.
+"""Finds the tensors of a traced step that depend on the batch, by the structure of its graph.
 
 Replicas run the same graph, on other examples. A tensor that does not depend on what the step is
 called with is therefore the same on all of them; one that does depend is each replica's own. That
@@ -175,7 +175,7 @@ def rows_of(vector: Tensor) -> list[Rows]:
 
 
 def common_rows(indices: Tensor) -> Tensor | bool:
-    """Which rows of a sparse gradient all replicas have in common, whatever their batches are.
+    """The rows of a sparse gradient that all replicas have in common, whatever their batches are.
 
     Args:
         indices: the rows' places in the table, a symbolic tensor of rank 1.

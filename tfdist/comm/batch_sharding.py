@@ -1,8 +1,8 @@
-"""How a data set is spread over the replicas.
+"""Distributes a data set over the replicas.
 
 Every worker reads the same global batches and takes its own slice of each: N replicas see the
 examples, the batches and the order that one device sees, and every worker takes the same number of
-steps. File sharding, where it is asked for, is TensorFlow's own.
+steps. File sharding, if it is asked for, is TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Slice(NamedTuple):
 
     Attributes:
         batch: the examples, at least one.
-        count: how many of them count; 0 where the replica got none and `batch` is a stand-in.
+        count: how many of them count; 0 if the replica got none and `batch` is a stand-in.
         total: examples in the global batch.
     """
 
@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Which slices of a global batch belong to this process.
+    """The slices of a global batch that belong to this process.
 
     Attributes:
         workers: processes that read the data.
@@ -77,7 +77,7 @@ def slice_bounds(size: Any, position: Tensor | int, parts: int) -> tuple[Any, An
 
 
 def split_in_words(batch: int, parts: int) -> str:
-    """How a global batch is split into parts whose sizes differ by one at most."""
+    """The split of a global batch into parts whose sizes differ by one at most, in words."""
     each, more = divmod(batch, parts)
     if parts <= _LISTED:
         return " + ".join(str(each + (number < more)) for number in range(parts))
@@ -94,7 +94,7 @@ def slice_batch(batch: Structure, position: Tensor | int, parts: int) -> Structu
 
 
 def slice_with_share(batch: Structure, position: Tensor | int, parts: int) -> Slice | Structure:
-    """One slice and what it counts; an empty one is stood in for by the batch's first example.
+    """One slice and its count; an empty one is stood in for by the batch's first example.
 
     A batch without any component of shape `(batch, ...)` is kept as it is.
     """
@@ -170,13 +170,13 @@ def local_dataset(
     Args:
         dataset: yields global batches, the same ones in the same order on every worker.
         shard: this process's place.
-        shares: whether each slice is to say what it counts, as a `Slice`.
+        shares: whether each slice is to carry its count, as a `Slice`.
         preview: whether all slices of the first batch come first, `shard.replicas` elements to be
             read and compared with those of other workers, ahead of this process's own slices.
 
     Returns:
         A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
-        static only where every slice of every batch has the same size.
+        static only if every slice of every batch has the same size.
     """
     if shard.replicas == 1:
         return dataset
@@ -208,7 +208,7 @@ def local_dataset(
 
 
 def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:
-    """The size of every replica's slice, where it is known to be the same for all, or None."""
+    """The size of every replica's slice, if it is known to be the same for all, or None."""
     sizes = {
         spec.shape[0]
         for spec in tf.nest.flatten(dataset.element_spec)

@@ -17,7 +17,7 @@ from tfdist.types import Tensor
 
 __all__ = ["ChunkedLauncher", "launch_in_chunks"]
 
-#: Bytes of a chunk; see docs/updates.md for what was measured.
+#: Bytes of a chunk; see docs/updates.md for the measurements.
 CHUNK_BYTES = 4 << 20
 
 
@@ -50,7 +50,7 @@ class ChunkedLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ig
 
 
 def chunk_lengths(length: int | None, size: int) -> list[int]:
-    """How many elements each chunk of a tensor has.
+    """The number of elements of each chunk of a tensor.
 
     Args:
         length: elements of the tensor; None if that is not known.

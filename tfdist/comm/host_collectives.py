@@ -1,11 +1,11 @@
-"""How the workers of a job agree on small things: meet, hear the chief, compare what they think.
+"""Host-side barrier, broadcast and all-gather of JSON values among the workers of a job.
 
 Built on the strategy's own all-reduce, so it works wherever the strategy trains, and a peer that
 died ends the wait as it ends a training step: with TensorFlow's error. With one worker nothing is
 sent.
 
 Every exchange carries a name. Workers that meet under different names are at different places of
-the program; they all get an error that says where, instead of a hang later.
+the program; they all get an error that names these places, instead of a hang later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 #: Bytes of a message that travel with its length.
 _HEAD = 255
 
-#: After this long a worker that waits for the others says so.
+#: Seconds after which a worker that waits for the others reports that.
 _SAY_AFTER_SECONDS = 60.0
 
 #: Marks an exception that every worker raises.
@@ -161,14 +161,14 @@ def together(strategy: Strategy, action: Callable[[], Any] | None, name: str) ->
 
     Args:
         strategy: the strategy; must be called in its cross-replica context, by every worker.
-        action: returns a small JSON value or None; None where this worker has nothing to do.
+        action: returns a small JSON value or None; None if this worker has nothing to do.
         name: the place in the program.
 
     Returns:
         Each worker's result, by worker number.
 
     Raises:
-        Exception: that of the first worker that failed, on every worker: the same type where it is
+        Exception: that of the first worker that failed, on every worker: the same type if it is
             one of Python's or tfdist's own, with the same message.
     """
     if worker_count(strategy) == 1:
@@ -186,7 +186,7 @@ def together(strategy: Strategy, action: Callable[[], Any] | None, name: str) ->
 def _exchange(
     strategy: Strategy, name: str, value: Json, error: Exception | None = None
 ) -> list[dict[str, Any]]:
-    """What every worker says, under which name; raises if one has failed or is elsewhere."""
+    """The values of all workers, under one name; raises if one has failed or is elsewhere."""
     own = {"at": name, "said": value, "failed": error and _told(error)}
     with _saying_what_for(strategy, name):
         texts = _all_gather_bytes(strategy, json.dumps(own).encode())
@@ -200,7 +200,7 @@ def _exchange(
 
 @contextlib.contextmanager
 def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
-    """Tells the user, after a while, what this worker waits for."""
+    """Shows the user, after a while, which workers this one waits for."""
     message = (
         f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "
@@ -224,7 +224,7 @@ def _told(error: Exception) -> dict[str, Any]:
 
 
 def _error_of(worker: int, told: dict[str, Any], own: Exception | None) -> Exception:
-    """Another worker's error as an exception; this worker's own where it had the same."""
+    """Another worker's error as an exception; this worker's own if it had the same."""
     if own is not None and type(own).__name__ == told["kinds"][0]:
         return own
     error = next(_made(told["kinds"], told["message"]))

@@ -40,7 +40,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     example are put one after the other, as in one process's gradient of the whole batch. A lookup
     that does not depend on the batch, such as a position embedding, has each row once on one
     process and on each replica: those rows are added. Optimizers that square gradients row by row
-    tell the two apart.
+    distinguish the two.
 
     Args:
         values: dense tensors and `IndexedSlices`, the same number and types on each replica.
@@ -117,7 +117,7 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
     """The sum of a gradient over the replicas.
 
     Args:
-        pieces: what `pieces_of` returned.
+        pieces: the result of `pieces_of`.
         gathered: for each piece the sum of a dense tensor, or the rows of all replicas.
         replicas: the number of replicas.
     """
@@ -215,15 +215,15 @@ class ReplicaLink:
 
 
 class CountedLink:
-    """A link that counts what this replica sends.
+    """A link that counts the bytes that this replica sends.
 
     An all-reduce counts as a ring's; see `sent_by_ring`.
 
     Args:
-        link: what sends.
+        link: the link that sends them.
 
     Attributes:
-        sent: bytes that one run of what has been traced so far sends.
+        sent: bytes that one run of all functions traced so far sends.
     """
 
     def __init__(self, link: Link) -> None:
@@ -259,5 +259,5 @@ def sent_by_ring(tensor: Tensor, count: int) -> float:
 
 
 def size_of(tensor: Tensor) -> int:
-    """The bytes of a dense tensor of static shape; 0 where the shape is not known."""
+    """The bytes of a dense tensor of static shape; 0 if the shape is not known."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

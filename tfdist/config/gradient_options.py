@@ -62,7 +62,7 @@ _LOCAL = "Options of --mode local"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GradientOptions(UpdateOptions):
-    """What happens between "the gradients are computed" and "the optimizer applies them"."""
+    """The treatment of gradients between their computation and the optimizer."""
 
     accumulate: Annotated[
         Positive,

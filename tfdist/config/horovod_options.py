@@ -1,4 +1,4 @@
-"""The options of Horovod, and the variables by which it is told of them."""
+"""The options of Horovod, and the variables by which Horovod gets them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REDUCTIONS: dict[Reduction, str] = {
 }
 
 #: Milliseconds between two looks of Horovod's thread for tensors that are ready. Horovod's own 1 ms
-#: is most of what a small all-reduce costs; see docs/horovod.md.
+#: is most of the cost of a small all-reduce; see docs/horovod.md.
 DEFAULT_CYCLE_MS = 0.3
 
 #: Seconds after which Horovod names the ranks that a tensor waits for.
@@ -34,7 +34,7 @@ _PANEL = "Options of horovod"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HorovodOptions(TimelineOptions):
-    """How Horovod reduces gradients, and when it gives up."""
+    """The reduction of gradients by Horovod, and its deadlines."""
 
     reduction: Annotated[
         Reduction, About(f"What the gradients become: {listed(REDUCTIONS)}", _PANEL)
@@ -75,7 +75,7 @@ class HorovodOptions(TimelineOptions):
 
 
 def variables(options: HorovodOptions) -> Mapping[str, str]:
-    """The environment variables by which Horovod is told of the options that are set."""
+    """The environment variables that Horovod gets for the options that are set."""
     given: dict[str, str] = {}
     if options.fusion_mb is not None:
         given["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_mb * 2**20))
@@ -93,7 +93,7 @@ def variables(options: HorovodOptions) -> Mapping[str, str]:
 
 
 def defaults() -> Mapping[str, str]:
-    """The variables that tfdist sets where neither an option nor the user's environment does."""
+    """The variables that tfdist sets if neither an option nor the user's environment does."""
     return {"HOROVOD_CYCLE_TIME": str(DEFAULT_CYCLE_MS), **_stall(HorovodOptions.stall_timeout)}
 
 

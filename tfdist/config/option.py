@@ -83,7 +83,7 @@ class Option:
     Attributes:
         name: the field, which is the key in a strategy file.
         hint: the annotation, from which msgspec takes the type and its bounds.
-        default: the value where nothing is set.
+        default: the value if nothing is set.
         about: the description.
     """
 
@@ -123,7 +123,7 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """The default in words; empty where there is none to show."""
+        """The default in words; empty if there is none to show."""
         if self.about.shown is not None:
             return self.about.shown
         if self.default is None or self.default is dataclasses.MISSING or self.kind is bool:

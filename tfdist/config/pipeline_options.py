@@ -1,4 +1,4 @@
-"""The options of pipelines, and what conflicts with them."""
+"""The options of pipelines, and their conflicts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PANEL = "Options of pipeline"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineOptions(TimelineOptions):
-    """How a model is cut into stages, and in which order these compute."""
+    """The stages of a pipelined model, and the order in which they compute."""
 
     stages: Annotated[
         Positive | None,
@@ -94,7 +94,7 @@ class PipelineOptions(TimelineOptions):
 
 
 def replicas_of(devices: int, stages: int) -> int:
-    """How many replicas of a pipeline there are.
+    """The number of replicas of a pipeline.
 
     Raises:
         ConfigError: if the stages do not divide the devices.

@@ -1,8 +1,8 @@
-"""How flags, a strategy file and the environment become one configuration.
+"""Makes one configuration of flags, a strategy file and the environment.
 
-A flag wins over the file, and what the file says is then shown as overridden. Of the environment
-only TF_CONFIG and schedulers matter, which say how many tasks there are: another number in a flag
-or a file is an error.
+A flag wins over the file, and the file's value is then shown as overridden. Of the environment only
+TF_CONFIG and schedulers matter, which set the number of tasks: another number in a flag or a file
+is an error.
 """
 
 from __future__ import annotations

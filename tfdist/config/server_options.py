@@ -22,7 +22,7 @@ _PANEL = "Options of parameter_server"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions(UpdateOptions):
-    """When a gradient becomes an update of weights on servers, and how both travel."""
+    """The update of weights on servers by gradients, and the transport of both."""
 
     ps: Annotated[
         Positive,

@@ -1,4 +1,4 @@
-"""How to train: one frozen value with the options of all strategies and those of the chosen one."""
+"""The configuration of a training: the options of all strategies and those of the chosen one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfdist.utils.validation import check_choice
 
 __all__ = ["MODES", "STRATEGIES", "Communication", "StrategyConfig", "accepted", "all_options"]
 
-#: Every strategy and what it runs on, in the order in which they grow.
+#: Every strategy with its devices, in the order in which they grow.
 STRATEGIES: dict[str, str] = {name: spec.summary for name, spec in specs().items()}
 
 #: The update modes of each strategy.
@@ -34,7 +34,7 @@ _Kind = TypeVar("_Kind", bound=Options)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyConfig(Options):
-    """How to train. `StrategyConfig.of` makes it of options by name.
+    """The configuration of a training. `StrategyConfig.of` makes it of options by name.
 
     Attributes:
         parts: the options of the strategy, one value of each class in its `StrategySpec`; those
@@ -114,7 +114,7 @@ class StrategyConfig(Options):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks of each type there are, in the order of their ranks."""
+        """The number of tasks of each type, in the order of their ranks."""
         spec = spec_of(self.strategy)
         if spec.has_servers:
             return {"chief": 1, "worker": self.processes, "ps": self.part(ServerOptions).ps}

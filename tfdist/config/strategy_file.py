@@ -84,7 +84,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def _line_of(name: str, text: str) -> int | None:
-    """The line of a key; None where several lines look like it, as within a text of many lines."""
+    """The line of a key; None if several lines look like it, as within a text of many lines."""
     key = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[.=\]]""")
     lines = [number for number, line in enumerate(text.splitlines(), 1) if key.match(line)]
     return lines[0] if len(lines) == 1 else None

@@ -20,7 +20,7 @@ __all__ = ["StrategyKeywords"]
 
 
 class StrategyKeywords(TypedDict, total=False):
-    """The options of all strategies; docs/options.md says what each does."""
+    """The options of all strategies; docs/options.md describes each."""
 
     processes: int
     devices: int

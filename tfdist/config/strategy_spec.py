@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of a strategy: one description each, without TensorFlow.
+"""Descriptions of strategies for the rest of tfdist, one for each, without TensorFlow.
 
 A strategy is a package with a `spec.py`. The command line, the planner, the doctor and the checks
 of options read the specs; nothing else compares names of strategies. Other packages add strategies
@@ -64,9 +64,9 @@ class StrategySpec:
     """One strategy.
 
     Attributes:
-        name: what `--strategy` takes.
-        summary: what it runs on, in a few words.
-        create: the import path, `"module:function"`, of what makes the strategy of a
+        name: the value of `--strategy`.
+        summary: the devices it runs on, in a few words.
+        create: the import path, `"module:function"`, of the function that makes the strategy of a
             `StrategyConfig`, and of this task if it has joined its cluster already, or None.
         topology: the tasks that it runs on.
         modes: its update modes.
@@ -76,7 +76,7 @@ class StrategySpec:
         refuses: options of these classes that it does not have.
         check: raises a ConfigError for a `StrategyConfig` that conflicts with itself.
         exchanges_gradients: whether replicas exchange gradients by collectives.
-        one_device: whether each process has one device, whatever `devices` says.
+        one_device: whether each process has one device, whatever the value of `devices`.
         processes_are_devices: whether `-n` counts the devices of its one process.
         verified_by: whether `tfdist verify` gives it several processes or several devices; None if
             it cannot compare what they observe.
@@ -85,9 +85,9 @@ class StrategySpec:
             must be made before any other TensorFlow operation.
         describe: gives rows of the start table by name, of a `StrategyConfig`; None for the update
             mode alone.
-        problem: the import path of a function that says what keeps the strategy from running on
-            this machine, or None; None if nothing can.
-        started_elsewhere: the import path of a function that says whether another launcher than
+        problem: the import path of a function that returns why the strategy cannot run on this
+            machine, or None if it can; None if it can run on every machine.
+        started_elsewhere: the import path of a function that returns whether another launcher than
             tfdist has started this process, as one of several; None if there is no such launcher.
     """
 
@@ -123,7 +123,7 @@ class StrategySpec:
 
     @property
     def use(self) -> ClusterUse:
-        """How it uses a cluster."""
+        """The use that it makes of a cluster."""
         return ClusterUse(
             strategy=self.name,
             topology=self.topology,
@@ -151,7 +151,7 @@ class StrategySpec:
         return self.topology is not Topology.ONE_PROCESS
 
     def missing(self) -> str | None:
-        """What keeps the strategy from running on this machine; None if nothing does."""
+        """The reason why the strategy cannot run on this machine; None if there is none."""
         return None if self.problem is None else resolve_path(self.problem)()
 
     def is_started_elsewhere(self, environ: Mapping[str, str] | None = None) -> bool:

@@ -12,7 +12,7 @@ __all__ = ["TimelineOptions"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimelineOptions(Options):
-    """Where a timeline is written."""
+    """The file of a timeline."""
 
     timeline: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""The options that say when a gradient becomes a change of the weights."""
+"""The options that decide when a gradient becomes a change of the weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ON_STALE: dict[OnStale, str] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateOptions(Options):
-    """When a gradient becomes a change of the weights: on collectives and on parameter servers."""
+    """The time at which a gradient changes the weights: on collectives and on parameter servers."""
 
     mode: Annotated[
         Mode, About("When a gradient becomes an update: sync, stale, local, async.")

@@ -1,4 +1,4 @@
-"""Looks at a machine and a TF_CONFIG and says what would go wrong, before TensorFlow does."""
+"""Looks at a machine and a TF_CONFIG and reports mistakes, before TensorFlow does."""
 
 from tfdist.diagnostics.doctor import Report, diagnose
 

@@ -66,7 +66,7 @@ def _run() -> str:
     return f"Run: {BUILD_COMMAND}"
 
 
-# What the doctor says.
+# The report of the doctor.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Report:
 
     Attributes:
         findings: all that was looked at, first the machine, then the TF_CONFIG.
-        source: where the TF_CONFIG came from; empty where there is none.
-        hints: what to think of that no check can see.
+        source: where the TF_CONFIG came from; empty if there is none.
+        hints: advice on mistakes that no check can see.
     """
 
     findings: tuple[Finding, ...]
@@ -89,7 +89,7 @@ class Report:
         return self.count("error") == 0
 
     def count(self, severity: Severity) -> int:
-        """How many findings have a severity."""
+        """The number of findings that have a severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ _THIS_MACHINE = ThisMachine()
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """A TF_CONFIG and where it came from; `text` is None where there is none."""
+    """A TF_CONFIG and where it came from; `text` is None if there is none."""
 
     name: str
     text: str | None = None
@@ -128,7 +128,7 @@ def diagnose(
     Args:
         tf_config: the text of a TF_CONFIG.
         file: a file that holds one; "-" is standard input.
-        strategy: the strategy that is to run, or None where it is not known.
+        strategy: the strategy that is to run, or None if it is not known.
         environ: environment variables; by default the process's own.
         elsewhere: whether the TF_CONFIG is for another machine, so that neither its host names nor
             its ports can be checked here.
@@ -206,7 +206,7 @@ def _tf_config_findings(
 
 
 def _launched(spec: StrategySpec, environ: Mapping[str, str]) -> Finding | None:
-    """What another launcher than tfdist says of this process."""
+    """The variables that another launcher than tfdist has set for this process."""
     rank, size = (environment.read(f"HOROVOD_{name}", environ) for name in ("RANK", "SIZE"))
     if spec.started_elsewhere and rank is not None:
         return Finding("ok", _TF_CONFIG, f"Not set: horovodrun started this rank {rank} of {size}.")

@@ -1,4 +1,4 @@
-"""Holds what N processes trained against what one process trained. No TensorFlow."""
+"""Compares the training of N processes with that of one process. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Comparison", "Observations", "Row", "compare", "read"]
 
 @dataclasses.dataclass(frozen=True)
 class Observations:
-    """What one task recorded.
+    """The observations of one task.
 
     Attributes:
         logs: for each step, the logs that callbacks saw.
@@ -56,7 +56,7 @@ class Comparison:
 
     Attributes:
         rows: the steps.
-        tolerance: what a weight may differ.
+        tolerance: the largest difference of a weight.
         examples_one: examples that one process trained on.
         examples_many: examples that the N processes trained on, together.
         missing: examples that one process saw and the N did not, counted as often as they were.
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def read(path: Path) -> Observations:
-    """Reads what a task wrote."""
+    """Reads the record of a task."""
     return Observations(**json.loads(path.read_text()))
 
 
@@ -100,7 +100,7 @@ def compare(one: Observations, many: Sequence[Observations], tolerance: float) -
     Args:
         one: of the single process.
         many: of each worker, in the order of their ranks.
-        tolerance: what a weight may differ.
+        tolerance: the largest difference of a weight.
     """
     steps = min(len(one.logs), *(len(o.logs) for o in many))
     rows = tuple(_row(i, one, many) for i in range(steps))

@@ -1,4 +1,4 @@
-"""Records what a script trains: losses, weights and examples of its first steps.
+"""Records the training of a script: losses, weights and examples of its first steps.
 
 Active in the tasks that `tfdist verify` starts, for which it names a file.
 """
@@ -65,7 +65,7 @@ class Recorder:
         return dropout
 
     def write(self) -> None:
-        """Writes what was recorded."""
+        """Writes the record."""
         content = {
             "logs": self._logs,
             "weights": self._weights,
@@ -89,7 +89,7 @@ class Recorder:
         return fit
 
     def _watch(self, model: Model) -> None:
-        """Lets the model's `train_step` tell which examples it was given."""
+        """Records the examples that the model's `train_step` is given."""
         if "train_step" in vars(model):
             return
         original = type(model).train_step
@@ -141,7 +141,7 @@ class _Observe(keras.callbacks.Callback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def recording_if_asked() -> Iterator[None]:
-    """Records in the block, where the environment names a file for it."""
+    """Records in the block, if the environment names a file for it."""
     target = environment.read("TFDIST_RESULT")
     if target is None:
         yield

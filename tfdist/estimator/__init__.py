@@ -67,7 +67,7 @@ _MODULES = {
 
 __all__ = sorted(_MODULES)
 
-#: What `tf.estimator` had, and what takes its place.
+#: The names that `tf.estimator` had, and their replacements.
 _GONE = {
     **dict.fromkeys(
         ("BoostedTreesClassifier", "BoostedTreesEstimator", "BoostedTreesRegressor"),

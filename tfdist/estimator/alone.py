@@ -21,7 +21,7 @@ def run(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tup
     """Trains, evaluates after checkpoints, and at the end.
 
     Returns:
-        The last metrics, and what the exporters returned after them.
+        The last metrics, and the exporters' results after them.
     """
     rounds = Rounds(estimator, eval_spec, train_spec.max_steps)
     listener = _EvaluatingListener(estimator, rounds, eval_spec.throttle_secs)
@@ -35,7 +35,7 @@ def run(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> tup
 
 
 class _EvaluatingListener(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    """Evaluates what has been saved, not more often than is asked for."""
+    """Evaluates saved checkpoints, not more often than is asked for."""
 
     def __init__(self, estimator: Estimator, rounds: Rounds, throttle: float) -> None:
         self._estimator = estimator

@@ -70,7 +70,7 @@ class BestExporter(WritingExporter):
         eval_result: Mapping[str, Any],
         is_the_final_export: bool,
     ) -> bytes | None:
-        """Exports what has become better; see `Exporter.export`."""
+        """Exports a model that has become better; see `Exporter.export`."""
         del is_the_final_export
         if not self._told:
             self._best = self._best_of_events(estimator.model_dir, eval_result)
@@ -84,7 +84,7 @@ class BestExporter(WritingExporter):
         return bool(self._better(best_eval_result=best, current_eval_result=result))
 
     def _best_of_events(self, model_dir: str, own: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The best metrics that event files tell, but for those of this very evaluation."""
+        """The best metrics in the event files, except for those of this very evaluation."""
         paths = sorted(glob.glob(str(Path(model_dir) / str(self._pattern))))
         best: Mapping[str, Any] | None = None
         for step, metrics in events.eval_metrics_of(paths).items():

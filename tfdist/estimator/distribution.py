@@ -53,7 +53,7 @@ class Distribution:
         return len(self.strategy.extended.worker_devices)
 
     def input_context(self) -> object:
-        """What an `input_fn` may ask for, to read this process's part of the data."""
+        """The context with which an `input_fn` reads this process's part of the data."""
         return tf.distribute.InputContext(
             num_input_pipelines=self.workers,
             input_pipeline_id=self.worker,
@@ -80,7 +80,7 @@ class Distribution:
         return step
 
     def session_config(self, config: ConfigProto | None) -> ConfigProto | None:
-        """A session's configuration with what the collectives need."""
+        """A session's configuration with the settings that the collectives need."""
         return private.session_config_for(self.strategy, config) if self.workers > 1 else config
 
     def spec(
@@ -90,7 +90,7 @@ class Distribution:
 
         Args:
             model: builds the model on features and labels.
-            result: what the `input_fn` has returned.
+            result: the result of the `input_fn`.
             mode: one of `ModeKeys`.
         """
         together = Together() if self.workers > 1 and mode == ModeKeys.TRAIN else None
@@ -173,9 +173,9 @@ def _with_hooks(
 
 
 def for_training(config: RunConfig) -> Distribution | None:
-    """The replicas to train on; None where the model is built once.
+    """The replicas to train on; None if the model is built once.
 
-    Where the configuration names none, the strategy of `tfdist run` counts.
+    If the configuration names none, the strategy of `tfdist run` counts.
 
     Raises:
         ConfigError: for a strategy that Estimators do not train with.
@@ -204,7 +204,7 @@ def for_training(config: RunConfig) -> Distribution | None:
 
 
 def for_evaluation(config: RunConfig) -> Distribution | None:
-    """The replicas to evaluate on; None where the model is built once.
+    """The replicas to evaluate on; None if the model is built once.
 
     Raises:
         ConfigError: for a strategy that Estimators do not evaluate with.

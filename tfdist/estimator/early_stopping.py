@@ -1,6 +1,6 @@
 """Hooks that stop a training early.
 
-The chief decides, and tells the other workers by a variable that they share. The variable is not
+The chief decides, and informs the other workers by a variable that they share. It is not
 saved: a training that goes on from a checkpoint decides anew.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 tf1 = tf.compat.v1
 
-#: The variable by which the chief tells the workers.
+#: The shared variable that the chief sets to stop the workers.
 _VARIABLE = "tfdist_early_stopping/stop"
 
 
@@ -45,7 +45,7 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> SessionHook:
-    """A hook that stops the training of all workers when a function says so.
+    """A hook that stops the training of all workers when a function returns true.
 
     Args:
         estimator: the Estimator, whose hook this is: give it to every worker.
@@ -83,7 +83,7 @@ def _stop_variable() -> Variable:
 
 
 class _DecidingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Asks, and tells the workers."""
+    """Calls the function, and passes its decision on to the workers."""
 
     def __init__(self, should_stop: Callable[[], bool], timer: SessionTimer) -> None:
         self._should_stop = should_stop

@@ -1,4 +1,4 @@
-"""How an evaluator learns that the training has ended, also where that is before `max_steps`.
+"""Detects the end of the training in an evaluator, also if that is before `max_steps`.
 
 The chief leaves a note beside the checkpoints. It names the cluster, so that the note of another
 job, which trained the same model before, is not mistaken for this job's.
@@ -28,7 +28,7 @@ def clear(config: RunConfig) -> None:
 
 
 def write(config: RunConfig) -> None:
-    """Says that the training has ended and all checkpoints are written."""
+    """Notes that the training has ended and all checkpoints are written."""
     note = {"cluster": _cluster(config), "end": uuid.uuid4().hex}
     tf.io.gfile.makedirs(str(config.model_dir))
     with tf.io.gfile.GFile(_path(config), "w") as file:

@@ -1,4 +1,4 @@
-"""The Estimator: a model as a function that builds its graph, and what can be done with it."""
+"""The Estimator: a model as a function that builds its graph, with training and all other uses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Estimator:
 
     @property
     def model_dir(self) -> str:
-        """Where checkpoints, event files and exports go."""
+        """The directory of checkpoints, event files and exports."""
         return str(self._config.model_dir)
 
     @property
@@ -135,7 +135,7 @@ class Estimator:
             This Estimator.
 
         Raises:
-            ConfigError: if both numbers of steps are given, or one is no positive number.
+            ConfigError: if both numbers of steps are given, or one is not a positive number.
         """
         if steps is not None and max_steps is not None:
             raise ConfigError(f"steps={steps} conflicts with max_steps={max_steps}. Set one.")
@@ -170,7 +170,7 @@ class Estimator:
             steps: how many batches; None means until the input ends.
             hooks: hooks of the session.
             checkpoint_path: the checkpoint; by default the latest.
-            name: of the evaluation, where there are several: part of the event files' directory.
+            name: of the evaluation, if there are several: part of the event files' directory.
 
         Returns:
             The metrics, with `loss` and `global_step`.
@@ -279,7 +279,7 @@ class Estimator:
         )
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where the event files of an evaluation go."""
+        """The directory of the event files of an evaluation."""
         return str(Path(self.model_dir) / (f"eval_{name}" if name else "eval"))
 
     def latest_checkpoint(self) -> str | None:

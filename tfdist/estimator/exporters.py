@@ -49,17 +49,17 @@ class Exporter(abc.ABC):
 
 
 class WritingExporter(Exporter):
-    """What the exporters have in common that write a SavedModel.
+    """The base of the exporters that write a SavedModel.
 
     Args:
         name: the exporter's.
-        serving_input_receiver_fn: returns what the model is fed with.
+        serving_input_receiver_fn: returns the model's inputs.
         assets_extra: files to add, by their paths in `assets.extra`.
         as_text: whether the protocol buffer is written as text.
         exports_to_keep: how many exports are kept; None keeps all.
 
     Raises:
-        ConfigError: if the receiver is no function, or fewer than one export are kept.
+        ConfigError: if the receiver is not a function, or fewer than one export are kept.
     """
 
     def __init__(

@@ -41,9 +41,9 @@ def iterator_of(dataset: Dataset) -> DatasetIterator:
 
 
 def features_and_labels(result: Any) -> tuple[Any, Any]:
-    """The tensors of one batch, from what an `input_fn` has returned.
+    """The tensors of one batch, from the result of an `input_fn`.
 
-    Labels are None where there are none.
+    Labels are None if there are none.
     """
     if isinstance(result, tf.data.Dataset | tf1.data.Dataset):
         with tf1.device("/cpu:0"):

@@ -1,4 +1,4 @@
-"""What `train_and_evaluate` trains on, and what it evaluates on."""
+"""The specifications of `train_and_evaluate`: one for training, one for evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EvalFields = collections.namedtuple(
 
 
 class TrainSpec(_TrainFields):
-    """What to train on, and how long.
+    """The input and the length of a training.
 
     Args:
         input_fn: the input, as for `Estimator.train`.
@@ -56,12 +56,12 @@ class TrainSpec(_TrainFields):
 
 
 class EvalSpec(_EvalFields):
-    """What to evaluate on, how often, and what to export.
+    """The input, the frequency and the exports of an evaluation.
 
     Args:
         input_fn: the input, as for `Estimator.evaluate`.
         steps: how many batches; None means until the input ends.
-        name: of the evaluation, where there are several.
+        name: of the evaluation, if there are several.
         hooks: hooks of the evaluation's session.
         exporters: one or more `Exporter`s, which are asked after each evaluation.
         start_delay_secs: seconds before the first evaluation, in an evaluator of its own.

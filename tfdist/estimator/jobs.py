@@ -18,7 +18,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
     Without a cluster the process trains, evaluates after checkpoints and at the end, and exports.
     In a cluster the chief and the workers train, parameter servers hold the weights until the job
     is over, and a task of type evaluator evaluates and exports; a chief of TensorFlow 1's type,
-    master, does that itself. Where there are neither servers nor an evaluator, the chief evaluates
+    master, does that itself. If there are neither servers nor an evaluator, the chief evaluates
     and exports after the training.
 
     Args:
@@ -27,7 +27,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
         eval_spec: what to evaluate on, and what to export.
 
     Returns:
-        The last metrics and what the exporters returned, where this process has evaluated after its
+        The last metrics and the exporters' results, if this process has evaluated after its
         training; else None.
 
     Raises:

@@ -35,10 +35,10 @@ __all__ = ["model_to_estimator"]
 
 tf1 = tf.compat.v1
 
-#: What Keras lets a model replace and a graph cannot run.
+#: Methods that a Keras model may replace and a graph cannot run.
 _OWN_STEPS = ("train_step", "test_step", "predict_step")
 
-#: What Keras calls the state of random numbers: a seed and a counter.
+#: Keras's name for the state of random numbers: a seed and a counter.
 _SEED = "seed_generator_state"
 
 
@@ -60,7 +60,7 @@ def model_to_estimator(
     Args:
         keras_model: the model.
         keras_model_path: instead, a file that `model.save` has written.
-        custom_objects: what the file needs to be read.
+        custom_objects: the objects that are needed to read the file.
         model_dir: where checkpoints, event files and exports go.
         config: a `RunConfig`.
         checkpoint_format: only `"saver"`, checkpoints by variables' names, is supported.
@@ -207,9 +207,10 @@ class _Graph:
         )
 
     def _after_batch(self) -> contextlib.AbstractContextManager[Any]:
-        """Where to read what does not depend on the batch, but must not change without one.
+        """A context whose ops run after the batch is there, also if they do not depend on it.
 
-        At the end of the input there is a step that fails for want of a batch.
+        At the end of the input there is a step that fails for want of a batch: it must not
+        change anything.
         """
         batch = [each for each in tf.nest.flatten((self._x, self._y)) if each is not None]
         dependencies: contextlib.AbstractContextManager[Any] = tf.control_dependencies(batch)
@@ -239,7 +240,7 @@ class _Graph:
 
 
 def _for_replica(variable: KerasVariable, value: Array) -> tuple[Any, Any]:
-    """A variable and its value, where it is the state of random numbers with another seed."""
+    """A variable and its value on this replica: the state of random numbers has another seed."""
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     if not variable.path.endswith(_SEED):
         return variable, value
@@ -258,7 +259,7 @@ def _stateless(pairs: list[tuple[Any, Any]]) -> Iterator[Any]:
 
 
 def _build(model: Model, x: Structure, y: Structure) -> None:
-    """Makes what Keras has left to the first batch, outside of the graph, from a batch's shapes.
+    """Makes the state that Keras leaves to the first batch, from its shapes, outside of the graph.
 
     The optimizer is left alone: within a strategy's scope its variables need all processes.
     """
@@ -291,7 +292,7 @@ def _at_rest(model: Model, variables: list[Any]) -> list[Any]:
 
 
 def _as_inputs(model: Model, features: Structure) -> Structure:
-    """Features as the model takes them: by the names of its inputs where there are several."""
+    """Features as the model takes them: by the names of its inputs if there are several."""
     names = [each.name for each in getattr(model, "inputs", None) or ()]
     if not isinstance(features, Mapping) or not names:
         return features

@@ -28,7 +28,7 @@ class GraphVariables:
         trainable: whether the graph's are trainable.
         prefix: is put before their names.
         collections: where the graph keeps them; by default among the global variables.
-        devices: for each where it is made; by default and where empty, as the graph decides.
+        devices: for each where it is made; by default and if empty, as the graph decides.
         values: their first values; by default those that Keras's variables have.
 
     Attributes:
@@ -77,7 +77,7 @@ class GraphVariables:
         """Ops that bring what was assigned in a stateless scope into the graph's variables.
 
         Args:
-            before: what `read` returned for the scope.
+            before: the result of `read` for the scope.
             scope: the `keras.StatelessScope`, which has ended.
         """
         return assigned(self.graph, before, scope)
@@ -124,17 +124,17 @@ def assigned(
 
 
 def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operation | None:
-    """The op that changes a variable by what has been computed from a value of it.
+    """The op that changes a variable by the result of a computation on a value of it.
 
     Numbers are added, so that no change of another worker in the meantime is lost.
 
     Args:
         variable: the graph's.
         before: the value that was read.
-        after: what came of it; None for what did not change.
+        after: the result; None if it did not change.
 
     Returns:
-        An op, or None where nothing changes.
+        An op, or None if nothing changes.
     """
     if after is None or after is before:
         return None
@@ -146,7 +146,7 @@ def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operati
 
 
 def _aggregation(dtype: DType, is_metric: bool) -> object:
-    """How replicas that each change a variable agree: statistics become their mean."""
+    """The aggregation of a variable that each replica changes: statistics become their mean."""
     if is_metric:
         return tf.VariableAggregation.SUM
     if tf.as_dtype(dtype).is_floating:
@@ -155,7 +155,7 @@ def _aggregation(dtype: DType, is_metric: bool) -> object:
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """Names for a graph: Keras's paths, where they recur with a number."""
+    """Names for a graph: Keras's paths, with a number if they recur."""
     seen: dict[str, int] = {}
     names = []
     for variable in variables:

@@ -47,10 +47,10 @@ def make_step(distribution: Distribution | None = None) -> Variable:
 
 
 def check_model_fn(model_fn: object) -> None:
-    """Refuses what cannot be a `model_fn`.
+    """Rejects values that cannot be a `model_fn`.
 
     Raises:
-        ConfigError: if it is no function, or takes other arguments.
+        ConfigError: if it is not a function, or takes other arguments.
     """
     if not callable(model_fn):
         raise ConfigError(f"model_fn={model_fn!r} is no function. Give one that returns a spec.")
@@ -100,7 +100,7 @@ def spec_on_input(
     without_labels: bool = False,
     distribution: Distribution | None = None,
 ) -> EstimatorSpec:
-    """The model of an Estimator on what an `input_fn` gives, in the default graph.
+    """The model of an Estimator on the result of an `input_fn`, in the default graph.
 
     Args:
         estimator: the Estimator.

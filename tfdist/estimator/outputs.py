@@ -21,7 +21,7 @@ class ExportOutput(abc.ABC):
 
     @abc.abstractmethod
     def as_signature_def(self, receiver_tensors: Mapping[str, Any]) -> SignatureDef:
-        """The signature from what the model is fed with to this output.
+        """The signature from the model's inputs to this output.
 
         Args:
             receiver_tensors: the tensors that are fed, by name.

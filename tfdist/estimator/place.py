@@ -55,7 +55,7 @@ class Place:
 
     @property
     def master(self) -> str:
-        """The address of this task's own server, or "" where there is no other task."""
+        """The address of this task's own server, or "" if there is no other task."""
         if self.apart or sum(map(len, self.cluster.values())) < 2:
             return ""
         return f"grpc://{_listed(self.cluster[self.type])[self.index]}"
@@ -81,7 +81,7 @@ class Place:
 
 
 def own_place() -> Place:
-    """This process's place by its TF_CONFIG; a process of its own where there is none.
+    """This process's place by its TF_CONFIG; a process of its own if there is none.
 
     Raises:
         ConfigError: if TF_CONFIG has mistakes.
@@ -137,7 +137,7 @@ def _content(text: str) -> dict[str, Any]:
 
 
 def _told_beside(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a TF_CONFIG says besides cluster and task."""
+    """The fields of a TF_CONFIG other than cluster and task."""
     model_dir, service = content.get("model_dir"), content.get("service")
     if model_dir is not None and not (isinstance(model_dir, str) and model_dir):
         raise ConfigError(

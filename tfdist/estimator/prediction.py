@@ -1,4 +1,4 @@
-"""Prediction: what the model makes of some input."""
+"""Prediction: the model's outputs for some input."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tfdist.utils.logging import log_without
 
 __all__ = ["without_deprecations", "without_own_deprecations"]
 
-#: Where the calls are that a user cannot change.
+#: Files with the calls that a user cannot change.
 _OWN = (
     "/tfdist/estimator/",
     "/tensorflow/python/training/",

@@ -1,4 +1,4 @@
-"""What an exported model is fed with."""
+"""Input receivers: the inputs of an exported model."""
 
 from __future__ import annotations
 

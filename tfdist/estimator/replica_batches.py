@@ -16,7 +16,7 @@ __all__ = ["Batch", "of"]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one replica computes on.
+    """The features and labels that one replica computes on.
 
     Attributes:
         features: the features.
@@ -35,15 +35,15 @@ def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list
     """Successive batches for the replicas, in their order.
 
     Args:
-        result: what an `input_fn` has returned, which must be a data set.
+        result: the result of an `input_fn`, which must be a data set.
         count: the number of replicas.
-        fill: whether the last replicas get empty batches where the input ends before them. If not,
+        fill: whether the last replicas get empty batches if the input ends before them. If not,
             such a step is left out, and the input ends.
-        look_ahead: whether a replica is to know that a batch is its last. It does where it is the
+        look_ahead: whether a replica is to know that a batch is its last. It does if it is the
             only one and its batches are dense tensors.
 
     Raises:
-        ConfigError: if the input is no data set.
+        ConfigError: if the input is not a data set.
     """
     if not isinstance(result, tf.data.Dataset | tf.compat.v1.data.Dataset):
         raise ConfigError(

@@ -14,11 +14,11 @@ __all__ = ["Round", "Rounds"]
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """What one evaluation has found.
+    """The results of one evaluation.
 
     Attributes:
-        metrics: its metrics; None where there was none.
-        exports: what each exporter returned.
+        metrics: its metrics; None if there was none.
+        exports: the result of each exporter.
     """
 
     metrics: dict[str, Any] | None = None

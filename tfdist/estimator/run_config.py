@@ -1,4 +1,4 @@
-"""How an Estimator runs: this task's place in the cluster, saving, logging, distribution."""
+"""The configuration of an Estimator: its place in the cluster, saving, logging, distribution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TaskType:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RunConfig:
-    """How an Estimator runs.
+    """The configuration of an Estimator.
 
     Args:
         model_dir: where checkpoints, event files and exports go.
@@ -169,17 +169,17 @@ class RunConfig:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task initializes and saves: the chief, or worker 0 where there is none."""
+        """Whether this task initializes and saves: the chief, or worker 0 if there is none."""
         return self._place.is_chief
 
     @property
     def master(self) -> str:
-        """Where sessions run: this task's server, or "" for this process where it is alone."""
+        """The target of sessions: this task's server, or "" for this process if it is alone."""
         return self._place.master
 
     @property
     def evaluation_master(self) -> str:
-        """Where evaluation runs: always in this process."""
+        """The target of evaluation's sessions: always this process."""
         return ""
 
     @property

@@ -40,7 +40,7 @@ def export(
     Args:
         estimator: the Estimator.
         base: where the directory is made.
-        receiver_fn: returns what the model is fed with.
+        receiver_fn: returns the model's inputs.
         assets_extra: files to add, by their paths in `assets.extra`.
         as_text: whether the protocol buffer is written as text.
         checkpoint: the checkpoint's prefix.
@@ -120,7 +120,7 @@ def signatures(spec: EstimatorSpec, receiver: Receiver) -> dict[str, Any]:
 
     Args:
         spec: the model's.
-        receiver: what it is fed with.
+        receiver: the model's inputs.
 
     Raises:
         ConfigError: if several outputs have no default, or none goes with the receiver.
@@ -148,7 +148,7 @@ def signatures(spec: EstimatorSpec, receiver: Receiver) -> dict[str, Any]:
 
 
 def _receivers(receiver: Receiver) -> list[tuple[str, Mapping[str, Any]]]:
-    """What may be fed, with the prefix of its signatures."""
+    """The input receivers, with the prefix of their signatures."""
     others = receiver.receiver_tensors_alternatives or {}
     named = [(f"{name}:", tensors) for name, tensors in others.items()]
     return [("", receiver.receiver_tensors), *named]

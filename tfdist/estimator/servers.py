@@ -27,7 +27,7 @@ _LOOK_EVERY = 0.5
 _ANSWER_WITHIN = 2.0
 _SAY_EVERY = 30.0
 
-#: The server of this process, with what it was started for. It runs until the process ends.
+#: The server of this process, with its settings. It runs until the process ends.
 _own: list[tuple[Any, Any]] = []
 
 

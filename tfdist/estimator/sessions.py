@@ -57,12 +57,12 @@ def _cluster_config(config: RunConfig) -> ConfigProto:
 
 
 def device_function(config: RunConfig) -> str | Callable[[Operation], str] | None:
-    """Where the ops of training go: variables to the parameter servers, the rest to this task."""
+    """The device of each training op: variables on parameter servers, the rest on this task."""
     own = f"/job:{config.task_type}/task:{config.task_id}"
     if config.device_fn is not None or not config.master:
         return config.device_fn
     if not config.num_ps_replicas:
-        # What is placed nowhere would go to the first task. Strategies know no type "master".
+        # Ops without a device would go to the first task. Strategies know no type "master".
         return own.replace("/job:master/", "/job:chief/")
     return tf1.train.replica_device_setter(
         ps_tasks=config.num_ps_replicas,

@@ -1,4 +1,4 @@
-"""What a `model_fn` returns, and what it is called for."""
+"""The value that a `model_fn` returns, and the modes in which it is called."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ tf1 = tf.compat.v1
 
 
 class ModeKeys:
-    """What a `model_fn` is called for."""
+    """The modes in which a `model_fn` is called."""
 
     TRAIN = "train"
     EVAL = "eval"
     PREDICT = "infer"
 
 
-#: What each mode cannot do without.
+#: The fields that each mode requires.
 _NEEDED = {
     ModeKeys.TRAIN: ("loss", "train_op"),
     ModeKeys.EVAL: ("loss",),

@@ -25,19 +25,19 @@ _LOOK_EVERY = 1.0
 
 
 def train(estimator: Estimator, spec: TrainSpec, evaluation: EvalSpec | None = None) -> Any:
-    """Trains, on the chief and on workers. The chief says when the training has ended.
+    """Trains, on the chief and on workers. The chief decides when the training has ended.
 
     Args:
         estimator: the Estimator.
         spec: what to train on.
-        evaluation: what this task evaluates itself, after checkpoints and at the end.
+        evaluation: the evaluation by this task itself, after checkpoints and at the end.
 
     Returns:
         What it has evaluated last, as `train_and_evaluate` returns it; else None.
     """
     chief = estimator.config.is_chief
     if estimator.config.num_ps_replicas:
-        servers.ensure(estimator.config)  # Also where there is nothing left to train: others look.
+        servers.ensure(estimator.config)  # Also if there is nothing left to train: others look.
     if chief:
         ending.clear(estimator.config)
     result = None
@@ -59,7 +59,7 @@ def train_then_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: 
     """Trains in lockstep with other workers; then the chief evaluates and exports.
 
     Returns:
-        The last metrics and what the exporters returned, on the chief; None on other workers.
+        The last metrics and the exporters' results, on the chief; None on other workers.
     """
     train(estimator, train_spec)
     latest = estimator.latest_checkpoint()
@@ -73,7 +73,7 @@ def train_then_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: 
 def serve(estimator: Estimator) -> None:
     """Holds weights until the job is over; then ends the program.
 
-    `tfdist run` stops parameter servers when the other tasks have ended. Where each task was
+    `tfdist run` stops parameter servers when the other tasks have ended. If each task was
     started by itself, a server ends when no task that trains has been there for minutes.
 
     Raises:

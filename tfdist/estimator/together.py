@@ -1,6 +1,6 @@
 """Workers in lockstep stop together.
 
-Where one stops by itself, the others wait for its gradients for ever. So each step tells all
+If one stops by itself, the others wait for its gradients for ever. So each step informs all
 workers whether one of them wants to stop: because a hook has asked for it, or because its input has
 no further batch. They stop after that step. The word travels with the loss.
 """
@@ -47,7 +47,7 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         return mean[0]
 
     def before_run(self, run_context: RunContext) -> RunArgs:
-        """Tells this process's wish."""
+        """Asks the session for this process's wish, as a value of the step."""
         return tf1.train.SessionRunArgs(self._votes, feed_dict={self._flag: float(self.asked)})
 
     def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
@@ -57,7 +57,7 @@ class Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 def wrapped(hooks: Sequence[Any]) -> list[Any]:
-    """The hooks of a session, whose wishes to stop are told to all workers first.
+    """The hooks of a session, whose requests to stop reach all workers first.
 
     `StopAtStepHook` stops by itself: the global step is the same on all workers.
     """
@@ -97,7 +97,7 @@ class _Asking(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
 
 class _Context(tf.compat.v1.train.SessionRunContext):  # type: ignore[misc]
-    """What a hook sees of a step."""
+    """The context that a hook gets of a step."""
 
     def __init__(self, context: RunContext, together: Together) -> None:
         super().__init__(context.original_args, context.session)

@@ -1,4 +1,4 @@
-"""What the parts of an Estimator know of it."""
+"""Protocols of an Estimator, for its parts."""
 
 from __future__ import annotations
 

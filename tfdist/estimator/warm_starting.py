@@ -16,13 +16,13 @@ __all__ = ["VocabInfo", "WarmStartSettings", "apply", "settings_of"]
 
 tf1 = tf.compat.v1
 
-#: How a vocabulary is found again in that of another model.
+#: The vocabulary of a feature, and the old one from which its rows are taken over.
 VocabInfo = tf1.train.VocabInfo
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartSettings:
-    """What a new model takes over from a checkpoint.
+    """The variables that a new model takes over from a checkpoint.
 
     Args:
         ckpt_to_initialize_from: a checkpoint's prefix, or a directory with one.
@@ -71,7 +71,7 @@ def settings_of(given: object) -> WarmStartSettings | None:
 def apply(settings: WarmStartSettings | None, model_dir: str) -> None:
     """Initializes the variables of the default graph from another model.
 
-    Nothing is done where the model has a checkpoint of its own.
+    Nothing is done if the model has a checkpoint of its own.
 
     Raises:
         ConfigError: if there is no checkpoint to start from.

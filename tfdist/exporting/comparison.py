@@ -18,12 +18,12 @@ __all__ = ["Comparison", "Difference", "compared", "difference", "runner", "sess
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far one output is off in one case.
+    """The error of one output in one case.
 
     Attributes:
         output: its name.
-        case: what was tried.
-        absolute: the largest difference of an element; infinite where shapes, NaNs or infinities
+        case: the inputs that were tried.
+        absolute: the largest difference of an element; infinite if shapes, NaNs or infinities
             differ.
         relative: the same, divided by the largest magnitude of the output.
     """
@@ -39,9 +39,9 @@ class Comparison:
     """All outputs in all cases.
 
     Attributes:
-        tolerance: what `Difference.relative` may be.
+        tolerance: the bound on `Difference.relative`.
         differences: one for each output and case.
-        layer: the first layer that differs, where it was looked for and found.
+        layer: the first layer that differs, if it was looked for and found.
     """
 
     tolerance: float
@@ -86,12 +86,12 @@ def difference(expected: Array, actual: Array) -> tuple[float, float]:
 def compared(
     run: Callable[[Arrays], Arrays], cases: Sequence[Case], tolerance: float
 ) -> Comparison:
-    """Runs what was written on each case.
+    """Runs the written model on each case.
 
     Args:
         run: computes outputs from inputs, both by name.
-        cases: inputs, and what the model makes of them.
-        tolerance: what an output may differ, relative to its largest magnitude.
+        cases: inputs, and the model's outputs.
+        tolerance: the largest error of an output, relative to its largest magnitude.
 
     Raises:
         ExportError: if it does not run.

@@ -78,7 +78,7 @@ def frozen(subject: Subject) -> tuple[Any, dict[str, str]]:
     """The TensorFlow graph that tf2onnx converts, to compare its tensors with those of ONNX.
 
     Args:
-        subject: what was converted.
+        subject: the subject of the conversion.
 
     Returns:
         A `GraphDef` without variables, and for each output of the model its tensor's name.

@@ -1,4 +1,4 @@
-"""Which layer computes something else in ONNX: the first whose result differs."""
+"""Finds the layer that computes something else in ONNX: the first whose result differs."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def first_difference(
         subject: the model that was converted.
         model: the ONNX model, a `ModelProto`.
         case: inputs for which an output differs.
-        tolerance: what a tensor may differ, relative to its largest magnitude.
+        tolerance: the largest error of a tensor, relative to its largest magnitude.
 
     Returns:
-        None where each tensor they have in common is the same.
+        None if each tensor they have in common is the same.
     """
     graph_def, renamed = conversion.frozen(subject)
     shared = _shared(model, {node.name for node in graph_def.node}, renamed)
@@ -161,7 +161,7 @@ def refuse_overflow(model: OnnxModel, layers: Set[str], cases: Sequence[Case]) -
 
 
 def _difference(expected: Array, actual: Array) -> float | None:
-    """The relative difference, in whichever order of dimensions fits; None where none does.
+    """The relative difference, in whichever order of dimensions fits; None if none does.
 
     Only of numbers: tf2onnx writes some conditions as the opposite and its negation, and the first
     keeps the name.

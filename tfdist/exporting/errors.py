@@ -11,7 +11,7 @@ class ExportError(TfdistError):
     """A model could not be converted, or what was written does not compute the same.
 
     Attributes:
-        layer: the path of the layer that is to blame, such as `encoder/dense`; empty where none
+        layer: the path of the layer that is to blame, such as `encoder/dense`; empty if none
             can be named.
     """
 

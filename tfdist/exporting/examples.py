@@ -21,7 +21,7 @@ class Examples:
 
     Attributes:
         inputs: by input name.
-        labels: by output name; empty where none were given.
+        labels: by output name; empty if none were given.
     """
 
     inputs: Arrays

@@ -37,14 +37,14 @@ Note = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was written, and how it was found to be the same.
+    """The file that was written, and the comparison with its model.
 
     Attributes:
         path: where it is.
         options: how it was made.
-        inputs: what it takes.
+        inputs: its inputs.
         comparison: its outputs beside the model's.
-        scores: what a coarser precision costs, on the user's data.
+        scores: the cost of a coarser precision, on the user's data.
         size: its size in bytes.
     """
 
@@ -82,7 +82,7 @@ def export(
         weights: a file or checkpoint to read the model's weights from.
         data: an `.npz` file, or arrays by name: `x` (or the inputs' names) and `y` (or the
             outputs' names).
-        note: is told what is being done.
+        note: called with the present step.
         **options: `precision`, `opset`, `tolerance`, `calibration`, `accuracy_loss`: see `Options`.
 
     Raises:
@@ -110,7 +110,7 @@ def _run(
         cases = _cases(subject, examples, options.precision)
     except ConfigError:
         if options.format == "onnx":
-            conversion.convertible(subject)  # Its error says more than that nothing can be tried.
+            conversion.convertible(subject)  # Its error names the cause.
         raise
     task = _Task(subject, options, examples, cases, note)
     make = _onnx if options.format == "onnx" else _saved_model
@@ -140,7 +140,7 @@ def compare(
         tolerance: see `export`; by default that of the ONNX model's precision.
 
     Returns:
-        All differences. Where some are too large, `layer` is the first layer that differs.
+        All differences. If some are too large, `layer` is the first layer that differs.
 
     Raises:
         ConfigError: for a mistake in the call.
@@ -221,7 +221,7 @@ def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]
 
 
 def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
-    """Compares an ONNX model with the model, and names the layer where it fails."""
+    """Compares an ONNX model with the model, and names the layer if it fails."""
     run = comparison.runner(comparison.session_of(model))
     result = comparison.compared(run, task.cases, allowed)
     if not result.ok:
@@ -230,7 +230,7 @@ def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
 
 
 def _blamed(found: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]) -> Comparison:
-    """A failed comparison with the first layer that differs, where one can be found."""
+    """A failed comparison with the first layer that differs, if one can be found."""
     case = next(case for case in cases if case.title == found.worst.case)
     culprit = first_difference(subject, model, case, found.tolerance)
     return dataclasses.replace(found, layer=culprit.layer if culprit else "")
@@ -258,7 +258,7 @@ def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
 
 
 def _publish(subject: Subject, path: str, write: Callable[[str], Any]) -> None:
-    """Puts what has passed its checks in its place; of several workers one does."""
+    """Puts a file that has passed its checks in its place; of several workers one does."""
 
     def put() -> None:
         saving.replace_file(path, write)
@@ -299,7 +299,7 @@ def _narrowed(subject: Subject, there: Sequence[Input]) -> Subject:
 
 
 def _cases(subject: Subject, examples: Examples | None, kind: str) -> list[Case]:
-    """What to compare on: inputs that are drawn and, or only, the user's.
+    """The inputs to compare on: drawn ones and the user's, or only the user's.
 
     The scales of int8_static hold for inputs like those that set them, and no others.
     """

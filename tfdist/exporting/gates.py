@@ -1,4 +1,4 @@
-"""What data an export needs, and what int8 may cost on it."""
+"""The data that an export needs, and the limit of int8's cost on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["calibrating", "check_examples", "check_loss"]
 
 
 def calibrating(options: Options) -> int:
-    """How many of the first examples set scales, and must not be scored."""
+    """The number of examples that set scales, the first ones; they must not be scored."""
     return options.calibration if options.precision == "int8_static" else 0
 
 

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself."""
+"""The properties of an ONNX file, read from the file."""
 
 from __future__ import annotations
 

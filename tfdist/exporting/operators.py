@@ -46,7 +46,7 @@ def _erfc(context: Any, node: Any, name: str, args: object) -> None:
     )
 
 
-#: What tf2onnx is told of operations that it does not know.
+#: Handlers for tf2onnx of operations that it does not know.
 HANDLERS: dict[str, tuple[Any, list[Any]]] = {"Erfc": (_erfc, [])}
 
 
@@ -85,7 +85,7 @@ def refuse_leftovers(model: OnnxModel, layers: Set[str]) -> None:
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[str]]:
-    """Collects what tf2onnx reports as errors, instead of letting it print."""
+    """Collects the errors that tf2onnx reports, instead of letting it print."""
     messages: list[str] = []
 
     class _Collector(logging.Handler):

@@ -1,4 +1,4 @@
-"""What the user asked of an export, checked before anything is loaded."""
+"""The options of an export, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = [
 
 FORMATS = ("onnx", "saved_model")
 
-#: What tf2onnx 1.17 converts to and the checker and onnxruntime accept.
+#: Versions that tf2onnx 1.17 converts to and that the checker and onnxruntime accept.
 OPSETS = range(13, 19)
 DEFAULT_OPSET = 18
 
 PRECISIONS = ("float32", "float16", "int8", "int8_static")
 
-#: What an output may differ, relative to its largest magnitude. Two float32 programs that add in
+#: Largest error of an output, relative to its largest magnitude. Two float32 programs that add in
 #: another order stay far below the first; float16 has a relative step of 1e-3. Of int8 this only
-#: tells a broken conversion from a coarse one: what it costs is told by data alone.
+#: distinguishes a broken conversion from a coarse one: only data show what it costs.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.5, "int8_static": 0.5}
 
 
@@ -46,8 +46,8 @@ class Options:
             (weights; activations are scaled as they come) or `int8_static` (activations too, with
             scales from data).
         opset: the version of the ONNX operators.
-        inputs: inputs as the exported model is to take them; others are as the model says.
-        tolerance: what an output may differ from the model's, relative to its largest magnitude;
+        inputs: inputs as the exported model is to take them; others are the model's.
+        tolerance: the largest error of an output, relative to its largest magnitude;
             None for that of `TOLERANCES`.
         calibration: how many of the first examples of the data set the scales of `int8_static`.
         accuracy_loss: how much of its accuracy (0 to 1), or of its squared error relative to the

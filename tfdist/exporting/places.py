@@ -1,4 +1,4 @@
-"""Which layer an operation of a graph belongs to, by its name."""
+"""Finds the layer that an operation of a graph belongs to, by its name."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def layer_of(operation: str, layers: Set[str]) -> str:
 
     Args:
         operation: the operation's name.
-        layers: the names of the model's layers; where there are none, scopes stand for layers.
+        layers: the names of the model's layers; if there are none, scopes stand for layers.
 
     Returns:
-        Such as `encoder/dense_2`; empty where no part of the name is a layer.
+        Such as `encoder/dense_2`; empty if no part of the name is a layer.
     """
     parts = operation.split("/")[:-1]
     if not layers:

@@ -117,7 +117,7 @@ def _quantised(model: OnnxModel, quantise: Callable[..., Any]) -> OnnxModel:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps what onnxruntime's quantisers print off the terminal."""
+    """Keeps the output of onnxruntime's quantisers off the terminal."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ from tfdist.exporting.subject import Arrays, Subject
 
 __all__ = ["Case", "case_of_data", "cases_of"]
 
-#: Batch sizes to try where the batch is left open.
+#: Batch sizes to try if the batch is left open.
 BATCHES = (1, 3, 8)
 
 #: Two sizes for each dimension that is left open; the first pair that the model accepts is used.
@@ -24,18 +24,18 @@ LENGTHS = ((7, 12), (32, 45), (96, 128), (224, 256), (2, 3))
 _SEED = 5
 _ROWS = 32
 
-#: How TensorFlow says that an index lies outside of a table of so many rows.
+#: TensorFlow's message for an index outside of a table of so many rows.
 _OUTSIDE = re.compile(r"not in \[0, (?P<rows>\d+)\)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Inputs and what the model makes of them.
+    """Inputs and the model's outputs.
 
     Attributes:
         inputs: arrays by input name.
         expected: the model's outputs by name.
-        title: what was tried, such as `batch 3, length 12`.
+        title: the kind of inputs, such as `batch 3, length 12`.
     """
 
     inputs: Arrays
@@ -44,7 +44,7 @@ class Case:
 
 
 def cases_of(subject: Subject) -> list[Case]:
-    """Cases of several batch sizes, and of several lengths where there are open dimensions.
+    """Cases of several batch sizes, and of several lengths if there are open dimensions.
 
     Args:
         subject: the model.

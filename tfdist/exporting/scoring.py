@@ -1,4 +1,4 @@
-"""What a coarser precision costs: the score of a model before and after, on data with labels."""
+"""The cost of a coarser precision: the score of a model before and after, on data with labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Score:
         output: its name.
         metric: `accuracy` (the share of examples that are right) or `mean squared error`.
         model: of the model.
-        written: of what was written.
+        written: of the written model.
         examples: how many were scored.
     """
 
@@ -37,7 +37,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """What was lost: accuracy, or the squared error's growth relative to the model's."""
+        """The loss: of accuracy, or the squared error's growth relative to the model's."""
         if self.metric == "accuracy":
             return self.model - self.written
         return (self.written - self.model) / self.model if self.model else self.written
@@ -50,7 +50,7 @@ def scores(
 
     Args:
         model: computes the model's outputs.
-        written: computes those of what was written.
+        written: computes those of the written model.
         examples: with labels.
     """
     if not examples.labels:

@@ -62,8 +62,8 @@ def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
     """A model's inputs, with those that were given in their place.
 
     Args:
-        own: the inputs that the model says it has; none where it does not say.
-        given: what the user asked for, by name.
+        own: the inputs that the model itself names; none if it names none.
+        given: the inputs that the user asked for, by name.
 
     Raises:
         ConfigError: if one does not fit the model, naming both.

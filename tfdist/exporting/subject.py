@@ -1,4 +1,4 @@
-"""What is exported: a Keras model, or a signature of a SavedModel, under one interface."""
+"""The subject of an export: a Keras model or a signature of a SavedModel, under one interface."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Subject(ABC):
 
     Attributes:
         inputs: its inputs, the batch first in each shape.
-        layers: the names of its layers; empty where they are not known.
+        layers: the names of its layers; empty if they are not known.
         rows: integers to try it on are below this, as far as is known.
     """
 
@@ -111,7 +111,7 @@ class KerasSubject(Subject):
         return list(self._arrange(self.inputs, tensors))
 
     def named(self, outputs: Structure) -> dict[str, Any]:
-        """What a call returns, by name."""
+        """The outputs of a call, by name."""
         return _named(self.model, outputs)
 
     def trace(self) -> Function:
@@ -226,7 +226,7 @@ def _layers(model: Model) -> Iterator[Any]:
 
 
 def _inputs_of(model: Model) -> tuple[list[Input], Arrange]:
-    """The inputs that a model says it has, and how to call it with them."""
+    """The inputs that a model names, and the way to call it with them."""
     symbols = getattr(model, "inputs", None)
     if symbols:
         own = [
@@ -271,7 +271,7 @@ def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
 
 
 def _required_parameters(model: Model) -> list[str]:
-    """The names of what a model's `call` needs."""
+    """The names of the arguments that a model's `call` needs."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     result = [
         name

@@ -19,7 +19,7 @@ def joined(function: Function) -> Function:
         function: a `tf.function` with an input signature and one trace, whose result is a dict.
 
     Returns:
-        The same function where no operation names a device; else one that is made of its graph.
+        The same function if no operation names a device; else one that is made of its graph.
     """
     concrete = function.get_concrete_function()
     graph_def = concrete.graph.as_graph_def(add_shapes=True)

@@ -18,7 +18,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """The gradients of one set of weights: added up, reduced and applied as a rule says.
+    """The gradients of one set of weights: added up, reduced and applied by a rule.
 
     Accumulation comes first, then the mode, which reduces by way of the compression. `step` and
     `flush` run in a replica context, in the same order on all replicas.
@@ -103,7 +103,7 @@ class Exchange:
         return cost_if(taken >= self._rule.accumulate, lambda: self._update(apply))
 
     def flush(self, apply: Apply, *, batches: bool, late: bool) -> None:
-        """Applies what is pending.
+        """Applies pending updates.
 
         Args:
             apply: applies gradients, one for each weight.
@@ -124,7 +124,7 @@ class Exchange:
         return any(int(tf.convert_to_tensor(count)) for count in counts)
 
     def saved(self) -> dict[str, Any]:
-        """What belongs into a checkpoint, by name. Asked outside of the replicas."""
+        """The values that belong into a checkpoint, by name. Asked outside of the replicas."""
         begun = self._sums and int(tf.convert_to_tensor(self._sums["batches"])) > 0
         return {**self._kept(), **(self._sums if begun else {})}
 
@@ -152,7 +152,7 @@ class Exchange:
         return cost
 
     def restore(self, arrays: dict[str, Any]) -> None:
-        """Puts the values of a checkpoint back; of what each replica has, each takes its part."""
+        """Puts the values of a checkpoint back; each replica takes its part of its own ones."""
         for name, variable in {**self._kept(), **self._sums}.items():
             if name in arrays and tuple(variable.shape) == np.shape(arrays[name]):
                 variable.assign(tf.cast(arrays[name], variable.dtype))

@@ -15,7 +15,7 @@ __all__ = ["Rate"]
 
 
 class Rate:
-    """What the learning rate of an update is multiplied by.
+    """The factor of an update's learning rate.
 
     A rule multiplies by the examples of an update over those that the rate was chosen for, or by
     the square root of that. The factor grows from 1 in the first updates (Goyal et al. 2017,
@@ -23,7 +23,7 @@ class Rate:
 
     Args:
         strategy: the strategy.
-        rule: says which.
+        rule: has the kind of scaling.
     """
 
     def __init__(self, strategy: Strategy, rule: GradientOptions) -> None:
@@ -37,7 +37,7 @@ class Rate:
         """Notes the examples of a batch, in a replica context.
 
         Args:
-            total: examples on all replicas, a scalar; None where they are not known.
+            total: examples on all replicas, a scalar; None if they are not known.
 
         Raises:
             ConfigError: if they are not known and a rule needs them.
@@ -54,7 +54,7 @@ class Rate:
         self._largest.assign(larger)
 
     def factor(self, iterations: KerasVariable) -> Scalar | None:
-        """The factor of the present update, a scalar; None where it is 1.
+        """The factor of the present update, a scalar; None if it is 1.
 
         Args:
             iterations: the updates before this one.
@@ -70,7 +70,7 @@ class Rate:
         return grown if factor is None else grown * factor
 
     def news(self) -> str:
-        """What the user should know, once the size of a batch is known; asked after each step."""
+        """A notice for the user, once the size of a batch is known; asked after each step."""
         if self._said:
             return ""
         self._said = True

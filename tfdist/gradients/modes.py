@@ -23,11 +23,11 @@ Apply = Callable[[list[Any]], None]
 
 
 class Mode(Protocol):
-    """What becomes of the gradients of one update.
+    """The treatment of the gradients of one update.
 
     Attributes:
-        variables: what it keeps from step to step, by name.
-        pending: counts what `flush` would do; None where there is never anything.
+        variables: its state between steps, by name.
+        pending: counts the updates that `flush` would make; None if there are never any.
     """
 
     variables: dict[str, Any]
@@ -46,16 +46,16 @@ class Mode(Protocol):
         """
 
     def flush(self, apply: Apply) -> None:
-        """Applies what is pending, so that all replicas hold the same, complete weights."""
+        """Applies pending updates, so that all replicas hold the same, complete weights."""
 
 
 def cost_if(condition: Tensor, then: Callable[[], Any]) -> Tensor:
-    """Runs what exchanges where a condition holds, and returns what it costs; else zeros."""
+    """Runs an exchange if a condition holds, and returns its cost; else zeros."""
     return tf.cond(condition, then, lambda: tf.zeros([3], tf.float64))
 
 
 def only_if(condition: Tensor, then: Callable[[], Any]) -> None:
-    """Runs an action where a condition holds."""
+    """Runs an action if a condition holds."""
 
     def run() -> Tensor:
         then()
@@ -94,7 +94,7 @@ class Late:
     Args:
         strategy: the strategy.
         reducer: sums gradients.
-        rule: says by how many updates, at least 1.
+        rule: has the number of updates, at least 1.
         specs: shapes and types of the gradients, sparse ones as dense.
     """
 
@@ -145,7 +145,7 @@ class Late:
         self.pending.assign(tf.constant(0, tf.int64))
 
     def _exchange(self) -> tuple[list[Any], list[Any], Any]:
-        """The oldest sums, the newest, and what these cost."""
+        """The oldest sums, the newest, and the cost of these."""
         newest, cost = self._reducer([variable.read_value() for variable in self._own])
         oldest = [v.read_value() for v in self._sums[0]] if self._sums else newest
         return oldest, newest, cost
@@ -167,7 +167,7 @@ class Late:
 class Local:
     """Each replica applies its own gradients; every `period` updates the weights are averaged.
 
-    What is exchanged is the change of the weights since the last average, each replica's weighted
+    The change of the weights since the last average is exchanged, each replica's weighted
     by its examples. So it can be compressed like a gradient, and an outer optimizer can act on it:
     SGD with Nesterov momentum, as in DiLoCo (arXiv:2311.08105). With factor 1 and without momentum
     the new weights are the average: local SGD (arXiv:1805.09767), and with synchronous steps before
@@ -176,7 +176,7 @@ class Local:
     Args:
         strategy: the strategy.
         reducer: sums gradients, or changes of weights.
-        rule: says when.
+        rule: has the period.
         weights: TensorFlow's variables.
         extras: names further variables, such as moving averages of layers, that each replica
             changes by itself; they are averaged as they are. Asked for when the average is traced.
@@ -246,7 +246,7 @@ class Local:
             before.assign(weight.read_value())
 
     def _average(self) -> Tensor:
-        """Averages the weights; returns what it costs."""
+        """Averages the weights; returns the cost."""
         part = self._share.read_value() / tf.cast(self.pending.read_value(), tf.float32)
         before = [variable.read_value() for variable in self._before]
         changes = [
@@ -268,7 +268,7 @@ class Local:
             variable.assign(value)
 
     def _outer(self, number: int, change: Tensor) -> Tensor:
-        """What the outer optimizer makes of an averaged change."""
+        """The outer optimizer's result for an averaged change."""
         momentum = self._rule.outer_momentum
         if momentum:
             kept = self.variables[f"momentum_{number}"]
@@ -279,7 +279,7 @@ class Local:
 
 
 def _divided(value: Gradient, share: Tensor) -> Gradient:
-    """A replica's own mean gradient; zeros where it has no examples."""
+    """A replica's own mean gradient; zeros if it has no examples."""
     if isinstance(value, tf.IndexedSlices):
         own = tf.math.divide_no_nan(value.values, tf.cast(share, value.dtype))
         return tf.IndexedSlices(own, value.indices, value.dense_shape)

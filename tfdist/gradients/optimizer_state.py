@@ -1,4 +1,4 @@
-"""What an optimizer knows of the exchange of its gradients, and what of it is saved."""
+"""The state of a gradient exchange, by optimizer, and the part of it that is saved."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Updater(KerasSaveable):  # type: ignore[misc]
     Args:
         strategy: the strategy.
         optimizer: the optimizer.
-        rule: what its exchanges do.
+        rule: the rule of its exchanges.
 
     Attributes:
-        rule: what its exchanges do.
+        rule: the rule of its exchanges.
         rate: the learning rate's factor.
         changed: variables that replicas change by themselves, noted when a step is traced.
     """
@@ -84,7 +84,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         batches: bool,
         late: bool = True,
     ) -> None:
-        """Applies what is pending, outside of any replica; on all workers at the same place.
+        """Applies pending updates, outside of any replica; on all workers at the same place.
 
         Args:
             apply: applies gradients of the weights at some places.
@@ -128,7 +128,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         return "Optimizer"
 
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Writes what an exchange keeps beyond a flush, such as error feedback."""
+        """Writes the state of an exchange that a flush leaves, such as error feedback."""
         written = False
         for places, exchange in self._exchanges.items():
             for name, variable in exchange.saved().items():
@@ -138,7 +138,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             store["rule"] = np.frombuffer(self.rule.described.encode(), np.uint8)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads what `save_own_variables` has written.
+        """Reads the values that `save_own_variables` has written.
 
         Raises:
             ConfigError: if the rule was another.
@@ -164,7 +164,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
 
 
 def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
-    """The updater of an optimizer, made at the first call; None where gradients are plain.
+    """The updater of an optimizer, made at the first call; None if gradients are plain.
 
     Args:
         optimizer: a Keras optimizer.

@@ -57,7 +57,7 @@ class Reducer:
 
     Args:
         strategy: has `sum_gradients(list)` and `link()`.
-        rule: says how.
+        rule: has the kind of reduction.
         specs: shapes and types of the gradients, sparse ones as dense.
         names: the weights' names, for messages.
         dense: places of those that are not sparse.
@@ -66,7 +66,7 @@ class Reducer:
         ConfigError: if a compression is asked for and a gradient is not of floating point.
 
     Attributes:
-        variables: what the compression keeps from step to step, by name.
+        variables: the state of the compression between steps, by name.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Reducer:
             self.variables = self._make_memory(made, [specs[i] for i in dense])
 
     def __call__(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The sums of gradients, and what they cost.
+        """The sums of gradients, and their cost.
 
         Args:
             values: dense tensors and `IndexedSlices`, weighted, in the order of the specs.
@@ -150,7 +150,7 @@ class Reducer:
         return sums, self._bytes_of(values)
 
     def _bytes_of(self, values: Sequence[Any]) -> Scalar:
-        """What a ring sends for an all-reduce of dense tensors and an all-gather of sparse ones."""
+        """The bytes that a ring sends to all-reduce dense tensors and all-gather sparse ones."""
         count = self._strategy.num_replicas_in_sync
         sent: Scalar = 0.0
         for value in values:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: input, computation, exchange waited for and exchange hidden."""
+"""Measures the parts of a step: input, computation, exchange waited for and exchange hidden."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def stamp(values: Sequence[Any]) -> Tensor:
     """The time in seconds at which values are there, a float64 scalar.
 
     Taken on the host, where an element of each value is looked at, so a device has computed it. It
-    is no stateful operation: TensorFlow would put those of a function one after the other, and the
-    end of an exchange would not be seen while gradients are computed.
+    is not a stateful operation: TensorFlow would put those of a function one after the other, and
+    the end of an exchange would not be seen while gradients are computed.
 
     Args:
         values: tensors and `IndexedSlices`; none of them a constant, as TensorFlow would take the
@@ -64,13 +64,13 @@ class Marks:
 
 
 def current_marks() -> Marks | None:
-    """The marks of the step that the calling replica runs, or None where nothing is measured."""
+    """The marks of the step that the calling replica runs, or None if nothing is measured."""
     return getattr(_local, "marks", None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What the mean step of an epoch spent its time on, in milliseconds.
+    """The parts of the mean step of an epoch, in milliseconds.
 
     Attributes:
         steps: how many steps there were.

@@ -1,7 +1,7 @@
 """Horovod's names for programs written for it, as they work with Keras 3.
 
 `import tfdist.horovod as hvd` stands for `import horovod.tensorflow as hvd` and for
-`import horovod.tensorflow.keras as hvd`. What needs Keras 3 is tfdist's own; all else is
+`import horovod.tensorflow.keras as hvd`. Names that need Keras 3 are tfdist's; the others are
 `horovod.tensorflow`'s. Horovod is imported when one of the names is first used.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 _OPTIMIZER, _TAPE = "tfdist.horovod.optimizer", "tfdist.horovod.tape"
 _VALUES, _CALLBACKS = "tfdist.horovod.values", "tfdist.horovod.callbacks"
 
-#: Where each name is defined.
+#: The module that defines each name.
 _OWN = {
     "BroadcastGlobalVariablesCallback": _CALLBACKS,
     "DistributedGradientTape": _TAPE,

@@ -46,7 +46,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """What `DistributedOptimizer` and `DistributedGradientTape` can be told, with Horovod's names.
+    """The options of `DistributedOptimizer` and `DistributedGradientTape`, with Horovod's names.
 
     Attributes:
         device_dense: where dense gradients are exchanged; empty for where they are.
@@ -115,10 +115,10 @@ class Averager:
 
         Args:
             grads: a dense tensor, `IndexedSlices` or None for each variable.
-            variables: what the gradients are of.
+            variables: the variables of the gradients.
 
         Returns:
-            A gradient for each variable, None where there was None.
+            A gradient for each variable, None if there was None.
         """
         hvd = initialized(self._who)
         refuse_strategy(self._who)
@@ -253,7 +253,7 @@ def refuse_strategy(who: str) -> None:
 
 
 def ring_of(process_set: ProcessSet | None = None) -> Ring | None:
-    """The processes of a process set, or None where there is no other to exchange with.
+    """The processes of a process set, or None if there is no other to exchange with.
 
     Args:
         process_set: by default all processes.
@@ -279,7 +279,7 @@ def native(variable: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _ring(process_set: ProcessSet, size: int, rank: int) -> Ring:
-    del size, rank  # They tell jobs apart that one process is a member of, one after the other.
+    del size, rank  # They distinguish successive jobs that one process is a member of.
     return Ring(_Members(load(), process_set))
 
 
@@ -332,16 +332,16 @@ def _refuse_xla(who: str) -> None:
         )
 
 
-# How an optimizer applies averaged gradients: after one backward pass or several.
+# Ways of applying averaged gradients: after one backward pass or several.
 
-#: Up where gradients are applied that have been averaged already.
+#: Set while gradients are applied that have been averaged already.
 averaged = Flag()
 
 Apply = Callable[[list[Any]], None]
 
 
 class Counting(Protocol):
-    """What counts the batches that an optimizer was given."""
+    """Counts the batches that an optimizer was given."""
 
     _iterations: KerasVariable
 
@@ -371,9 +371,9 @@ class Applier:
         """Applies the averages of gradients, or adds them to those of the passes before.
 
         Args:
-            optimizer: what counts the passes.
+            optimizer: the counter of the passes.
             grads: this process's gradients.
-            variables: what they are of.
+            variables: the variables of the gradients.
             apply: applies the averages.
         """
         if self.passes == 1:
@@ -429,7 +429,7 @@ class Applier:
 
 
 def applier_of(optimizer: object) -> Applier | None:
-    """What averages the gradients that an optimizer is given, if it has been distributed."""
+    """The object that averages an optimizer's gradients, if the optimizer has been distributed."""
     result = getattr(optimizer, "_tfdist_applier", None)
     return result if isinstance(result, Applier) else None
 

@@ -41,8 +41,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
     Before the first batch of each `fit`, all processes get the model's weights, trainable or not,
     and its optimizer's variables from one: also the learning rate and the number of updates. States
-    of random generators stay each process's own, and so do metrics. What only the first batch
-    makes is sent after it: a model that is not built, and optimizers under other names.
+    of random generators stay each process's own, and so do metrics. Variables that only the first
+    batch creates are sent after it: a model that is not built, and optimizers under other names.
 
     Args:
         root_rank: the process whose state all get.
@@ -65,18 +65,18 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self._local.add(id(variable))
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Notes what is to be sent."""
+        """Notes the values to be sent."""
         self._waiting = ["weights", *self._optimizers()]
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Sends what is there before the first batch, if it is on all processes."""
+        """Sends the values that are there before the first batch, if they are on all processes."""
         if self._waiting and self._is_built_everywhere():
             if getattr(self.model, "optimizer", None) is not None:
                 build(self.model.optimizer, self.model.trainable_variables)
             self._send("weights", "optimizer")
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Sends what the first batch has made."""
+        """Sends the values that the first batch has made."""
         if self._waiting:
             self._send(*self._waiting)
 
@@ -106,7 +106,7 @@ class MetricAverageCallback(_Callback):
     """Replaces the logs of each epoch by their averages over all processes.
 
     Callbacks that come after it in the list, Keras's progress bar and `History` see the averages;
-    those before it see the process's own. What only some processes log stays as it is.
+    those before it see the process's own. Logs that only some processes have stay as they are.
 
     Args:
         device: accepted, of no effect.
@@ -142,7 +142,7 @@ class LearningRateScheduleCallback(_Callback):
             `multiplier` is given a fraction, `epoch + batch / steps_per_epoch`.
         momentum_correction: scales what momentum has gathered along with the learning rate, which
             is part of it in Keras's SGD and RMSprop (Goyal et al. 2017, arXiv:1706.02677, 2.3).
-        steps_per_epoch: batches of an epoch; needed where Keras does not know it.
+        steps_per_epoch: batches of an epoch; needed if Keras does not know it.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class LearningRateScheduleCallback(_Callback):
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Sets the learning rate, where it is due."""
+        """Sets the learning rate, if it is due."""
         over = self.end_epoch is not None and self._epoch >= self.end_epoch
         if self._epoch < self.start_epoch or over or (self.staircase and batch > 0):
             return
@@ -197,7 +197,7 @@ class LearningRateScheduleCallback(_Callback):
             logs["lr"] = float(np.asarray(self.model.optimizer.learning_rate))
 
     def factor(self, epoch: float) -> float:
-        """What the learning rate is multiplied by.
+        """The factor of the learning rate.
 
         Args:
             epoch: the epoch, from 0, with the fraction of it that has passed.
@@ -235,7 +235,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         initial_lr: the learning rate after the warm-up, scaled by `hvd.size()`.
         warmup_epochs: how many epochs it takes.
         momentum_correction: see `LearningRateScheduleCallback`.
-        steps_per_epoch: batches of an epoch; needed where Keras does not know it.
+        steps_per_epoch: batches of an epoch; needed if Keras does not know it.
         verbose: 1 prints the learning rate that has been reached, on rank 0.
     """
 
@@ -259,7 +259,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def factor(self, epoch: float) -> float:
-        """What the learning rate is multiplied by; 1 in the last batch of the warm-up.
+        """The factor of the learning rate; 1 in the last batch of the warm-up.
 
         Args:
             epoch: the epoch, from 0, with the fraction of it that has passed.
@@ -269,7 +269,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return (1 + passed * (size - 1) / self.warmup_epochs) / size
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Logs the learning rate, and says when the warm-up is over."""
+        """Logs the learning rate, and reports the end of the warm-up."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and epoch + 1 == self.warmup_epochs and initialized(self._who).rank() == 0:
             reached = float(np.asarray(self.model.optimizer.learning_rate))

@@ -1,6 +1,7 @@
 """Names that optimizers had in Keras 2, for programs that were written with them.
 
-What Keras 3 computes otherwise is not imitated: docs/horovod_migration.md lists what to write.
+Functions that Keras 3 computes otherwise are not imitated: docs/horovod_migration.md has their
+replacements.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class OldNames:
             loss: a function without arguments, or a tensor that `tape` has recorded.
             var_list: variables, in any nest; or a function that gives them.
             grad_loss: the gradient of the loss.
-            tape: what has recorded the loss.
+            tape: the tape that has recorded the loss.
 
         Raises:
             ConfigError: if neither a function nor a tape is given.
@@ -123,7 +124,7 @@ class OldNames:
         return update(gradient, variable, learning_rate)
 
     def get_gradients(self, loss: object, params: object) -> NoReturn:
-        """Refuses what only graphs of TensorFlow 1 had.
+        """Rejects options that only graphs of TensorFlow 1 had.
 
         Raises:
             ConfigError: always.
@@ -148,7 +149,7 @@ def old_arguments(original: Callable[..., None]) -> Callable[..., None]:
             # The first argument of Keras 2's base class is the name.
             args, kwargs = args[1:], {"name": args[0], **kwargs}
         if not args and "learning_rate" not in kwargs:
-            kwargs["learning_rate"] = 0.0  # What the subclass does not use.
+            kwargs["learning_rate"] = 0.0  # The subclass does not use it.
         original(self, *args, **kwargs)
 
     return begin

@@ -152,7 +152,7 @@ def weights_of(layers: Layer | Sequence[Layer] | None) -> list[Any]:
 
 
 class _Distributed(OldNames):
-    """What comes before an optimizer's class in the class of a distributed one."""
+    """The first base of a distributed optimizer's class, before the optimizer's own class."""
 
     _tfdist_settings: tuple[Averaging, int, bool]
     #: Of Keras's optimizers.

@@ -1,8 +1,8 @@
-"""A Horovod program's start and end, and what Keras does differently in between.
+"""A Horovod program's start and end, and the changes of Keras in between.
 
 XLA cannot compile Horovod's operations, and Keras chooses it by itself on GPUs; dynamic loss
-scaling looks at gradients before they are averaged; and programs that were written for Keras 2 say
-a few things that Keras 3 refuses. From `init` to `shutdown` Keras gets along with that.
+scaling looks at gradients before they are averaged; and programs that were written for Keras 2
+use a few forms that Keras 3 refuses. From `init` to `shutdown` Keras gets along with that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["adapt_keras", "hooks", "init", "shutdown"]
 #: The optimizers that programs name as `keras.optimizers.legacy.Adam` and the like.
 _LEGACY = ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD")
 
-#: Where `jit_compile` stands among the arguments of `compile`.
+#: The position of `jit_compile` among the arguments of `compile`.
 _PLACE_OF_JIT = 7
 
 
@@ -103,7 +103,7 @@ class _Callable(list[Any]):
 
 
 def _of_today(name: str, original: type) -> Callable[..., Any]:
-    del original  # It only says that Keras 3 does not have it.
+    del original  # It only reports that Keras 3 does not have it.
 
     def make(*args: object, **kwargs: object) -> object:
         _warn(

@@ -1,4 +1,4 @@
-"""Horovod's collectives on what Keras 3 programs have: Keras variables, numbers, lists."""
+"""Horovod's collectives on the values of Keras 3 programs: Keras variables, numbers, lists."""
 
 from __future__ import annotations
 

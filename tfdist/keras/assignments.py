@@ -1,4 +1,4 @@
-"""What a traced step assigns to variables, judged by the graph that computes the value."""
+"""The values that a traced step assigns to variables, judged by the graph that computes them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
 
     Args:
         step: the calling replica's step.
-        value: what the weight was given on this replica.
+        value: the weight's new value on this replica.
         name: the weight's name.
 
     Returns:
-        None where the replicas' values are to be averaged, or are the same.
+        None if the replicas' values are to be averaged, or are the same.
 
     Raises:
         ConfigError: if the weight holds examples.
@@ -58,7 +58,7 @@ def _holds_examples(step: Step, value: Tensor) -> bool:
         op = op.inputs[0].op
     if op.type not in _PUTTING:
         return False
-    # A batch of unknown size is told from a statistic with as many elements by its open shape.
+    # Only a tensor of the batch has an open shape; a statistic may have as many elements.
     return any(
         step.depends(each)
         and batch_axis(each, step.depends) is not None
@@ -76,10 +76,10 @@ def warn_unless_added(
     Replicas' states of metrics are added up when they are read.
 
     Args:
-        depends: tells what depends on the batch.
+        depends: returns whether a tensor depends on the batch.
         variable: the metric's Keras variable.
-        value: what it is given.
-        old: what it holds, where that is no variable's value.
+        value: its new value.
+        old: its present value, if that is not a variable's value.
     """
     if not is_symbolic(value) or not depends(value) or _adds_to_old(value, old):
         return

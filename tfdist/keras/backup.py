@@ -35,7 +35,7 @@ from tfdist.keras.hooks import Hook
 from tfdist.types import Backup, Logs, Model, Strategy
 from tfdist.utils.atomic_io import replacing
 
-#: Where the weights file holds the state of training, and the metrics of an unfinished epoch.
+#: The places of the state of training, and of an unfinished epoch's metrics, in the weights file.
 _STATE, _METRICS = "training_metadata", "training_metrics"
 
 _local = threading.local()
@@ -163,7 +163,7 @@ def _load(callback: Backup) -> None:
 
 
 def _write(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
-    """Writes weights and state in one file; a copy of the last one first, where asked for."""
+    """Writes weights and state in one file; a copy of the last one first, if asked for."""
     os.makedirs(callback.backup_dir, exist_ok=True)
     weights, described = callback._weights_path, callback._training_metadata_path
     if callback.double_checkpoint:
@@ -197,7 +197,7 @@ def _copy(path: str, copy: str) -> None:
 
 
 def _state(callback: Backup) -> dict[str, int]:
-    """Where training is: `epoch` and `batch` as Keras writes them, and the epoch's steps so far."""
+    """The position of training: `epoch` and `batch` as Keras writes them, and the epoch's steps."""
     epoch, batch = callback._current_epoch, callback._last_batch_seen
     steps = 0 if callback.save_freq == "epoch" else batch + 1
     return {"epoch": epoch, "batch": batch, "steps": steps}
@@ -216,7 +216,7 @@ def _read_state(callback: Backup) -> dict[str, int]:
 
 
 def build(model: Model, iterator: types.EpochIterator | None) -> None:
-    """Creates what the backup is loaded into: weights, and the state of metrics and optimizer."""
+    """Creates the variables that the backup is loaded into: of model, metrics and optimizer."""
     if iterator is not None:
         spec = iterator._distributed_dataset.element_spec
         batch = spec.batch if isinstance(spec, Slice) else spec

@@ -24,7 +24,7 @@ from tfdist.types import Model, Strategy, Structure, Tensor
 
 # Functions whose traces do not depend on how many examples this process got.
 #
-# TensorFlow numbers the collectives of a function when it traces it. Where a batch of 47 examples
+# TensorFlow numbers the collectives of a function when it traces it. If a batch of 47 examples
 # leaves 24 rows on worker 0, a size it has seen, and 23 on worker 1, only worker 1 traces again:
 # the numbers drift apart, and the next collective waits for a peer that never comes
 # (tensorflow#37112). Functions that Keras calls with eager batches are therefore traced with an
@@ -39,7 +39,7 @@ _Specs = list[list[tf.TensorSpec]]
 
 
 class _Trace(NamedTuple):
-    """A traced function, and what it takes."""
+    """A traced function, and the types of its arguments."""
 
     specs: _Specs
     function: Callable[..., Any]
@@ -80,7 +80,7 @@ class Relaxed:
         def own(leaf: Structure) -> Structure:
             if leaf is None:
                 return None
-            values = local_results(self._strategy, leaf)  # one, where it is the same for all
+            values = local_results(self._strategy, leaf)  # one, if it is the same for all
             return values[replica if len(values) > 1 else 0]
 
         return tf.nest.map_structure(own, batch)
@@ -126,7 +126,7 @@ def _spec(tensor: Tensor, equal: bool) -> tf.TensorSpec:
 
 
 def _kind(leaf: Structure) -> object:
-    """What a leaf is made from again: its type where it is a dense tensor, else a specification."""
+    """The kind of a leaf: its type if it is a dense tensor, else a specification."""
     if isinstance(leaf, tf.SparseTensor):
         return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
     if isinstance(leaf, tf.RaggedTensor):

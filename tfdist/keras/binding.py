@@ -2,7 +2,7 @@
 
 The usual program opens the scope around the making of the model only, and calls `fit` and `save`
 outside of it. Models made in a scope therefore enter it again in the methods below, so that Keras
-is hooked while they run. What a step changes must have been made in the scope as well: variables of
+is hooked while they run. Variables that a step changes must be made in the scope as well: those of
 another strategy would be updated on one replica only, or not at all.
 """
 
@@ -86,7 +86,7 @@ def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _made_elsewhere(model: Model, strategy: Strategy, trains: bool) -> Iterator[str]:
-    """Whatever a training or a test step changes and has not been made in the strategy's scope."""
+    """All that a training or test step changes and that was not made in the strategy's scope."""
     for optimizer in optimizers_of(model) if trains else []:
         if optimizer._distribution_strategy is not strategy:
             yield f"The optimizer {optimizer.name!r}"

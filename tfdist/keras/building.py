@@ -93,7 +93,7 @@ def _build_optimizer(model: Model) -> None:
 def build_optimizer(optimizer: Optimizer, variables: list[Any]) -> None:
     """Builds an optimizer unless it is built, outside of any graph.
 
-    What it assigns to its variables meanwhile is assigned once, and not in each step.
+    Values that it assigns to its variables meanwhile are assigned once, and not in each step.
     """
     if optimizer.built:
         return
@@ -169,13 +169,13 @@ def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _constant(value: Any) -> Any:
-    """The value of a tensor of a graph where it does not depend on the batch, else the tensor."""
+    """The value of a tensor of a graph if it does not depend on the batch, else the tensor."""
     static = tf.get_static_value(value)
     return value if static is None else static
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
-    """Leaves XLA off where replicas exchange gradients, and says so (keras#18716)."""
+    """Leaves XLA off if replicas exchange gradients, and reports that (keras#18716)."""
 
     @functools.wraps(original)
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:

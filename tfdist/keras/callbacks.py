@@ -1,6 +1,6 @@
 """Keras's callbacks under a strategy: called on every worker, writing on one.
 
-What the workers decide from their logs, the chief decides for all, and an error in a callback
+Decisions that the workers take from their logs are the chief's for all, and an error in a callback
 between two epochs reaches every worker: nobody is left waiting for one that has stopped.
 """
 

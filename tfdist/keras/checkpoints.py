@@ -1,6 +1,6 @@
 """TensorFlow's own checkpoints, which all workers may write to one place at once.
 
-`tf.train.Checkpoint` writes parts to a directory with a fixed name and moves them from there. Where
+`tf.train.Checkpoint` writes parts to a directory with a fixed name and moves them from there. If
 each of several workers runs the same line, one moves away what another still writes. A worker other
 than the chief therefore writes under a name of its own, and moves finished files to where they
 belong. All replicas hold the same values, so it does not matter whose files stay. Nobody waits for

@@ -45,7 +45,7 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
 
     Args:
         step: the step.
-        grads: what an optimizer is to apply before any exchange.
+        grads: gradients that an optimizer is to apply before any exchange.
 
     Raises:
         ConfigError: if that has become known too late.

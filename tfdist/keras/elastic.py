@@ -69,7 +69,7 @@ class State:
 
     Attributes:
         position: how far it is.
-        arrays: the values of all variables of the model, its optimizers and its metrics; None where
+        arrays: the values of all variables of the model, its optimizers and its metrics; None if
             the present `fit` has not begun to train.
         callbacks: for each callback its class's name and its plain attributes, arrays too.
         history: the history of the present `fit` and its epochs.
@@ -109,8 +109,8 @@ def take(model: Model | None, position: Position, callbacks: list[Any], job: Any
 def packed(state: State) -> bytes:
     """A state as a file: arrays and a description in JSON, in the form of NumPy's archives.
 
-    Whoever can write to the directory of a job can leave a file there. Nothing in a file of this
-    form is executed, other than of a pickled object.
+    Anybody who can write to the directory of a job can leave a file there. Nothing in a file
+    of this form is executed, unlike a pickled object.
     """
     arrays: list[bytes] = []
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
@@ -126,7 +126,7 @@ def unpacked(data: bytes) -> State:
     """The state that `packed` made a file of.
 
     Raises:
-        ValueError: if it is no such file.
+        ValueError: if it is not such a file.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
@@ -176,7 +176,7 @@ def _undescribed(value: Json, file: Any) -> Any:
 
 
 def values_of(model: Model) -> list[Any] | None:
-    """The values of all variables that a training changes, or None where not all are made yet."""
+    """The values of all variables that a training changes, or None if not all are made yet."""
     if not _is_built(model):
         return None
     return [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
@@ -186,7 +186,7 @@ def restore(state: State, model: Model, callbacks: list[Any]) -> None:
     """Puts a state back.
 
     Args:
-        state: what `take` gave.
+        state: the result of `take`.
         model: the same model, built.
         callbacks: the callbacks of its `fit`, which have begun.
 
@@ -295,7 +295,7 @@ def begin(place: ElasticPlace) -> None:
 
 
 def end() -> None:
-    """Makes `fit` again what it was before `begin`."""
+    """Undoes `begin`: `fit` is Keras's own again."""
     _jobs.clear()
 
 
@@ -437,7 +437,7 @@ def _with(keeper: _Keeper, callbacks: object) -> object:
 
 
 def _as_before(job: _Job, model: Model, arguments: Mapping[str, Any]) -> History:
-    """What a `fit` returned that was over before this process began.
+    """The result of a `fit` that was over before this process began.
 
     Of several, the model has its trained weights after the last.
     """

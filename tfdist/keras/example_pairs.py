@@ -2,7 +2,7 @@
 
 Each replica has its own examples only, so a loss of all pairs of a batch has fewer pairs there than
 in one process. That is read off the graph: a tensor that has the examples along two axes is about
-pairs of them. The axes are followed through the ops that are known here; where an op hides them,
+pairs of them. The axes are followed through the ops that are known here; if an op hides them,
 nothing is claimed.
 """
 
@@ -34,7 +34,7 @@ def paired_by(target: Tensor, depends: Dependence, known: Mapping[int, Axes]) ->
 
     Args:
         target: a loss, symbolic.
-        depends: tells which tensors depend on the batch.
+        depends: whether a tensor depends on the batch.
         known: the axes of examples of some tensors, by `id`; the search goes no further than these.
     """
     known = dict(known)
@@ -189,7 +189,7 @@ def _summed_products(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 
 def _concatenated(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
-    """Examples beside something else, such as positions, are no axis of examples."""
+    """An axis of examples beside something else, such as positions, does not count as one."""
     *parts, at = op.inputs
     axis, rank = tf.get_static_value(at), op.outputs[0].shape.rank
     if axis is None or rank is None:

@@ -39,13 +39,13 @@ def is_feeding_keras() -> bool:
 
 
 def batches_by_keras() -> int | None:
-    """How many batches Keras knows the data set to have, such as one of arrays, or None."""
+    """The number of batches of a data set, such as one of arrays, if Keras knows it, or None."""
     iterator = getattr(_local, "iterator", None)
     return None if iterator is None else iterator.data_adapter.num_batches
 
 
 def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A data set of no more batches than Keras will read, where it will stop before the end.
+    """A data set of no more batches than Keras will read, if it will stop before the end.
 
     A strategy reads ahead. A data set that is shuffled again and again, and is used by a second
     `fit`, would go on with another order than on one device if more of it were read.
@@ -88,12 +88,12 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-#: Strategies that have said how they split a batch.
+#: Strategies that have reported how they split a batch.
 _said: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _say_batch(iterator: EpochIterator) -> None:
-    """Tells the user, at the first `fit`, how its batches are split."""
+    """Shows the user, at the first `fit`, how its batches are split."""
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
     if not fitting.is_up or replicas == 1 or strategy in _said:
@@ -109,7 +109,7 @@ def _say_batch(iterator: EpochIterator) -> None:
 
 
 def _batch_size(adapter: DataAdapter) -> int | None:
-    """The size of a global batch that is sliced, where it is known before one is read."""
+    """The size of a global batch that is sliced, if it is known before one is read."""
     dataset = getattr(adapter, "_dataset", None)
     if not isinstance(dataset, tf.data.Dataset):
         return None if dataset is not None else adapter.batch_size

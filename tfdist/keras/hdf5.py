@@ -1,8 +1,8 @@
 """HDF5 files on a disk that may fill up.
 
-Where a file cannot be written, the HDF5 library keeps it half open, and the process often dies of
+If a file cannot be written, the HDF5 library keeps it half open, and the process often dies of
 a segmentation fault when it is closed; a job then ends without a word about the disk. Here HDF5
-writes through a Python object that never tells it of a failure: what comes after one is dropped,
+writes through a Python object that hides a failure from it: writes after the failure are dropped,
 and the error is raised when the file has been closed.
 """
 
@@ -36,7 +36,7 @@ def hooks() -> list[Hook]:
 
 
 class CarefulFile(h5py.File):  # type: ignore[misc]
-    """An HDF5 file to write to, whose `close` raises what went wrong on the disk.
+    """An HDF5 file to write to, whose `close` raises the errors of the disk.
 
     Args:
         path: where it is; a file that is there is overwritten.

@@ -23,7 +23,7 @@ class Hook(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where the seam is, as an importable name."""
+        """The importable name of the seam."""
         module = getattr(self.owner, "__module__", None)
         own = getattr(self.owner, "__qualname__", self.owner.__name__)
         return f"{module}.{own}.{self.name}" if module else f"{own}.{self.name}"
@@ -114,7 +114,7 @@ class HookSet:
             self._depth += 1
 
     def leave(self) -> None:
-        """Restores what was there, when the outermost scope closes."""
+        """Restores the former attributes, when the outermost scope closes."""
         with _lock:
             self._depth -= 1
             if self._depth == 0:
@@ -128,7 +128,7 @@ class HookSet:
                 undoing.callback(_remove, hook)
 
 
-# What a thread is doing, for hooks that act differently meanwhile.
+# The activity of a thread, for hooks that act differently meanwhile.
 
 
 class Flag(threading.local):
@@ -151,11 +151,11 @@ class Flag(threading.local):
             self.is_up = before
 
 
-#: Up where gradients are applied that have been exchanged already.
+#: Set while gradients are applied that have been exchanged already.
 exchanged = Flag()
 
-#: Up while `fit` runs, in which all workers make the same calls.
+#: Set while `fit` runs, in which all workers make the same calls.
 fitting = Flag()
 
-#: Up where a tape is asked for gradients of weights by tensors that stand for them.
+#: Set while a tape is asked for gradients of weights by tensors that stand for them.
 of_weights = Flag()

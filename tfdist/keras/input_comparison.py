@@ -1,6 +1,6 @@
 """The first batch of each data set, compared between the workers before anything is done with it.
 
-Every worker reads all global batches and takes its slice of each. Where one worker's batches are
+Every worker reads all global batches and takes its slice of each. If one worker's batches are
 others, or in another order, slices of different batches are put together: some examples are left
 out and others repeated. So each worker shows the others the first global batch that its iterator
 reads: the SHA-256 of its bytes. Random states are not looked at: equal ones do not prove equal

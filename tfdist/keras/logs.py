@@ -38,12 +38,12 @@ def summed_metrics(model: Model) -> list[Any]:
 class NoticedResults:
     """Notes, on each replica, which tensors are results of metrics.
 
-    A result is no linear function of a metric's state, so it cannot be averaged over the replicas:
-    it has to be computed from the sum of their states. Replicas may be threads that share the
-    metrics, so what is noted is kept for each thread.
+    A result is not a linear function of a metric's state, so it cannot be averaged over the
+    replicas: it has to be computed from the sum of their states. Replicas may be threads that
+    share the metrics, so what is noted is kept for each thread.
 
     Args:
-        metrics: what `summed_metrics` returned.
+        metrics: the result of `summed_metrics`.
     """
 
     def __init__(self, metrics: list[Any]) -> None:
@@ -60,7 +60,7 @@ class NoticedResults:
             object.__delattr__(metric, "result")
 
     def on_this_replica(self) -> Results:
-        """What was noted on the calling replica."""
+        """The values noted on the calling replica."""
         if not hasattr(self._local, "results"):
             self._local.results = {}
         noted: Results = self._local.results
@@ -82,12 +82,12 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
     """Logs that all replicas agree on.
 
     Results of metrics are computed from the states of all replicas; other scalars are averaged,
-    weighted by examples; what is no scalar is left as it is.
+    weighted by examples; values that are not scalars stay as they are.
 
     Args:
         step: the step that returned the logs.
-        logs: what it returned, a nest of tensors and numbers.
-        results: what `NoticedResults` noted on this replica.
+        logs: its result, a nest of tensors and numbers.
+        results: the results that `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
     metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}

@@ -29,7 +29,7 @@ def hooks() -> list[Hook]:
 
 
 def _component(source: Structure) -> Structure:
-    """What was read where a variable was read outside of a replica."""
+    """The one value of this process, for a variable that was read outside of a replica."""
     value = getattr(source, "value", source)
     variable = source if callable(value) else value
     if not is_distributed(variable):

@@ -33,7 +33,7 @@ def hooks() -> list[Hook]:
 
 
 def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Leaves a loss alone in a Keras step, and where a loop computes the whole batch's itself."""
+    """Leaves a loss alone in a Keras step, and in a loop that computes the whole batch's itself."""
 
     @functools.wraps(original)
     def scale(value: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
 def _times_weights(
     step: Step, original: Callable[..., Any], value: Tensor, sample_weight: Tensor, reduction: str
 ) -> Tensor:
-    """A scalar loss times what Keras makes of sample weights, on the whole batch.
+    """A scalar loss times Keras's factor for sample weights, on the whole batch.
 
     Keras multiplies the scalar by each weight and reduces the products.
     """
@@ -91,7 +91,7 @@ def _times_weights(
 def _denominator(
     loss: Tensor, sample_weight: Tensor | None, mask: Tensor | None, reduction: str
 ) -> Tensor | None:
-    """What a replica divides by, where that is not its number of examples; else None."""
+    """The divisor of a replica, if that is not its number of examples; else None."""
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
         weights = tf.cast(sample_weight, loss.dtype)
         if mask is not None:
@@ -152,7 +152,7 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes what `add_loss` and regularizers of activities add, often sums, an average."""
+    """Makes the losses of `add_loss` and of activity regularizers, often sums, an average."""
 
     @functools.wraps(original)
     def aggregate(self: object, loss: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def has_weights(sources: Structure) -> bool:
 
 
 def _average_as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Divides by the replica's own examples where no global batch size is given.
+    """Divides by the replica's own examples if no global batch size is given.
 
     TensorFlow's own divides by them times the number of replicas, whose sums it then adds up.
     """

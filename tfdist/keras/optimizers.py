@@ -42,7 +42,7 @@ def adam_while(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """Makes `Adam.update_step` one kernel while a flag is up.
 
     Args:
-        flag: up where gradients are applied that all replicas share.
+        flag: set while gradients are applied that all replicas share.
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ def exchange(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
         optimizer: the optimizer that they are for.
 
     Returns:
-        The reduced gradients, None where there was None.
+        The reduced gradients, None if there was None.
     """
     present = weighed([g for g in grads if g is not None], optimizer)
     if not present:

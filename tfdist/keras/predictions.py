@@ -36,7 +36,7 @@ from tfdist.types import DataAdapter, Model, Strategy, Structure
 #: Up while this process computes predictions by itself.
 _alone = Flag()
 
-#: Keras's `batch_size` where none is given.
+#: Keras's `batch_size` if none is given.
 _BATCH = 32
 
 
@@ -63,7 +63,7 @@ class _Whole:
 
 
 def _divided(strategy: Strategy, batch: Structure) -> Structure | _Whole:
-    """A batch of values as what a predict function takes."""
+    """A batch of values in the form that a predict function takes."""
     values = as_values(batch)
     rows = batch_sharding.rows_of(values)
     if rows and rows < strategy.num_replicas_in_sync:

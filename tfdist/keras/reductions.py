@@ -1,4 +1,4 @@
-"""How a loss of a traced step depends on its examples: as their mean, their sum, or otherwise.
+"""Classifies how a loss of a traced step depends on its examples: as mean, sum, or otherwise.
 
 Replicas average what they compute, weighted by examples. That is exact for a mean over examples,
 and for a sum of such means. Other losses have to be brought into that form first:
@@ -9,7 +9,7 @@ and for a sum of such means. Other losses have to be brought into that form firs
   the examples, the gradient of the whole batch is `sum_i df/da_i * grad(a_i)`, with the partial
   derivatives at the values of the whole batch. They cost one all-reduce of the `a_i`.
 
-What a loss is made of is read off the graph, from the loss back to the first reductions over the
+The parts of a loss are read off the graph, from the loss back to the first reductions over the
 batch axis. A tensor of rank 1 or more from an op that is not known here is taken to hold one row
 for each example, as the outputs of a model do.
 """
@@ -73,7 +73,7 @@ class Leaf:
 
 @dataclasses.dataclass
 class Reduction:
-    """What a tensor without a batch axis is computed from.
+    """The origin of a tensor without a batch axis.
 
     Attributes:
         leaves: the means and sums over examples that it is a function of.
@@ -98,7 +98,7 @@ def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> 
 
     Args:
         tensor: a symbolic tensor.
-        depends: tells what depends on the batch.
+        depends: returns whether a tensor depends on the batch.
         means: tensors, by `id`, that are known to be means over the examples.
     """
     result = Reduction()
@@ -161,7 +161,7 @@ def _is_linear(op: Operation, depends: Dependence) -> bool:
 
 
 def _counts_examples(op: Operation, depends: Dependence) -> bool:
-    """Whether an op tells how many examples, or elements of them, there are."""
+    """Whether an op gives the number of examples, or of elements of them."""
     if op.type == "Size":
         return batch_axis(op.inputs[0], depends) is not None
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":

@@ -1,4 +1,4 @@
-"""What one replica knows while it runs a Keras step: its share of the global batch.
+"""The context of one replica while it runs a Keras step: its share of the global batch.
 
 A replica computes its loss as if it were alone, as the mean over its own examples. The gradients
 of the replicas are then averaged, each weighted by the share of the examples it saw::
@@ -53,9 +53,9 @@ class Step:
         scaled_losses: losses that an optimizer has scaled, and weighed with that, by `id`, each
             with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
-        depends: tells which tensors of the step's graph depend on the batch.
+        depends: whether a tensor of the step's graph depends on the batch.
         gathered: tensors, by `id`, of the rows of all replicas.
-        gradients: what gradient tapes have returned for weights, by `id`.
+        gradients: gradients of weights that tapes have returned, by `id`.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
     """
@@ -80,7 +80,7 @@ class Step:
         return tf.cast(self.count / self.total, dtype)
 
     def weigh(self, value: SomeGradient, scale: float = 1.0) -> SomeGradient:
-        """`value * share * scale`; exactly zero where this replica has no examples, even of NaN."""
+        """`value * share * scale`; exactly zero if this replica has no examples, even of NaN."""
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
         return self._times(value, share)
 
@@ -123,7 +123,7 @@ class Step:
     def weigh_gradient(self, gradient: Gradient, optimizer: Optimizer | None) -> Gradient:
         """A gradient of the replica's own mean, weighed; see `weigh`.
 
-        Where the optimizer has scaled the loss, that has been weighed, and the gradient with it.
+        If the optimizer has scaled the loss, that has been weighed, and the gradient with it.
         """
         if any(by is optimizer for _, by in self.scaled_losses.values()):
             return gradient if self.even else self._times(gradient, self.present(gradient.dtype))
@@ -190,7 +190,7 @@ def batch_size_of(data: Structure) -> tuple[int | None, Any]:
             scalars are passed over.
 
     Returns:
-        The static size, or None where it is not known, and the size as an int64 scalar tensor.
+        The static size, or None if it is not known, and the size as an int64 scalar tensor.
 
     Raises:
         ValueError: if no component has a batch dimension.
@@ -214,9 +214,9 @@ def batch_size_of(data: Structure) -> tuple[int | None, Any]:
 def measure(model: Model, data: Structure, replicas: int) -> Step:
     """Finds out each replica's share of a batch. Must be called in a replica context.
 
-    A `Slice` says it. For other batches replicas agree on the total by an all-reduce of one number,
-    unless a function is traced with a static batch size: tfdist's own data sets have one only where
-    all replicas' batches are alike.
+    A `Slice` holds it. For other batches replicas agree on the total by an all-reduce of one
+    number, unless a function is traced with a static batch size: tfdist's own data sets have one
+    only if all replicas' batches are alike.
     """
     if isinstance(data, Slice):
         size, _ = batch_size_of(data.batch)
@@ -235,7 +235,7 @@ def at_least_one(batch: Structure, count: Tensor) -> Structure:
     """The batch, or one example of zeros in place of an empty batch.
 
     Layers are not made for empty batches: TensorFlow's convolution returns a wrong shape for one.
-    What the stand-in leads to counts for nothing: its share is 0.
+    Values that come from the stand-in count for nothing: its share is 0.
 
     Args:
         batch: any nest of tensors of shape `(batch, ...)`; ragged and sparse ones are left alone.

@@ -22,7 +22,7 @@ from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
 from tfdist.keras.replica_context import Step, at_least_one, batch_size_of, entered, measure
 from tfdist.types import Logs, Model, Strategy, Structure, Tensor
 
-#: Up where calls of `Strategy.run` are Keras's predictions.
+#: Set while calls of `Strategy.run` are Keras's predictions.
 predicting = Flag()
 _STEPS = ("train_step", "test_step")
 
@@ -105,7 +105,7 @@ def _after(batch: Structure) -> contextlib.AbstractContextManager[object]:
 
 
 def _examples(batch: Structure, step: Step) -> Structure:
-    """What the model is given."""
+    """The examples that the model is given."""
     if isinstance(batch, Slice):
         return batch.batch
     return batch if step.even else at_least_one(batch, step.count)

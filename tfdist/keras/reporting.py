@@ -71,7 +71,7 @@ def table(splits: list[tuple[int, Split]]) -> str:
     """Lines for a terminal or a log: a row for each epoch.
 
     Args:
-        splits: the epochs' numbers, from 0, with what their mean step took.
+        splits: the epochs' numbers, from 0, with the parts of their mean step.
     """
     header = ("epoch", "steps", "step", "input", "compute", "waited", "hidden", "sent a step")
     rows = [

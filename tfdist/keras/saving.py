@@ -33,7 +33,7 @@ from tfdist.utils.atomic_io import SaveError, replacing
 
 _local = threading.local()
 
-#: Up where the one process that writes a file writes it.
+#: Set while the one process that writes a file writes it.
 _writing = Flag()
 
 
@@ -71,7 +71,7 @@ def write_once(source: Any, path: object, write: Callable[[], None]) -> None:
 
     Args:
         source: the model or export archive whose variables `write` reads.
-        path: what is written; anything but a path, such as a buffer, is each worker's own.
+        path: the file to write; anything but a path, such as a buffer, is each worker's own.
         write: writes; must not communicate.
 
     Raises:
@@ -243,7 +243,7 @@ def _name_the_final_path(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mistakes_first(original: Callable[..., None]) -> Callable[..., None]:
-    """Raises what tfdist has to say of a file, where Keras would wrap it into a ValueError."""
+    """Raises tfdist's own error about a file, where Keras would wrap it into a ValueError."""
 
     @functools.wraps(original)
     def raise_loading_failure(

@@ -1,9 +1,9 @@
 """Keras's own shuffles of arrays and of PyDatasets, made the same on every worker.
 
 Every worker reads all batches and takes its slice, so all must shuffle alike. Keras draws the order
-of arrays from TensorFlow's seed, and that of a PyDataset's batches from Python's generator: where
-the workers have other ones, they take the chief's, with which one process would have shuffled. What
-else draws random numbers is the program's own; `comparing.py` looks at the batches that come of it.
+of arrays from TensorFlow's seed, and that of a PyDataset's batches from Python's generator: if
+the workers have other ones, they take the chief's, with which one process would have shuffled.
+Other random numbers are the program's own; `comparing.py` looks at the batches that come of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`model.stop_training` set within an epoch: all workers stop after the same step, or none does.
 
-A worker that left the loop by itself would leave the others waiting in their next step. Where a
+A worker that left the loop by itself would leave the others waiting in their next step. If a
 callback of the program's own runs at batches, on any worker, each step is followed by an all-reduce
 of one number: whether a worker stops. Elsewhere nobody asks. A flag that is set by other means, as
 by a signal's handler, is then put off to the end of the epoch, where workers agree anyway.
@@ -35,7 +35,7 @@ _ACTING_ALIKE = ("keras", "tfdist")
 
 
 def hooks() -> list[Hook]:
-    """The seams at which a batch's end is told to callbacks."""
+    """The seams at which callbacks learn of a batch's end."""
     return [
         Hook(CallbackList, "on_train_batch_end", _stop_together),
         Hook(callbacks.TerminateOnNaN, "on_batch_end", _note_stop),

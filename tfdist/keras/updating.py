@@ -1,6 +1,6 @@
 """Update modes under Keras: `apply` of optimizers by the strategy's rule, and the flushes of `fit`.
 
-What is pending is applied before anybody looks at the weights: before an evaluation, a prediction
+Pending updates are applied before the weights are read: before an evaluation, a prediction
 or a checkpoint, and at the end of `fit`. An update of fewer batches than are accumulated is made at
 the end of an epoch, as a large batch may be smaller there. Weights that differ from replica to
 replica are averaged at the end of an epoch too, so that callbacks see one model.
@@ -31,7 +31,7 @@ from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 
-#: Up where gradients are applied that have been clipped already.
+#: Set while gradients are applied that have been clipped already.
 _clipped = Flag()
 
 
@@ -60,7 +60,7 @@ def step_by_rule(
         updater: the optimizer's.
         optimizer: the optimizer; built if it is not.
         grads: one dense tensor, `IndexedSlices` or None for each weight.
-        weights: Keras's variables; None where the optimizer is built.
+        weights: Keras's variables; None if the optimizer is built.
 
     Raises:
         ConfigError: if the optimizer scales its loss and the rule keeps gradients.
@@ -136,7 +136,7 @@ def leaves_to_updates(model: Model) -> bool:
 
 
 def flush(model: Model | None, *, batches: bool, late: bool = True) -> None:
-    """Applies what is pending in a model's optimizers. Must be called by all workers.
+    """Applies the pending updates of a model's optimizers. Must be called by all workers.
 
     Args:
         model: the model; anything without optimizers has nothing pending.
@@ -165,7 +165,7 @@ def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:
 
 
 def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Applies what is pending; all of it where `fit` evaluates at the end of an epoch."""
+    """Applies pending updates; all of them if `fit` evaluates at the end of an epoch."""
 
     @functools.wraps(original)
     def look(self: Model, *args: object, **kwargs: object) -> object:
@@ -194,7 +194,7 @@ def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
-    """Says once, when the size of a batch is known, what the learning rate is multiplied by."""
+    """Shows once, when the size of a batch is known, the factor of the learning rate."""
 
     @functools.wraps(original)
     def on_train_batch_end(self: types.CallbackList, *args: object, **kwargs: object) -> None:
@@ -229,6 +229,6 @@ def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(text: str) -> None:
-    """Tells the user, on the chief."""
+    """Shows a text to the user, on the chief."""
     if getattr(tf.distribute.get_strategy(), "is_chief", True):
         print(f"tfdist: {text}", file=sys.stderr, flush=True)

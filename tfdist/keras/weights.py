@@ -40,7 +40,7 @@ def hooks() -> list[Hook]:
 def average_assigned(step: Step) -> None:
     """Gives the layer weights that were assigned in `step` one value on all replicas.
 
-    Statistics are averaged, weighted by examples. What is computed from sums over the examples,
+    Statistics are averaged, weighted by examples. Values computed from sums over the examples,
     such as a counter of them, is computed again from the sums over the whole batch. Replicas that
     train by themselves for some steps average them with their weights.
 
@@ -112,7 +112,7 @@ def _own_seed_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
     """Folds the replica's number into the seeds it draws.
 
     The generator's state is the same on all replicas, so they would all draw the same dropout mask.
-    Replica 0 draws what one device draws.
+    Replica 0 draws the same numbers as one device.
     """
 
     @functools.wraps(original)

@@ -1,6 +1,6 @@
-"""Losses whose value on the whole batch is no average of the replicas' values, made into one.
+"""Losses whose value on the whole batch is not the average of the replicas' values, made into one.
 
-`reductions.py` says what a loss is made of. Here its value and its gradient on the whole batch are
+`reductions.py` finds the parts of a loss. Here its value and its gradient on the whole batch are
 computed, in terms that the exchange of gradients averages (`step.py`).
 """
 
@@ -40,10 +40,10 @@ def as_average(step: Step, value: Tensor) -> Tensor:
         value: a number or a tensor; only a symbolic scalar of floating point is looked into.
 
     Returns:
-        `value` itself where that is so already.
+        `value` itself if that is so already.
 
     Raises:
-        ConfigError: if it cannot be told from the graph.
+        ConfigError: if the graph does not determine it.
     """
     if not is_symbolic(value) or value.shape.rank != 0 or not value.dtype.is_floating:
         _warn_of_eager(step, value)
@@ -71,7 +71,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
         target: a loss; one of rank 1 and more stands for the sum of its elements.
 
     Returns:
-        None where the gradient of the target itself will do.
+        None if the gradient of the target itself will do.
 
     Raises:
         ConfigError: as of `as_average`.
@@ -167,7 +167,7 @@ def _run_again(op: Operation, inputs: list[Any]) -> list[Any]:
 
 
 def _check_static(step: Step, factor: Tensor) -> None:
-    """Refuses a sum times a constant where the size of a batch is a constant too.
+    """Refuses a sum times a constant if the size of a batch is a constant too.
 
     `reduce_sum(loss) / x.shape[0]` and `reduce_sum(loss) / GLOBAL_BATCH` are then the same graph.
     """

@@ -1,6 +1,6 @@
 """Python's stacks in the output of a task whose native code has crashed. Pure functions.
 
-Each task runs with PYTHONFAULTHANDLER=1: where it gets a fatal signal such as SIGSEGV, Python
+Each task runs with PYTHONFAULTHANDLER=1: if it gets a fatal signal such as SIGSEGV, Python
 prints the stacks of all its threads. The crash is in native code, such as TensorFlow's, but what
 the user can change is the line of the program that called it.
 """
@@ -18,7 +18,7 @@ _THREAD = re.compile(r"(?P<current>Current t|T)hread 0x[0-9a-f]+ .*\(most recent
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _REST = re.compile(r"$|  <no Python frame>$|  \.\.\.$|Extension modules: ")
 
-#: Files that are no part of the user's program: installed packages, Python's own, and tfdist.
+#: Files that are not part of the user's program: installed packages, Python's own, and tfdist.
 _PACKAGE = str(Path(__file__).parents[2])
 _NOT_THE_USERS = re.compile(
     rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|^{re.escape(_PACKAGE)}/"
@@ -42,7 +42,7 @@ def site(lines: Sequence[str]) -> str | None:
         lines: the last lines of its output.
 
     Returns:
-        A sentence; None where there was no crash, or its stacks show no line of the program.
+        A sentence; None if there was no crash, or its stacks show no line of the program.
     """
     starts = [number for number, line in enumerate(lines) if line.startswith(_BEGIN)]
     if not starts:

@@ -43,13 +43,13 @@ _POLL = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class World:
-    """How many processes there may be.
+    """The numbers of processes that are allowed.
 
     Attributes:
         least: the job waits while fewer can run.
         most: more are not started.
-        slots: says how many can run now.
-        news: says what is wrong with `slots`, or None.
+        slots: returns how many can run now.
+        news: returns what is wrong with `slots`, or None.
         timeout: seconds that the job waits for `least`.
         place: where the tasks leave their state.
         max_restarts: how often the job is started again after a task was lost.
@@ -64,7 +64,7 @@ class World:
     max_restarts: int
 
     def size(self) -> int:
-        """The number of processes to run now; 0 where there are too few slots."""
+        """The number of processes to run now; 0 if there are too few slots."""
         count = min(self.most, self.slots())
         return count if count >= self.least else 0
 
@@ -161,7 +161,7 @@ def _own_failure(endings: Sequence[root_cause.Ending]) -> root_cause.Ending | No
 def _say(
     root: root_cause.Ending | None, world: World, restarts: Restarts, screen: Screen, midline: bool
 ) -> str:
-    """Tells why and where the job goes on; returns the line for the logs."""
+    """Shows why and where the job goes on; returns the line for the logs."""
     newest = world.place.newest()
     where = "from the beginning" if newest is None else f"from {newest[0]}"
     why = "" if root is None else f"{root_cause.headline(root)} ({restarts}); "
@@ -170,7 +170,7 @@ def _say(
     return f"tfdist: {text}"
 
 
-# How many processes this machine may run now, as a script of the user's says.
+# The number of processes that this machine may run now, from a script of the user's.
 
 _SCRIPT_SECONDS = 10.0
 _PERIOD = 1.0
@@ -234,11 +234,11 @@ class Discovery:
 
     @property
     def slots(self) -> int:
-        """How many processes may run, as the script said last."""
+        """The number of processes that may run, as the script printed it last."""
         return self._slots
 
     def news(self) -> str | None:
-        """What is wrong with the script since it was asked last, once."""
+        """The script's failure since it was asked last, once."""
         problem, self._problem = self._problem, None
         return problem
 

@@ -1,4 +1,4 @@
-"""What the launcher and the tasks of an elastic job tell each other: files in one directory.
+"""Messages between the launcher and the tasks of an elastic job: files in one directory.
 
 A task that loses another, or is asked to stop, leaves the state of its training there and exits
 with `RESUME_STATUS`; the launcher then starts the job again, perhaps with another number of tasks,
@@ -24,7 +24,7 @@ _KEPT = 2
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Position:
-    """How far a training is.
+    """The position of a training.
 
     Attributes:
         fit: how many calls of `fit` have finished.

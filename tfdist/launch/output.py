@@ -1,4 +1,4 @@
-"""What tasks print: to their log files, to the terminal, and the last lines kept in memory.
+"""The output of tasks: to log files and to the terminal, with the last lines kept in memory.
 
 The launcher reads all output itself. A log file on a full disk then costs the log, not the
 training: the reading goes on.
@@ -54,19 +54,19 @@ class _Lines:
 
 
 def _shown(line: bytes) -> bytes:
-    """What is left on the screen of a line with carriage returns and colours."""
+    """The text that a line with carriage returns and colours leaves on the screen."""
     states = [state for state in re.split(rb"[\r\b]+", line) if state.strip()]
     return _CONTROL.sub(b"", states[-1]) if states else b""
 
 
 @dataclasses.dataclass
 class TaskOutput:
-    """Where the output of one task goes.
+    """The destinations of one task's output.
 
     Attributes:
         log: the log file.
-        complain: told once, when the log file cannot be written.
-        append: whether what the file has is kept: a task that is started again.
+        complain: called once, when the log file cannot be written.
+        append: whether the file's content is kept: a task that is started again.
     """
 
     log: Path
@@ -134,7 +134,7 @@ class Pump:
     """Reads the output of all tasks in one thread.
 
     Attributes:
-        midline: whether what was echoed last left the terminal's cursor within a line.
+        midline: whether the last output left the terminal's cursor within a line.
     """
 
     def __init__(self) -> None:
@@ -160,7 +160,7 @@ class Pump:
         self._wake()
 
     def close(self, timeout: float = 1.0) -> None:
-        """Reads what is still on its way and stops.
+        """Reads the output that is still on its way and stops.
 
         Args:
             timeout: seconds to wait for streams that some stray process keeps open.

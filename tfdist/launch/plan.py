@@ -1,4 +1,4 @@
-"""What a launch will do, as data: printed by `--dry-run`, tested without a process.
+"""The plan of a launch, as data: printed by `--dry-run`, tested without a process.
 
 Planning is apart from spawning, so that other launchers (ssh, Slurm) can reuse the plan.
 """
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# What every task of a job runs, and what the end of a task means for its job.
+# The program of the tasks of a job, and the meaning of a task's end for its job.
 
 #: The module that joins the cluster, enters the strategy's scope and runs the script.
 TASK_MODULE = "tfdist.cli.task"
@@ -44,11 +44,11 @@ TASK_MODULE = "tfdist.cli.task"
 #: The module that joins the cluster and serves the chief; it runs no script.
 SERVER_MODULE = "tfdist.cli.server"
 
-#: Set in a task unless the user set them, also where the script makes its own strategy: complete
+#: Set in a task unless the user set them, also if the script makes its own strategy: complete
 #: logs, with the stacks of a task that crashes.
 _FOR_LOGS = {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
 
-#: The same where tfdist makes the strategy: quiet logs, GPUs that can be shared.
+#: The same if tfdist makes the strategy: quiet logs, GPUs that can be shared.
 _DEFAULTS = {
     **_FOR_LOGS,
     "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -57,7 +57,7 @@ _DEFAULTS = {
 
 
 class Role(enum.Enum):
-    """What the end of a task means for its job."""
+    """The meaning of a task's end for its job."""
 
     #: The job is done when all tasks of this role have ended well. A failure ends the job.
     MAIN = "main"
@@ -69,13 +69,13 @@ class Role(enum.Enum):
     SPARE = "spare"
 
 
-#: Roles where the chief alone runs the script and the others serve it: `parameter_server`.
+#: The roles if the chief alone runs the script and is served by others: `parameter_server`.
 SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
 
-#: Roles where workers hold stages of the chief's model, and nobody else can do their work.
+#: The roles if workers hold stages of the chief's model, and nobody else can do their work.
 STAGED = {"worker": Role.NEEDED}
 
-#: Roles where each worker runs the script and parameter servers wait without an end.
+#: The roles if each worker runs the script and parameter servers wait without an end.
 BETWEEN_GRAPH = {"ps": Role.NEEDED}
 
 #: The same for Estimators: a worker that comes back finds the variables on the servers.
@@ -84,13 +84,13 @@ ESTIMATORS = {"worker": Role.REJOINS, "ps": Role.NEEDED}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every task runs.
+    """The program that every task runs.
 
     Attributes:
         script: the user's Python script.
         args: its arguments.
         config: the strategy configuration as JSON; goes to the tasks as TFDIST_CONFIG.
-        seed: the one seed of the job; goes to the tasks as TFDIST_SEED. None where the tasks get
+        seed: the one seed of the job; goes to the tasks as TFDIST_SEED. None if the tasks get
             the chief's when they join.
         env_only: whether the script builds its own strategy from TF_CONFIG: it then is run by
             itself, and besides TF_CONFIG only what serves its log is set.
@@ -110,7 +110,7 @@ class Program:
     python: str = sys.executable
 
     def role(self, task: Task) -> Role:
-        """What the end of a task means where all tasks are started here."""
+        """The meaning of a task's end if all tasks are started here."""
         return self.roles.get(task.type, Role.MAIN)
 
     def command(self, task: Task, cluster: ClusterSpec | None = None) -> tuple[str, ...]:
@@ -170,24 +170,24 @@ def _task_flags(task: Task, cluster: ClusterSpec) -> tuple[str, ...]:
     )
 
 
-#: Where tasks of this machine listen. An address, so that no name lookup can fail.
+#: The host of the tasks of this machine. An address, so that no name lookup can fail.
 LOCAL_HOST = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """How one task is started.
+    """The command, address and environment of one task.
 
     Attributes:
         task: which task it is.
-        address: where it listens; None for a process that is no part of a cluster.
+        address: where it listens; None for a process that is not part of a cluster.
         command: the program and its arguments, never for a shell.
-        environ: what is changed in its environment; None removes a variable.
+        environ: the changes of its environment; None removes a variable.
         log: the file that gets its output.
-        role: what its end means for the job.
+        role: the meaning of its end for the job.
         host: the machine on which it runs, if it is another: the command is then ssh's.
-        order: makes what the command reads from its standard input, which stays open after that.
-            None leaves standard input alone.
+        order: makes the text that the command reads from its standard input, which stays open
+            after that. None leaves standard input alone.
     """
 
     task: Task
@@ -202,20 +202,20 @@ class TaskPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobPlan:
-    """How all tasks of this machine are started.
+    """The plan of all tasks of this machine.
 
     Attributes:
         tasks: the tasks to start here, in the order of their ranks.
-        cluster: all tasks of the job, also those of other machines; None where a single process
+        cluster: all tasks of the job, also those of other machines; None if a single process
             needs no cluster.
         shown: the task whose output the terminal shows.
         log_dir: the directory of the log files.
         max_restarts: how often, in all, what has failed is started again: a spare task in its
             place, or else the whole job.
         begins_at: where TensorFlow listens as soon as the job has begun. A spare task that fails
-            before ends the job: the others wait for it. None where that makes no difference.
+            before ends the job: the others wait for it. None if that makes no difference.
         settle: seconds that the others have to end by themselves after the first has failed. None
-            means as many as it takes to tell the cause from its consequences.
+            means as many as it takes to distinguish the cause from its consequences.
         files: texts that must be there before the tasks start, by their paths in `log_dir`.
     """
 
@@ -232,7 +232,7 @@ class JobPlan:
 def local_cluster(
     ports: Sequence[int], *, chief: bool = False, ps: int = 0, evaluator: bool = False
 ) -> ClusterSpec:
-    """A cluster of this machine, one task for each port: workers unless said otherwise.
+    """A cluster of this machine, one task for each port: workers by default.
 
     Args:
         ports: where the tasks listen, in the order of `ClusterSpec.tasks`.
@@ -316,7 +316,7 @@ def plan_member(
         environ: the environment that the task's own is made from. Its TF_CONFIG is kept.
         gpus: the GPUs that this process sees; a task that does not train gets none, and tasks of
             one machine that see the same ones get a part each.
-        gpus_each: the GPUs that each task has by its scheduler, where that says it.
+        gpus_each: the GPUs that each task has by its scheduler, if that sets a number.
 
     Raises:
         ConfigError: if the cluster has no such task.
@@ -371,7 +371,7 @@ def places_on_hosts(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[
 
 
 def placing_for(program: Program, cluster: ClusterSpec, log_dir: Path) -> Placing:
-    """How the tasks of a program are told their place.
+    """The variables by which the tasks of a program know their place.
 
     Raises:
         ConfigError: if the cluster needs a file, and the script reads TF_CONFIG itself.
@@ -414,7 +414,7 @@ def task_plan(
 
 
 def training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
-    """The tasks that hold replicas: where the chief is served, it holds none."""
+    """The tasks that hold replicas: if the chief is served, it holds none."""
     served = Role.SPARE in program.roles.values()
     return tuple(task for task in cluster.computing if task.type == "worker" or not served)
 
@@ -422,7 +422,7 @@ def training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
 def _shares(
     program: Program, cluster: ClusterSpec, gpus: tuple[str, ...], devices: int | None
 ) -> dict[Task, tuple[str, ...]]:
-    """The GPUs of each task. A task that is not named sees what there is."""
+    """The GPUs of each task. A task that is not named sees all."""
     if not gpus:
         return {}
     trains = training(program, cluster)

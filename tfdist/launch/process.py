@@ -24,7 +24,7 @@ from tfdist.launch.ssh_remote import BEAT_SECONDS
 
 __all__ = ["Guard", "RunningTask", "Terminal", "spawn"]
 
-#: The exit status of ssh where it failed itself.
+#: The exit status of ssh if it failed itself.
 _SSH_FAILED = 255
 
 _GUARD = (sys.executable, "-I", "-S", guard.__file__)
@@ -32,12 +32,12 @@ _GUARD = (sys.executable, "-I", "-S", guard.__file__)
 
 @dataclasses.dataclass(frozen=True)
 class Terminal:
-    """Where the shown task's output appears: the launcher's own output.
+    """The destination of the shown task's output: the launcher's own output.
 
     Attributes:
         stdout: a descriptor; a terminal makes the task's output a pseudo-terminal.
         stderr: likewise.
-        stdin: what the task reads, or None for nothing.
+        stdin: the task's input, or None for nothing.
     """
 
     stdout: int = 1
@@ -88,7 +88,7 @@ class RunningTask:
     """A started task.
 
     Attributes:
-        plan: what was started.
+        plan: the plan of the task.
         output: its log and last lines.
         returncode: as in `subprocess`: negative for a signal; None while it runs.
     """
@@ -122,7 +122,7 @@ class RunningTask:
         return self.returncode
 
     def _beat(self) -> None:
-        """Tells a task on another machine that the launcher lives."""
+        """Sends a task on another machine a sign that the launcher lives."""
         now = time.monotonic()
         if self._process.stdin is not None and now - self._last_beat > BEAT_SECONDS:
             self._last_beat = now
@@ -175,8 +175,8 @@ def spawn(
         guard: ends the task if this process dies.
         pump: reads the task's output.
         terminal: also shows the output; None for the log file only.
-        complain: told once if the log cannot be written.
-        again: where a task is started again, the line that its log is continued with.
+        complain: called once if the log cannot be written.
+        again: if a task is started again, the line that its log is continued with.
 
     Raises:
         TfdistError: if the operating system refuses to start a process.
@@ -217,7 +217,7 @@ def _start(
         start_new_session=True,
     )
     if plan.order is not None and process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):  # It has ended already, and says why itself.
+        with contextlib.suppress(BrokenPipeError):  # It has ended, and reports why.
             process.stdin.write(plan.order())
             os.set_blocking(process.stdin.fileno(), False)
     return process
@@ -232,7 +232,7 @@ def _stdin(terminal: Terminal | None) -> int:
 def _streams(terminal: Terminal | None) -> list[tuple[int, int, int | None]]:
     """Opens the task's output: for each stream our end, the task's end, and the echo.
 
-    One stream for both where both go to the same place, so that their order is kept.
+    One stream for both if both go to the same place, so that their order is kept.
     """
     if terminal is None:
         return [(*os.pipe(), None)]

@@ -1,4 +1,4 @@
-"""Which of several failed tasks is the cause, and how to say so. Pure functions.
+"""Finds which of several failed tasks is the cause, and words it. Pure functions.
 
 When one task dies, its peers fail too, within moments or seconds: their collectives are aborted.
 The user wants to see the first, not the loudest.
@@ -32,7 +32,7 @@ _LINES_SEARCHED = 60
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 
-#: What TensorFlow, gRPC, Horovod and tfdist's own start say when it is another task that has gone.
+#: Messages of TensorFlow, gRPC, Horovod and tfdist's own start if it is another task that has gone.
 _PEER = re.compile(
     r"""
     \bUnavailableError\b | \bUNAVAILABLE\b
@@ -48,7 +48,7 @@ _PEER = re.compile(
 )
 
 
-#: The exit status of ssh where it failed itself.
+#: The exit status of ssh if it failed itself.
 _SSH_FAILED = 255
 
 #: A rank that Horovod has given up waiting for.
@@ -57,12 +57,12 @@ _MISSING = re.compile(r"^(\d+)!: \[")
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a task ended.
+    """The end of a task.
 
     Attributes:
         task: which task.
         returncode: as in `subprocess`: negative for a signal.
-        log: its log file, or None where it could not be written.
+        log: its log file, or None if it could not be written.
         lines: its last lines, oldest first.
         stopped: whether it ended because the job was being stopped.
         shown: whether its output is on the terminal already.
@@ -86,15 +86,15 @@ def exit_status(returncode: int) -> int:
 
 
 def names_a_lost_peer(message: str) -> bool:
-    """Whether an error's message says that another task has gone."""
+    """Whether an error's message reports that another task has gone."""
     return any(_PEER.search(line) for line in message.splitlines())
 
 
 def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
-    """Whether the last lines of a failed task say that another task has gone.
+    """Whether the last lines of a failed task report that another task has gone.
 
     The last exception counts if there is one: a task with an error of its own also logs the end of
-    its connections. A task that was killed by SIGKILL did not end because of what it said.
+    its connections. A task that was killed by SIGKILL did not end because of its last lines.
     """
     if returncode == -signal.SIGKILL:
         return False
@@ -127,7 +127,7 @@ def root_cause(endings: Sequence[Ending]) -> Ending | None:
 
 
 def headline(ending: Ending) -> str:
-    """Who ended and how, as "worker 1 was ended by signal 9 (SIGKILL)"."""
+    """The task and its end, as "worker 1 was ended by signal 9 (SIGKILL)"."""
     where = "" if ending.host is None else f" on {ending.host}"
     return f"{ending.task}{where} {_how(ending)}"
 

@@ -1,7 +1,7 @@
 """Tasks on other machines, by the system's ssh client: one connection for each task.
 
 ssh itself is the local process of such a task, so its output, its end and its place in the job are
-those of any other. What to run goes in over standard input (`tfdist.launch.ssh_remote`), which
+those of any other. The command goes in over standard input (`tfdist.launch.ssh_remote`), which
 stays open as the line by which the task knows that its launcher lives.
 """
 
@@ -48,7 +48,7 @@ _OWN_PREFIXES = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 
 @dataclasses.dataclass(frozen=True)
 class Ssh:
-    """How other machines are reached.
+    """The ssh command and options for other machines.
 
     Attributes:
         arguments: further arguments of ssh, such as `("-p", "2222")`.
@@ -215,11 +215,11 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def differences(host: str, found: Mapping[str, Any]) -> list[str]:
-    """What would make a host's task another than this machine's.
+    """The differences between a host and this machine that would affect a task.
 
     Args:
-        host: what to call the host.
-        found: what `remote.look` found there a moment ago.
+        host: the host's name, for messages.
+        found: the result of `remote.look` a moment ago.
     """
     here = identity("")
     problems = [

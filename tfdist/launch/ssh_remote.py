@@ -1,10 +1,10 @@
 """The far end of a task that is started over ssh: `python -m tfdist.launch.ssh_remote`.
 
-Its standard input comes from the launcher: one line that says what to run, then a beat now and
+Its standard input comes from the launcher: one line with the command, then a beat now and
 then. The task runs as long as the beats come. When the launcher dies, or nothing has been heard of
 it for a while because the network is gone, the task is ended, politely and then by force.
 
-The same program, called with `look`, tells the launcher what it must know of this host before.
+The same program, called with `look`, reports the facts of this host that the launcher needs first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def order(
     share: Any,
     files: Mapping[Path, str],
 ) -> bytes:
-    """The line that says what to run.
+    """The line with the command.
 
     Args:
         command: the program and its arguments.
@@ -61,7 +61,7 @@ def order(
 
 
 def look(ports: int) -> dict[str, Any]:
-    """What the launcher asks of a host: free ports, versions, the clock.
+    """The facts of a host for the launcher: free ports, versions, the clock.
 
     Args:
         ports: how many.
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     """Looks, or runs one task to its end.
 
     Returns:
-        The task's exit status, or 128 + n where signal n ended it.
+        The task's exit status, or 128 + n if signal n ended it.
     """
     if arguments[:1] == ["look"]:
         os.chdir(arguments[2])
@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
 def _with_files(
     environ: Mapping[str, str | None], files: Mapping[str, str], folder: str
 ) -> dict[str, str | None]:
-    """The environment with the launcher's files as they are called here, where they are written."""
+    """The environment with the launcher's files as they are called here, if they are written."""
     names = {}
     for path, text in files.items():
         names[path] = str(Path(folder) / Path(path).name)

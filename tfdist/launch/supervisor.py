@@ -76,7 +76,7 @@ def stop_requests() -> Iterator[Requests]:
 
 @dataclasses.dataclass
 class Restarts:
-    """How often something is started again, in all.
+    """The number of restarts, in all.
 
     Attributes:
         most: how often it may be.
@@ -99,12 +99,12 @@ class Restarts:
 
 @dataclasses.dataclass(frozen=True)
 class Screen:
-    """Where a job shows itself.
+    """The outputs of a job.
 
     Attributes:
         terminal: shows the output of the plan's shown task; None shows it nowhere.
-        complain: told about logs that cannot be written.
-        notify: told what becomes of the job's tasks, and whether to begin a new line for it.
+        complain: called with logs that cannot be written.
+        notify: called with events of the job's tasks, and whether to begin a new line for it.
     """
 
     terminal: Terminal | None
@@ -121,7 +121,7 @@ class Attempt:
         requests: the signals that ask to stop.
         screen: where the job shows itself.
         restarts: how often a spare task may still be started again.
-        again: where the job is started again, the line that the logs are continued with.
+        again: if the job is started again, the line that the logs are continued with.
         watch: called often while the job runs.
 
     Attributes:
@@ -162,7 +162,7 @@ class Attempt:
         """Starts the tasks and waits until the job is done, has failed or is to stop.
 
         Args:
-            grace: seconds between TERM and KILL for what still runs then.
+            grace: seconds between TERM and KILL for tasks that still run then.
 
         Returns:
             How each task ended, in the order of their ends.
@@ -189,7 +189,7 @@ class Attempt:
         ]
 
     def borne(self) -> list[root_cause.Ending]:
-        """How the spare tasks ended whose loss did not end the job."""
+        """The ends of the spare tasks whose loss did not end the job."""
         return [self._ending(task, stopped=False) for task in self._borne]
 
     def _spawn(self, plan: TaskPlan, again: str) -> RunningTask:
@@ -271,7 +271,7 @@ class Attempt:
         ]
 
     def _stop(self, grace: float) -> None:
-        """Ends what still runs: politely, then by force."""
+        """Ends the tasks that still run: politely, then by force."""
         asked = len(self._requests.received)
         for number, seconds in _stages(self._requests, grace):
             for task in self._tasks:
@@ -319,7 +319,7 @@ def _settling(failed: Sequence[RunningTask], elsewhere: bool) -> float:
 
 
 def _stages(requests: Requests, grace: float) -> list[tuple[signal.Signals, float]]:
-    """Which signals to send, and the seconds to wait after each."""
+    """The signals to send, and the seconds to wait after each."""
     last = (signal.SIGKILL, _AFTER_KILL)
     if not requests.received:
         return [(signal.SIGTERM, grace), last]
@@ -343,7 +343,7 @@ def _window_changes(tasks: Sequence[RunningTask]) -> Iterator[None]:
         signal.signal(signal.SIGWINCH, before)
 
 
-# Runs a plan to its end and restarts it where the plan allows that; nothing is left behind.
+# Runs a plan to its end and restarts it if the plan allows that; nothing is left behind.
 
 #: Seconds that a task gets between TERM and KILL when another has failed.
 DEFAULT_GRACE = 5.0
@@ -354,12 +354,12 @@ _MISTAKE = 2
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
-        status: the exit status for the launcher: 0, the failed task's, or 128 + n where signal n
+        status: the exit status for the launcher: 0, the failed task's, or 128 + n if signal n
             stopped the launcher.
-        message: what to tell the user; empty where all went well.
+        message: the message for the user; empty if all went well.
         midline: whether the terminal's cursor was left within a line.
     """
 
@@ -385,9 +385,9 @@ def run(
         plan: what to run.
         grace: seconds between TERM and KILL for the others after one task has failed.
         terminal: shows the output of the plan's shown task.
-        complain: told about logs that cannot be written.
-        notify: told what becomes of the tasks meanwhile, and whether the terminal's cursor was left
-            within a line.
+        complain: called with logs that cannot be written.
+        notify: called with events of the tasks meanwhile, and whether the terminal's cursor was
+            left within a line.
 
     Raises:
         TfdistError: if a process cannot be started. Those already started are ended.
@@ -431,7 +431,7 @@ def outcome_of(
     borne: Sequence[root_cause.Ending],
     requests: Requests,
 ) -> Outcome:
-    """How a job ended, for the user.
+    """The end of a job, for the user.
 
     Args:
         root: the task to blame, or None.

@@ -1,4 +1,4 @@
-"""Where operations really ran: the proof of a placement."""
+"""The devices on which operations really ran: the proof of a placement."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tfdist.types import Model
 
 __all__ = ["placed_operations"]
 
-#: What computes nothing: constants, transfers, and the turns of a loop. TensorFlow lets values that
-#: the gradient of a `tf.while_loop` carries go around by way of the first device.
+#: Operations that compute nothing: constants, transfers, a loop's turns. TensorFlow allows values
+#: that the gradient of a `tf.while_loop` carries go around by way of the first device.
 _ANYWHERE = (
     *("Const", "NoOp", "_Arg", "_Retval", "_HostSend", "_HostRecv", "_Send", "_Recv", "Identity"),
     *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"),

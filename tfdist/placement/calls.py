@@ -105,7 +105,7 @@ def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, An
 def _backward(
     made: _Call, tape: tf.GradientTape, inputs: Sequence[Any], tensors: Sequence[Any]
 ) -> Callable[..., Any]:
-    """What `tf.custom_gradient` calls for the gradients, on the layer's device too."""
+    """The function that `tf.custom_gradient` calls for the gradients, on the layer's device too."""
 
     def backward(*grads: Tensor, variables: Sequence[Variable] | None = None) -> object:
         pairs = [(t, g) for t, g in zip(tensors, grads, strict=True) if _has_gradient(t)]

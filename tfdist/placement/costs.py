@@ -1,4 +1,4 @@
-"""What each layer of a model costs: time, weights and activations."""
+"""The costs of each layer of a model: time, weights and activations."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _REPEATS = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a layer costs in a step of training.
+    """The costs of a layer in a step of training.
 
     Attributes:
         path: the layer's path.
         seconds: its forward and backward pass.
         parameters: numbers in its weights.
         weight_bytes: its weights, their gradients and the optimizer's state.
-        activation_bytes: what its forward pass leaves for the backward pass, by its output.
+        activation_bytes: the bytes kept for the backward pass, by the size of its output.
     """
 
     path: str
@@ -50,7 +50,7 @@ def costs_of(model: Model, batch: Structure, *, slots: int = 2) -> list[Cost]:
     """Measures the layers of a model, each by itself, on the first device.
 
     A forward pass is timed and counts three times, for the backward pass. The first pass is not
-    timed. What a layer keeps is estimated by the size of its output.
+    timed. The activations that a layer keeps are estimated by the size of its output.
 
     Args:
         model: a Keras model that is built.

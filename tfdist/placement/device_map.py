@@ -21,7 +21,7 @@ def devices_of(units: Sequence[Unit], device_map: Mapping[str, str]) -> dict[str
     A rule names a layer by its path, a model with all that is in it by the model's, several layers
     by a glob (`block_*`), or by a regular expression after `re:`, which must match a whole path.
     The most exact rule counts: a path before the path of a model around it, that before a pattern.
-    Operations that are no layers go with the layer whose output they read first, unless a rule
+    Operations that are not layers go with the layer whose output they read first, unless a rule
     names them.
 
     Args:
@@ -32,7 +32,7 @@ def devices_of(units: Sequence[Unit], device_map: Mapping[str, str]) -> dict[str
         Devices by path.
 
     Raises:
-        ConfigError: if a layer has no rule or two that say different devices, or if a rule names
+        ConfigError: if a layer has no rule or two with different devices, or if a rule names
             no layer.
     """
     used: set[str] = set()
@@ -62,7 +62,7 @@ def devices_of(units: Sequence[Unit], device_map: Mapping[str, str]) -> dict[str
 
 
 def _rules_for(path: str, device_map: Mapping[str, str]) -> list[str]:
-    """The rules that count for a path: several only where patterns match alike."""
+    """The rules that count for a path: several only if patterns match alike."""
     parts = path.split("/")
     for length in range(len(parts), 0, -1):
         around = "/".join(parts[:length])

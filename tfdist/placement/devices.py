@@ -47,7 +47,7 @@ def existing(name: str) -> str:
 
 
 def _same_task(wanted: DeviceSpec, spec: DeviceSpec) -> bool:
-    """Whether a device is of the task that a name means: this one, where it says none.
+    """Whether a device is of the task that a name means: this one, if it names none.
 
     TensorFlow lists this process's devices without a task before it knows a cluster.
     """
@@ -58,7 +58,7 @@ def _same_task(wanted: DeviceSpec, spec: DeviceSpec) -> bool:
 
 
 def _kind_of_task(wanted: DeviceSpec, devices: list[str]) -> str:
-    """A task's GPUs, or its CPUs where it has none."""
+    """A task's GPUs, or its CPUs if it has none."""
     specs = [tf.DeviceSpec.from_string(device) for device in devices]
     gpus = [s for s in specs if s.device_type == "GPU" and _same_task(wanted, s)]
     return "GPU" if gpus else "CPU"

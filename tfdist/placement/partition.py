@@ -35,7 +35,7 @@ def split(
         filled: whether each device must have a layer.
 
     Returns:
-        The beginning and end of each device's part, which may be empty; None where no split fits.
+        The beginning and end of each device's part, which may be empty; None if no split fits.
     """
     factors = list(slower or [1.0] * len(budgets))
     seconds = _sums([cost.seconds for cost in costs])
@@ -55,7 +55,7 @@ def split(
             if rest is None:
                 continue
             own = (seconds[end] - seconds[begin]) * factors[device]
-            # Equal maxima are told apart by squares, for even parts also where one layer rules.
+            # Squares decide between equal maxima, for even parts also if one layer rules.
             candidate = (max(own, rest[0]), own**2 + rest[1], ((begin, end), *rest[2]))
             if found is None or candidate[:2] < found[:2]:
                 found = candidate

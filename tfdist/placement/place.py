@@ -147,14 +147,14 @@ def _place_metrics_and_optimizer(model: Model) -> None:
         return
     if model.jit_compile:
         model.jit_compile = False
-    # What was traced has the old devices.
+    # Functions that were traced have the old devices.
     model.train_function = model.test_function = model.predict_function = None
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _follow_updates(inner)
     if inner.built:
         _move_state(inner)
     elif model.trainable_variables:
-        # Now: what is made while a step is traced has no value yet, and cannot be moved.
+        # Now: a tensor made while a step is traced has no value yet, and cannot be moved.
         optimizer.build(model.trainable_variables)
 
 

@@ -22,11 +22,11 @@ __all__ = ["Plan", "plan_placement", "read_device_map"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which layer goes where, and why.
+    """The assignment of layers to devices, and its reason.
 
     Attributes:
         devices: the device of each layer, by path, in their order.
-        costs: what each layer costs.
+        costs: the cost of each layer.
     """
 
     devices: Mapping[str, str]

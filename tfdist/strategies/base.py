@@ -1,4 +1,4 @@
-"""What all tfdist strategies add to `tf.distribute.Strategy`."""
+"""The base of all tfdist strategies: what they add to `tf.distribute.Strategy`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scope:
     Args:
         strategy: the strategy.
         inner: TensorFlow's scope of the strategy.
-        hooks: what is hooked besides what all strategies hook.
+        hooks: the strategy's own hooks besides those of all strategies.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Scope:
     def __enter__(self) -> object:
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self._strategy:
             raise ConfigError(_two_scopes(tf.distribute.get_strategy(), self._strategy))
-        # The stack undoes what has succeeded, in reverse, whichever step fails.
+        # The stack undoes the steps that have succeeded, in reverse, whichever step fails.
         with contextlib.ExitStack() as undoing:
             for hooks in self._hooks:
                 hooks.enter()
@@ -96,10 +96,10 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: The name that `--strategy` takes.
     name: str = ""
 
-    #: The configuration that the strategy was made from, where `tfdist.strategy` made it.
+    #: The configuration that the strategy was made from, if `tfdist.strategy` made it.
     config: StrategyConfig | None = None
 
-    #: What happens to gradients before the optimizer applies them.
+    #: The treatment of gradients before the optimizer applies them.
     rule: GradientOptions = PLAIN
 
     _meter: Meter | None = None
@@ -191,7 +191,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _steps_known(self, dataset: Dataset) -> Iterator[bool]:
-        """Checks that all workers will take the same number of steps, where it is known.
+        """Checks that all workers will take the same number of steps, if it is known.
 
         Data sets made in the block then need no word from the other workers before each step.
 
@@ -241,7 +241,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @property
     def meter(self) -> Meter | None:
-        """What measures the steps of training; None where the rule does not report."""
+        """The measurement of the steps of training; None if the rule does not report."""
         if self.rule.report and self._meter is None:
             self._meter = Meter()
         return self._meter if self.rule.report else None
@@ -275,7 +275,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what only one process should write."""
+        """Whether this process writes the files that only one process should write."""
         return self.shard.worker == 0
 
     @property

@@ -1,4 +1,4 @@
-"""How a task reaches the others of its cluster, before and while TensorFlow starts."""
+"""Connects a task to the others of its cluster, before and while TensorFlow starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def connecting(
     Args:
         member: this task; None if another launcher has started it.
         config: the configuration.
-        library: what connects.
+        library: the library that connects.
     """
     seconds = config.start_timeout
     if member is None:

@@ -3,7 +3,7 @@
 A program that is written for `tf.distribute` makes a strategy by itself. Under `tfdist run` the
 strategy exists already, and a process has one. Within a scope, classes of TensorFlow's public API
 are therefore replaced by stand-ins: types that equal them, but whose call gives the open strategy
-where it can do what the program asks for, and else raises an error that names both.
+if it can do what the program asks for, and else raises an error that names both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ServerStrategy = tf.distribute.ParameterServerStrategy
 #: The strategies whose scopes are open, the outermost first. Threads share them, as the hooks.
 _open: list[Any] = []
 
-#: What has been said since the outermost scope was opened.
+#: Notices that were given since the outermost scope was opened.
 _said: set[str] = set()
 
 
@@ -125,7 +125,7 @@ def _stand_in(original: type, answer: Callable[..., Any]) -> type:
 
 
 def _current() -> Strategy | None:
-    """The open strategy: this thread's, or else the outermost; None where none is open.
+    """The open strategy: this thread's, or else the outermost; None if none is open.
 
     A program may keep a stand-in and call it when all scopes are closed.
     """
@@ -134,7 +134,7 @@ def _current() -> Strategy | None:
 
 
 def _constructor(refusal: Callable[[Any], str | None], path: str, original: type) -> type:
-    """A stand-in that gives the open strategy, unless `refusal` says what to do instead."""
+    """A stand-in that gives the open strategy, unless `refusal` has advice to do something else."""
 
     def answer(*args: object, **kwargs: object) -> object:
         current = _current()
@@ -227,7 +227,7 @@ def _conflict(path: str, current: Strategy, advice: str) -> ConfigError:
 
 
 def _say_given(path: str, current: Strategy, arguments: bool) -> None:
-    """Tells the user, once, that the strategy is the job's and not the program's own."""
+    """Shows the user, once, that the strategy is the job's and not the program's own."""
     replicas = current.num_replicas_in_sync
     text = f"{path} of the program is the active strategy {current.name!r}"
     text += f" ({replicas} replica{'s' * (replicas != 1)} in sync)"

@@ -1,4 +1,4 @@
-"""Which devices a process trains on: the one place where GPUs and CPUs are told apart."""
+"""The devices a process trains on: the one place that distinguishes GPUs and CPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_gpus() -> None:
 def prepare_devices(count: int | None) -> list[str]:
     """Sets up this process's devices and names those to train on.
 
-    GPUs get memory growth. Where there is no GPU, the CPU is split into logical devices.
+    GPUs get memory growth. If there is no GPU, the CPU is split into logical devices.
 
     Args:
         count: how many; None means all GPUs, or one CPU device.
@@ -70,7 +70,7 @@ def prepare_one_of(local_rank: int, local_size: int) -> str:
 
     Returns:
         `"GPU:0"`, the GPU of that number made the only one that is visible, with memory growth; or
-        `"CPU:0"` where there is none. A process that sees one GPU takes that: whoever started it
+        `"CPU:0"` if there is none. A process that sees one GPU takes that: whoever started it
         has chosen.
 
     Raises:
@@ -104,7 +104,7 @@ def connect_tasks(cluster: ClusterSpec, own: Task) -> list[str]:
         own: this task.
 
     Returns:
-        For each task, chief first, its GPUs, or its CPU where it has none.
+        For each task, chief first, its GPUs, or its CPU if it has none.
     """
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
@@ -131,7 +131,7 @@ def communication_for(gpus: int, choice: str) -> str:
         `"NCCL"` or `"RING"`.
 
     Raises:
-        ConfigError: if NCCL is asked for where there is no GPU.
+        ConfigError: if NCCL is asked for and there is no GPU.
     """
     if choice == "nccl" and not gpus:
         raise ConfigError(

@@ -57,7 +57,7 @@ def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixi
 
     Args:
         config: the configuration.
-        member: the task, where it has joined its cluster already.
+        member: the task, if it has joined its cluster already.
 
     Raises:
         ConfigError: if TensorFlow sees other GPUs than the launcher.

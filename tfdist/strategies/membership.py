@@ -26,8 +26,8 @@ class Member:
     Attributes:
         cluster: the tasks that compute, and those that hold weights.
         task: this one.
-        seed: what the chief drew for all, for programs that were given no seed.
-        offer: what the chief told all tasks.
+        seed: the chief's seed for all, for programs that were given no seed.
+        offer: the values that the chief sent to all tasks.
     """
 
     cluster: ClusterSpec
@@ -65,8 +65,8 @@ def join_cluster(
     Args:
         text: this task's TF_CONFIG.
         config: the configuration; with `multi_worker` and `horovod` the same for all tasks.
-        offer: called on the chief of several tasks before they meet, with the tasks; gives what the
-            others must be told.
+        offer: called on the chief of several tasks before they meet, with the tasks; gives the
+            values that the others must be given.
 
     Raises:
         ConfigError: if TF_CONFIG has a mistake, or the task does not run the script.
@@ -99,7 +99,7 @@ def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
         config: the configuration; the strategy and `start_timeout` count.
 
     Raises:
-        ConfigError: if TF_CONFIG has a mistake, or the task is no server.
+        ConfigError: if TF_CONFIG has a mistake, or the task is not a server.
         StartError: if a task does not join before `config.start_timeout`.
     """
     cluster, task = _read(text, config)
@@ -146,7 +146,7 @@ def _join(
 
 
 def _shared(config: StrategyConfig) -> str:
-    """What all tasks must say alike. Servers take no options: the chief's are those that count."""
+    """The text that all tasks must have alike. Servers take no options: the chief's count."""
     return config.strategy if spec_of(config.strategy).has_servers else config.to_json()
 
 

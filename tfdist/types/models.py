@@ -215,7 +215,7 @@ class CallbackList(Protocol):
 
 
 class History(Callback, Protocol):
-    """What `fit` returns."""
+    """The result of `fit`."""
 
     @property
     def history(self) -> dict[str, list[Any]]: ...
@@ -224,7 +224,7 @@ class History(Callback, Protocol):
 
 
 class DataAdapter(Protocol):
-    """What hands data to Keras's loops."""
+    """The object that hands data to Keras's loops."""
 
     _inputs: Any
     _shuffle: Any

@@ -12,11 +12,11 @@ from tfdist.types.tensors import Array, Operation, StaticShape, Tensor, Variable
 Features: TypeAlias = "Tensor | Mapping[str, Tensor]"
 
 
-#: What splits a variable: from its shape and type to the number of parts of each dimension.
+#: A function that splits a variable: from shape and type to the number of parts by dimension.
 Partitioner: TypeAlias = "Callable[..., Sequence[int]]"
 
 
-#: What a user may pass as an optimizer: one, its name, or what makes it in the graph.
+#: An optimizer as a user may pass it: itself, its name, or a function that makes it in the graph.
 OptimizerChoice: TypeAlias = "Optimizer1 | Optimizer | str | Callable[[], Optimizer1 | Optimizer]"
 
 
@@ -61,7 +61,7 @@ class MonitoredSession(Session, Protocol):
 
 
 class RunContext(Protocol):
-    """What a hook learns before and after a run of a session."""
+    """The context that a hook gets before and after a run of a session."""
 
     @property
     def original_args(self) -> RunArgs: ...
@@ -71,11 +71,11 @@ class RunContext(Protocol):
 
 
 class RunArgs(Protocol):
-    """What a hook asks a run for besides what the program does."""
+    """The requests of a hook to a run, besides those of the program."""
 
 
 class RunValues(Protocol):
-    """What a run has returned to a hook."""
+    """The results of a run for a hook."""
 
     @property
     def results(self) -> Any: ...
@@ -98,7 +98,7 @@ class SessionHook(Protocol):
 
 
 class SessionTimer(Protocol):
-    """What says when a hook acts: `tf.compat.v1.train.SecondOrStepTimer`."""
+    """The timer of a hook: `tf.compat.v1.train.SecondOrStepTimer`."""
 
     def reset(self) -> None: ...
     def should_trigger_for_step(self, step: int) -> bool: ...

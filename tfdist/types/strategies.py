@@ -1,4 +1,4 @@
-"""Types of strategies and of what launches their collectives: the members that tfdist uses."""
+"""Types of strategies and of their collectives' launchers: the members that tfdist uses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ReplicaContext(Protocol):
 
 
 class Launcher(Protocol):
-    """What launches the collectives of one replica: TensorFlow's `CollectiveReplicaLauncher`."""
+    """The launcher of one replica's collectives: TensorFlow's `CollectiveReplicaLauncher`."""
 
     _all_gather: Any
     _device: str

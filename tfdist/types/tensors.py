@@ -12,7 +12,7 @@ import numpy as np
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
-#: What stands beside a tensor in arithmetic.
+#: The other operand of a tensor in arithmetic.
 Operand: TypeAlias = "Tensor | Variable | KerasVariable | Array | np.generic | float"
 
 
@@ -31,7 +31,7 @@ Structure: TypeAlias = (
 Gradient: TypeAlias = "Tensor | IndexedSlices"
 
 
-#: What a value of JSON becomes in Python.
+#: The Python value of a value of JSON.
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 
@@ -68,7 +68,7 @@ class Shape(Protocol):
 
 
 class _Arithmetic(Protocol):
-    """What tensors and variables have in common."""
+    """The members that tensors and variables have in common."""
 
     def __add__(self, other: Operand, /) -> Tensor: ...
     def __radd__(self, other: Operand, /) -> Tensor: ...
@@ -282,7 +282,7 @@ class DatasetIterator(Protocol):
 
 
 class Function(Protocol):
-    """What `tf.function` makes."""
+    """The result of `tf.function`."""
 
     _autograph: bool
     _experimental_autograph_options: Any

@@ -1,8 +1,8 @@
 """Files that are complete or not there: written beside their place, then renamed into it.
 
-A full disk or a kill while a checkpoint is written leaves the one before as it was. What is being
+A full disk or a kill while a checkpoint is written leaves the one before as it was. A file being
 written lies in a hidden sibling directory whose name ends in `.partial`; the next write of the same
-file removes what a killed process left there.
+file removes the rest that a killed process has left there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["SaveError", "check_writable", "replacing"]
 #: After this long what another host left unfinished counts as abandoned.
 _ABANDONED_SECONDS = 24 * 3600
 
-#: What the system said, in the middle of what HDF5 says.
+#: The system's message, in the middle of HDF5's.
 _IN_HDF5 = re.compile(r"errno = (?P<errno>\d+), error message = '(?P<cause>[^']*)'")
 
 _HINTS = {
@@ -48,7 +48,7 @@ class SaveError(TfdistError, OSError):
 
         Args:
             path: where the file was to be.
-            error: what went wrong.
+            error: the error that was raised.
             hidden: a temporary path that the message should not show.
         """
         number = getattr(error, "errno", None)
@@ -72,7 +72,7 @@ class SaveError(TfdistError, OSError):
 
 
 def _plain(message: str) -> str:
-    """A message without what TensorFlow says about its ops; of these the cause comes last."""
+    """A message without TensorFlow's lines about its ops; of these the cause comes last."""
     parts = re.sub(r"\{\{.*?\}\}|\[Op:\w+\]", "", message).split("; ")
     return (parts[-1] if len(parts) > 1 else message).strip()
 
@@ -82,9 +82,9 @@ def check_writable(path: str, said: str, *, parents: bool = True, hint: str = ""
 
     Args:
         path: the file.
-        said: what asks for it, with its value, such as `--timeline step.png`.
+        said: the option that asks for it, with its value, such as `--timeline step.png`.
         parents: whether missing directories are made when it is written.
-        hint: what to do, where that is not to choose another path.
+        hint: what to do, if that is not to choose another path.
 
     Raises:
         ConfigError: if it could not.
@@ -106,9 +106,9 @@ def check_writable(path: str, said: str, *, parents: bool = True, hint: str = ""
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Gives a temporary path and moves what was written there to `path`.
+    """Gives a temporary path and moves the file written there to `path`.
 
-    A file replaces a file in one step. So does a directory, where the file system can exchange two
+    A file replaces a file in one step. So does a directory, if the file system can exchange two
     directories and the old one holds nothing of another origin; else its entries are replaced one
     by one. Several files whose names begin alike, as those of sharded weights, follow each other,
     the index (`.json`) last; while they do there is no index, rather than one of two generations.
@@ -143,7 +143,7 @@ def _discard(directory: str) -> None:
 
 
 def _sweep(parent: str, name: str) -> None:
-    """Removes what killed processes left of the same file."""
+    """Removes files of the same name that killed processes have left."""
     pattern = re.compile(rf"\.{re.escape(name)}\.(?P<host>.+)-(?P<pid>\d+)\.partial")
     for entry in os.listdir(parent):
         match = pattern.fullmatch(entry)
@@ -171,7 +171,7 @@ def _alive(pid: int) -> bool:
 
 
 def _to_disk(directory: str) -> None:
-    """Waits until all files are on the disk, since some full disks say so only then."""
+    """Waits until all files are on the disk, since some full disks report errors only then."""
     for root, _, names in os.walk(directory):
         for name in names:
             descriptor = os.open(os.path.join(root, name), os.O_RDONLY)
@@ -204,7 +204,7 @@ def _move(new: str, old: str) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchanges two directories in one step; False where that is not possible."""
+    """Exchanges two directories in one step; False if that is not possible."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

@@ -1,4 +1,4 @@
-"""Keeps what TensorFlow says of itself while it is imported off the terminal.
+"""Keeps TensorFlow's messages about itself off the terminal while it is imported.
 
 TensorFlow 2.21 writes lines such as `I0000 … oneDNN custom operations are on` straight to standard
 error, before it looks at TF_CPP_MIN_LOG_LEVEL (tensorflow#100442), and complains of a missing CUDA
@@ -19,7 +19,7 @@ _NO_DRIVER = b"failed call to cuInit"
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Holds standard error back in the block and then passes on what is worth reading."""
+    """Holds standard error back in the block and then passes on the lines worth reading."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -37,5 +37,5 @@ def quiet_import() -> Iterator[None]:
 
 
 def is_noise(line: bytes) -> bool:
-    """Whether a line of TensorFlow's start says nothing that the user could act on."""
+    """Whether a line of TensorFlow's start has nothing that the user could act on."""
     return line.startswith(_NOISE) or (_NO_DRIVER in line and not os.path.exists("/dev/nvidiactl"))

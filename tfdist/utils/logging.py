@@ -13,7 +13,7 @@ __all__ = ["log_without"]
 
 @contextlib.contextmanager
 def log_without(unwanted: Callable[[LogRecord], bool]) -> Iterator[None]:
-    """Keeps what TensorFlow's Python code logs within a block out of its log.
+    """Keeps messages that TensorFlow's Python code logs within a block out of its log.
 
     Args:
         unwanted: whether a record is left out.

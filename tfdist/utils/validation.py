@@ -21,7 +21,7 @@ LONGEST_SECONDS = 365 * 24 * 3600.0
 
 
 def check_choice(what: str, value: object, choices: Collection[str]) -> None:
-    """Refuses what is none of some names.
+    """Validates a value against a set of names.
 
     Raises:
         ConfigError: with the names, and the one that was perhaps meant.
@@ -34,7 +34,7 @@ def check_choice(what: str, value: object, choices: Collection[str]) -> None:
 
 
 def check_number(name: str, value: object, least: int, why: str = "") -> None:
-    """Refuses what is no whole number of at least so much.
+    """Validates a whole number against a lower bound.
 
     Raises:
         ConfigError: with `why` at the end of the message.
@@ -54,7 +54,7 @@ def check_range(
     below: float | None = None,
     why: str = "",
 ) -> None:
-    """Refuses what is no number within bounds, of which each may be left out.
+    """Validates a number against optional bounds.
 
     Raises:
         ConfigError: with the bounds, and `why` at the end of the message.

@@ -17,7 +17,7 @@ def calling_after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
 
     Args:
         seconds: how long the block may take.
-        action: what is called then, once.
+        action: called then, once.
     """
     timer = threading.Timer(seconds, action)
     timer.daemon = True
@@ -33,11 +33,11 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
     """Ends the process if the block takes longer.
 
     TensorFlow waits for its peers in C++ code that neither a signal nor an exception ends
-    (tensorflow#53098), so after the deadline the process says why and exits at once.
+    (tensorflow#53098), so after the deadline the process reports the reason and exits at once.
 
     Args:
         seconds: how long the block may take.
-        message: what it waited for, and what to do.
+        message: the event that it waited for, and the action to take.
         exit_status: the status to exit with.
     """
 
@@ -51,14 +51,14 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
 
 @contextlib.contextmanager
 def outside_deadline(seconds: float, message: str) -> Iterator[None]:
-    """Ends the process if the block takes longer, also where no other thread of it can run.
+    """Ends the process if the block takes longer, also if no other thread of it can run.
 
     TensorFlow holds Python's global lock while it registers a graph with its peers, so another
     process watches the time.
 
     Args:
         seconds: how long the block may take.
-        message: what it waited for, and what to do.
+        message: the event that it waited for, and the action to take.
     """
     script = 'sleep "$1" && echo "tfdist: $2" >&2 && kill -KILL "$3"'
     given = (str(seconds), message, str(os.getpid()))

@@ -17,10 +17,10 @@ from tfdist.launch.supervisor import stop_requests
 
 __all__ = ["container_job", "documents", "start"]
 
-#: Who tells a task of each manifest its place, as `tfdist run --environment` has it.
+#: The source of a task's place for each kind of manifest, as in `tfdist run --environment`.
 _TOLD_BY = {"plain": "kubernetes", "tfjob": "kubernetes", "compose": "tf_config"}
 
-#: Seconds that pods wait for each other unless the user says it: nodes may have to fetch the image.
+#: Seconds that pods wait for each other by default: nodes may have to fetch the image.
 _START_TIMEOUT = "900"
 
 _KINDS = {"plain": "jobs,pods", "tfjob": "tfjobs.kubeflow.org,pods"}
@@ -55,8 +55,8 @@ def documents(order: Order, job: ContainerJob) -> Sequence[dict[str, Any]]:
     """The manifest of a job.
 
     Args:
-        order: says which kind of manifest.
-        job: what is to run, by `container_job`.
+        order: names the kind of manifest.
+        job: the job to run, by `container_job`.
     """
     match order.options.manifest:
         case "plain":
@@ -68,7 +68,7 @@ def documents(order: Order, job: ContainerJob) -> Sequence[dict[str, Any]]:
 
 
 def container_job(order: Order) -> ContainerJob:
-    """What is to run in containers.
+    """The job to run in containers.
 
     Raises:
         ConfigError: for a mistake in the options.
@@ -159,7 +159,7 @@ def _run(order: Order, job: ContainerJob, manifest: str) -> int:
 
 
 def _target(order: Order, job: ContainerJob) -> Target:
-    """What there is to look at while the job runs."""
+    """The objects to look at while the job runs."""
     plain = order.options.manifest == "plain"
     names = kubernetes.jobs(job) if plain else (job.name,)
     return Target(

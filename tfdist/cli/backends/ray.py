@@ -64,7 +64,7 @@ def start(order: Order) -> int:
 
 
 def wish_of(order: Order) -> Wish:
-    """What the command line asks of Ray.
+    """The command line's request to Ray.
 
     Raises:
         ConfigError: for a mistake in it.

@@ -29,7 +29,7 @@ class Engine:
     Attributes:
         start: hands it a job; returns the exit status.
         options: the fields of `EngineOptions` that it has.
-        restarts: what starts a failed job again there, instead of --max-restarts.
+        restarts: the mechanism that starts a failed job again there, instead of --max-restarts.
     """
 
     start: Callable[[Order], int]
@@ -60,7 +60,7 @@ ENGINES: dict[str, Engine] = {
 
 
 def chosen(on: str | None, request: Request) -> str | None:
-    """The engine that a command line asks for, or None where this command starts the tasks.
+    """The engine that a command line asks for, or None if this command starts the tasks.
 
     Raises:
         ConfigError: if there is no such engine, or another option asks for another one.
@@ -117,11 +117,11 @@ def start(
 
     Args:
         name: a key of `ENGINES`.
-        request: what the command line asks for.
+        request: the request of the command line.
         options: the options that engines have.
         context: the command line itself, which goes on to the tasks.
         grace: seconds between TERM and KILL when the job is stopped.
-        dry_run: print what would be done, and do nothing.
+        dry_run: print the plan, and do nothing.
 
     Raises:
         ConfigError: for a mistake in the command line.

@@ -1,4 +1,4 @@
-"""What an engine is to start: the same command in each task, and how many tasks there are."""
+"""The request to an engine: the same command in each task, and how many tasks there are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EngineOptions:
         gpus_per_task: GPUs that the engine gives each task that trains; None leaves them out.
         image: the container image of Kubernetes and Compose.
         namespace: Kubernetes' namespace, or None for that of its context.
-        job_name: what the job is called; None takes the script's name.
+        job_name: the job's name; None takes the script's name.
         manifest: which manifest of Kubernetes: `"plain"`, `"tfjob"`, or `"compose"`.
         detach: leave the job running and return, instead of staying until its end.
     """
@@ -51,14 +51,14 @@ class Order:
     """A job for an engine.
 
     Attributes:
-        request: what the command line asks for.
+        request: the request of the command line.
         resolved: the strategy's configuration.
         words: the options of the tasks' `tfdist run` as they were given, without those of the
             launch, of the number of tasks, and without the script.
         counts: how many tasks there are of each type, in the order of their ranks.
         options: the engine's options.
         grace: seconds between TERM and KILL when the job is stopped.
-        dry_run: print what would be done, and do nothing.
+        dry_run: print the plan, and do nothing.
     """
 
     request: Request
@@ -85,7 +85,8 @@ class Order:
     def command(self, engine: str, *options: str) -> tuple[str, ...]:
         """The words after `tfdist` of each task: `run --environment ENGINE … SCRIPT ARGS`.
 
-        A strategy that was chosen here, by "auto", is said: a task would choose by what it sees.
+        A strategy that "auto" has chosen here is passed on: a task would choose by the devices that
+        it sees.
 
         Args:
             engine: the environment that the tasks believe.
@@ -133,5 +134,5 @@ def _written(option: Any, value: Any) -> list[str]:
 
 
 def counts_of(resolved: Resolved) -> dict[str, int]:
-    """How many tasks of each type a strategy needs, in the order of their ranks."""
+    """The number of tasks of each type that a strategy needs, in the order of their ranks."""
     return resolved.config.counts

@@ -59,7 +59,7 @@ def start(order: Order) -> int:
 
 
 def step_of(order: Order) -> slurm.Step:
-    """What Slurm is to start.
+    """The step that Slurm is to start.
 
     Raises:
         ConfigError: if the engine's arguments are not of the form of a command line.
@@ -124,7 +124,7 @@ def _check(order: Order, inside: bool) -> None:
 
 
 def _with_allocation(order: Order, environ: Mapping[str, str]) -> Order:
-    """The order with as many tasks as the allocation has, unless the user says how many."""
+    """The order with as many tasks as the allocation has, unless the user sets their number."""
     request, config = order.request, order.resolved.config
     several = spec_of(config.strategy).is_clustered or request.strategy in (None, "auto")
     if "processes" in order.resolved.reasons or not environ.get("SLURM_NTASKS") or not several:
@@ -186,7 +186,7 @@ def _logs(step: slurm.Step) -> str:
 
 
 def _told(order: Order, step: slurm.Step, status: int, lines: list[str], requests: Requests) -> int:
-    """Tells the user how the tasks ended; returns the exit status."""
+    """Shows the user how the tasks ended; returns the exit status."""
     if requests.received:
         outcome = supervisor.outcome_of(None, (), (), requests)
         summary.note(outcome.message)
@@ -218,7 +218,7 @@ def _ending(order: Order, step: slurm.Step, failure: slurm.Failure) -> root_caus
 
 
 def _last_lines(path: Path) -> list[str]:
-    """The last lines of a file, or none where it cannot be read."""
+    """The last lines of a file, or none if it cannot be read."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - _TAIL))

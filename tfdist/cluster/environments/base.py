@@ -1,4 +1,4 @@
-"""What an environment answers: who this process is, who the others are, and how it is known."""
+"""The base of environments: this process's task, the other tasks, and the reason for the answer."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LONGEST = 48
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roles:
-    """Which ranks of a scheduler become tasks of which type.
+    """The assignment of a scheduler's ranks to task types.
 
-    Ranks are dealt out in the order of `TASK_TYPES`: the first is the chief where one is asked for,
+    Ranks are dealt out in the order of `TASK_TYPES`: the first is the chief if one is asked for,
     then come the workers, the last ranks are ps, and the very last the evaluator.
 
     Attributes:
@@ -61,11 +61,11 @@ class Roles:
             )
 
     def counts(self, size: int, source: str) -> dict[str, int]:
-        """How many tasks of each type there are among `size`; types without tasks are left out.
+        """The number of tasks of each type among `size`; types without tasks are left out.
 
         Args:
             size: the number of all tasks.
-            source: what says so, for messages, such as `SLURM_NTASKS=4`.
+            source: the origin of the number, for messages, such as `SLURM_NTASKS=4`.
 
         Raises:
             ConfigError: if no task is left that computes.
@@ -106,10 +106,10 @@ class Roles:
         return ClusterSpec({kind: tuple(part) for kind, part in content.items()})
 
     def check(self, counts: Mapping[str, int], source: str) -> None:
-        """Compares what was asked for with a cluster whose roles are given.
+        """Compares the roles that were asked for with a cluster whose roles are given.
 
         Raises:
-            ConfigError: if they differ in what was asked for.
+            ConfigError: if they differ.
         """
         asked = {"chief": int(self.chief), "ps": self.ps, "evaluator": self.evaluator}
         for kind, number in asked.items():
@@ -127,14 +127,14 @@ class Roles:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What environments are recognised by.
+    """The facts by which environments are recognised.
 
     Attributes:
         environ: environment variables.
-        hostname: this machine's name, or empty where it is not known.
+        hostname: this machine's name, or empty if it is not known.
         hostfile: a file of hosts that the user named.
-        roles: which ranks get which role, where ranks are all there is.
-        port: the first port on each host, where the environment does not give the ports; None means
+        roles: which ranks get which role, if ranks are all there is.
+        port: the first port on each host, if the environment does not give the ports; None means
             the environment's own rule.
     """
 
@@ -147,14 +147,14 @@ class Surroundings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Who this process is.
+    """The place of this process in its cluster.
 
     Attributes:
         environment: the environment's name.
-        reason: the variables that say so, with their values.
+        reason: the variables from which it follows, with their values.
         counts: the number of tasks of each type, in the order of `TASK_TYPES`.
-        task: this process's task; None if the environment does not say which it is.
-        cluster: all tasks with their addresses; None where no variable tells the addresses.
+        task: this process's task; None if the environment does not name it.
+        cluster: all tasks with their addresses; None if no variable has the addresses.
         devices: GPUs that each task that computes has for itself; None if not known.
     """
 
@@ -172,7 +172,7 @@ class Place:
 
     @property
     def gathers(self) -> bool:
-        """Whether the tasks still have to tell each other where they are."""
+        """Whether the tasks still have to send each other their addresses."""
         return self.cluster is None and self.size > 1
 
     @property
@@ -189,7 +189,7 @@ class Absent:
     """This process is not in the environment.
 
     Attributes:
-        reason: what is missing.
+        reason: the variable or condition that is missing.
     """
 
     reason: str
@@ -221,12 +221,13 @@ def _short(value: str) -> str:
 # 128 tasks on a host: 28672 + 128 · ((job + 633 · step) mod 32) + task on the host
 #
 # All are from 12288 to 32767: above the ports of common services, below those that Linux gives to
-# clients (32768 to 60999 by /proc/sys/net/ipv4/ip_local_port_range). What follows:
+# clients (32768 to 60999 by /proc/sys/net/ipv4/ip_local_port_range). It follows that
 #
-# - Two jobs on one host share ports only if their numbers differ by a multiple of 1024, or of 32
-# where both have more than 16 tasks there. Jobs of the two kinds never do. - Two steps of a job
-# share none, up to 1024 and 32 steps. 633 is about 1024 divided by the golden ratio: step s of a
-# job has the block of a job whose number is far away, 93 or more for s up to 7.
+# - two jobs on one host share ports only if their numbers differ by a multiple of 1024, or of 32
+#   if both have more than 16 tasks there. Jobs of the two kinds never do;
+# - two steps of a job share none, up to 1024 and 32 steps. 633 is about 1024 divided by the
+#   golden ratio: step s of a job has the block of a job whose number is far away, 93 or more for
+#   s up to 7.
 
 _STRIDE = 633
 #: Most tasks on a host, first port, and number of blocks of each kind of job.
@@ -242,7 +243,7 @@ def first_port(job: int, step: int, on_a_host: int, source: str) -> int:
         job: the scheduler's number of the job.
         step: the number of the step in the job, or of the job in its array.
         on_a_host: the most tasks that the job has on one host.
-        source: what says so, for messages.
+        source: the origin of the numbers, for messages.
 
     Raises:
         ConfigError: if there are too many tasks on a host.
@@ -258,7 +259,7 @@ def first_port(job: int, step: int, on_a_host: int, source: str) -> int:
 
 # From ranks on hosts to a place: what all schedulers have in common that number their tasks.
 
-#: The port of TensorFlow's tasks where nobody names another, as Kubeflow and Vertex AI have it.
+#: The port of TensorFlow's tasks if nobody names another, as Kubeflow and Vertex AI have it.
 DEFAULT_PORT = 2222
 
 
@@ -268,7 +269,7 @@ def number(environ: Mapping[str, str], name: str, setter: str, least: int = 0) -
     Args:
         environ: environment variables; the name must be among them.
         name: the variable.
-        setter: who sets it, for messages, such as `Slurm's srun`.
+        setter: the program that sets it, for messages, such as `Slurm's srun`.
         least: the least number that makes sense.
 
     Raises:
@@ -302,7 +303,7 @@ def addresses(hosts: Sequence[str], first_port: int, source: str) -> tuple[Addre
     Args:
         hosts: each rank's host.
         first_port: the port of the first task of each host.
-        source: what says that there are so many, for messages.
+        source: the origin of the number, for messages.
 
     Raises:
         ConfigError: if there are more tasks on a host than ports are left, or no port is given.
@@ -336,13 +337,13 @@ def place_of_rank(
     """The place of one rank of a cluster whose hosts are known.
 
     Args:
-        given: the roles and, where the user named one, the port.
+        given: the roles and, if the user named one, the port.
         environment: the environment's name.
         reason: the variables that were seen.
-        source: what gives the number of tasks, for messages.
+        source: the origin of the number of tasks, for messages.
         hosts: each rank's host.
         rank: this process's rank, below their number.
-        first_port: the first port on each host where the user named none.
+        first_port: the first port on each host if the user named none.
         devices: GPUs of each task that computes.
     """
     roles = given.roles

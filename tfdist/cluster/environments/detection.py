@@ -1,12 +1,12 @@
-"""All environments in one order, and what to do where several match.
+"""All environments in one order, and what to do if several match.
 
 The first that matches answers. Another that also matches must agree: count as many tasks, and,
-where it deals out the same roles, name the same task. If not, that is an error which names both,
+if it deals out the same roles, name the same task. If not, that is an error which names both,
 but for two cases:
 
 - A launcher that was started inside a job of another one, such as `mpirun` in a job of Slurm: the
   outer one's variables are then about the launcher, the inner one's about this process, and count.
-- A job of one task, such as an interactive shell: it says nothing about a cluster.
+- A job of one task, such as an interactive shell: it describes no cluster.
 
 `environment` chooses one by name, and no other is asked.
 """
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def place(given: Surroundings) -> Place:
-    """The only worker. What starts several on this machine decides on their addresses itself."""
+    """The only worker. A launcher that starts several here chooses their addresses itself."""
     del given
     return Place(
         environment="local",
@@ -66,7 +66,7 @@ class Detector:
     """One environment.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         place: its answer for a process.
         why_here: why it stands where it stands in the order.
         within: environments in whose jobs its launcher is commonly started.
@@ -111,7 +111,7 @@ _WITHIN = {detector.name: detector.within for detector in DETECTORS}
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """What one environment says.
+    """The answer of one environment.
 
     Attributes:
         detector: the environment.
@@ -123,10 +123,10 @@ class Sighting:
 
 
 def detect(given: Surroundings, environment: str | None = None) -> Place:
-    """Who this process is.
+    """The place of this process.
 
     Args:
-        given: what environments are recognised by.
+        given: the facts by which environments are recognised.
         environment: one of `ENVIRONMENTS` to ask that one alone; None asks all.
 
     Raises:
@@ -154,7 +154,7 @@ def detect(given: Surroundings, environment: str | None = None) -> Place:
 
 
 def survey(given: Surroundings) -> tuple[Sighting, ...]:
-    """What each environment says, in order; mistakes are answers too."""
+    """The answer of each environment, in order; mistakes are answers too."""
     sightings = []
     for detector in DETECTORS:
         answer: Place | Absent | ConfigError
@@ -209,7 +209,7 @@ def _agree(first: Place, second: Place) -> bool:
     return first.task == second.task
 
 
-# All tasks of this process's job, by whatever has started it.
+# All tasks of this process's job, whichever launcher has started it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +233,7 @@ def found(
 ) -> Iterator[Found | None]:
     """The tasks of this process's job, from the scheduler or, under `mpirun`, from each other.
 
-    This process's port is held within the block where it was chosen here.
+    This process's port is held within the block if it was chosen here.
 
     Args:
         environ: the process's environment.
@@ -241,7 +241,7 @@ def found(
         chosen: the name of the environment to believe; None looks for all.
 
     Returns:
-        None where this process is alone, or only Horovod knows where the others are.
+        None if this process is alone, or only Horovod knows where the others are.
 
     Raises:
         ConfigError: if two environments contradict each other, or one has a mistake.

@@ -2,7 +2,7 @@
 
 Horovod's launcher sets HOROVOD_RANK and HOROVOD_SIZE, and the address of a rendezvous through which
 Horovod's own library finds the others (horovod/runner/gloo_run.py). With `--mpi` it starts
-`mpirun`, whose variables tell the same.
+`mpirun`, whose variables have the same information.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def place(given: Surroundings) -> Place | Absent:
     """The rank that `horovodrun` has given this process; its cluster is not known here.
 
     Raises:
-        ConfigError: if only one of the variables is set, or they are no numbers.
+        ConfigError: if only one of the variables is set, or they are not numbers.
     """
     environ = given.environ
     there = [name for name in (_RANK, _SIZE) if environ.get(name)]

@@ -6,9 +6,9 @@
     hostc:2                     MPICH, Intel MPI, Horovod; IPv6 in brackets: [fd00::1]:2
     hostd                       one slot
 
-A host in several lines has the slots of all of them. Ranks fill host after host. A file says where
-all tasks are, but not which this is. That is told by RANK, as DeepSpeed and torchrun set it, or by
-the variables of mpirun, or, where a host has one slot, by this machine's name.
+A host in several lines has the slots of all of them. Ranks fill host after host. A file lists all
+tasks, but not which of them this is. RANK gives that, as DeepSpeed and torchrun set it, or
+the variables of mpirun, or, if a host has one slot, this machine's name.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def place(given: Surroundings) -> Place | Absent:
     """The task of this process among the hosts of the file.
 
     Raises:
-        ConfigError: if the file cannot be read, or nothing tells which task this is.
+        ConfigError: if the file cannot be read, or nothing identifies this task.
     """
     if given.hostfile is None:
         return Absent("no host file is named")
@@ -122,7 +122,7 @@ def place(given: Surroundings) -> Place | Absent:
 
 
 def _rank(given: Surroundings, by_rank: Sequence[str], source: str) -> tuple[int, int, str]:
-    """This task's rank, the number of tasks, and what says so."""
+    """This task's rank, the number of tasks, and the origin of both."""
     environ: Mapping[str, str] = given.environ
     if environ.get("RANK"):
         size = len(by_rank)

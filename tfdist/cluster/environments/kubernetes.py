@@ -2,12 +2,12 @@
 
 - TFJob's operator writes TF_CONFIG. Kubernetes itself sets KUBERNETES_SERVICE_HOST in every pod.
 - The pods of a StatefulSet are named NAME-0, NAME-1, …, and reach each other as NAME-0.SERVICE
-  through the headless service that governs the set. No variable tells their number and the service:
+  through the headless service that governs the set. No variable has their number and the service:
   the manifest gives TFDIST_REPLICAS and TFDIST_SERVICE.
 - The pods of an indexed Job have their number in JOB_COMPLETION_INDEX and the host names JOB-0,
   JOB-1, …; with a headless service as the pods' `subdomain` they reach each other in the same way.
-- Where the tasks of different types are different sets of pods, TFDIST_PODS lists them instead of
-  TFDIST_REPLICAS: `chief=train-chief:1,worker=train-worker:4,ps=train-ps:2` says that worker 3 is
+- If the tasks of different types are different sets of pods, TFDIST_PODS lists them instead of
+  TFDIST_REPLICAS: `chief=train-chief:1,worker=train-worker:4,ps=train-ps:2` means that worker 3 is
   the pod train-worker-3. All sets have the one service.
 
 (Kubernetes, "StatefulSets", "Indexed Job for Parallel Processing with Static Work Assignment" and

@@ -4,7 +4,7 @@ The hosts are in the file LSB_DJOB_RANKFILE, one line for each slot, or in LSB_M
 `hosta 4 hostb 4`. (IBM Spectrum LSF, "Environment variables set for job execution".)
 
 - `jsrun` numbers its tasks in JSM_NAMESPACE_RANK and JSM_NAMESPACE_SIZE. The first host of the job
-  is then often a launch node without tasks. Where each host has as many tasks as this one, and this
+  is then often a launch node without tasks. If each host has as many tasks as this one, and this
   host is where its rank would be, the addresses follow; else the tasks have to ask each other by
   MPI.
 - `blaunch` numbers its tasks in LSF_PM_TASKID, from 1, one on each slot.

@@ -1,7 +1,7 @@
 """A process that `mpirun` has started: its rank, and how it learns where the others are.
 
-The launchers say in the environment who a process is, each under names of its own, but not where
-the others are. MPI itself is used once to tell, and ended before anything else starts.
+The launchers set the rank of a process in the environment, each under names of its own, but not the
+addresses of the others. MPI itself is used once to exchange these, and ended before all else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VARIABLES = {
 
 @dataclasses.dataclass(frozen=True)
 class MpiRank:
-    """What the launcher says of this process.
+    """The ranks that the launcher has set for this process.
 
     Attributes:
         launcher: which MPI it is, for messages.
@@ -45,7 +45,7 @@ def detect(environ: Mapping[str, str]) -> MpiRank | None:
     """The rank that an MPI launcher has given this process, or None.
 
     Raises:
-        ConfigError: if the variables are no numbers.
+        ConfigError: if the variables are not numbers.
     """
     for launcher, (rank, size) in _VARIABLES.items():
         if rank in environ and size in environ:
@@ -63,7 +63,7 @@ def place(given: Surroundings) -> Place | Absent:
     """The rank that an MPI launcher has given this process; `gathered` finds the others.
 
     Raises:
-        ConfigError: if the variables are no numbers, or contradict each other.
+        ConfigError: if the variables are not numbers, or contradict each other.
     """
     started = detect(given.environ)
     if started is None:
@@ -135,7 +135,7 @@ def _mpi() -> Any:
 
 
 def _host() -> str:
-    """This host's address as others reach it, or its name where that has none but loopback."""
+    """This host's address as others reach it, or its name if that has none but loopback."""
     name = socket.gethostname()
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)

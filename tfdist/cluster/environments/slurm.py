@@ -1,7 +1,7 @@
-"""A task of a Slurm step: what `srun` says in the environment of each task.
+"""A task of a Slurm step: the variables that `srun` sets for each task.
 
 Slurm's variables are those of the manual page of `srun`, "OUTPUT ENVIRONMENT VARIABLES", and of
-"Heterogeneous Job Support". A batch script is no task of a step: `srun` in it starts them.
+"Heterogeneous Job Support". A batch script is not a task of a step: `srun` in it starts them.
 SLURM_JOB_ID differs for each job of an array (SLURM_ARRAY_JOB_ID does not), so that ports differ
 too; see `job_ports`.
 """
@@ -30,7 +30,7 @@ from tfdist.errors import ConfigError
 __all__ = ["MOST_HOSTS", "expand", "expand_counts", "for_each", "place"]
 
 
-# How many GPUs each task of a Slurm step has for itself.
+# The number of GPUs that each task of a Slurm step has for itself.
 
 #: Lists of the GPUs of this node, such as 0,1,2,3; then their number, such as 4 or a100:4.
 _LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
@@ -48,7 +48,7 @@ def for_each(environ: Mapping[str, str], tasks: int) -> int | None:
         tasks: the most tasks that compute on one node.
 
     Returns:
-        Their number; None where the job has asked for no GPUs, or Slurm does not say.
+        Their number; None if the job has asked for no GPUs, or Slurm does not set it.
 
     Raises:
         ConfigError: if a variable is not of Slurm's form, or there are fewer GPUs than tasks.
@@ -218,9 +218,9 @@ def _hostlist_mistake(problem: str, detail: str) -> ConfigError:
 
 
 _SETTER = "Slurm's srun"
-#: Steps from this number on are no steps of tasks: batch scripts, interactive shells and the like.
+#: Steps from this number on do not run tasks: batch scripts, interactive shells and the like.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-#: What Slurm calls the same thing in a step, in a job, and in its older versions.
+#: Names that Slurm has for one thing in a step, in a job, and in its older versions.
 _JOB = ("SLURM_JOB_ID", "SLURM_JOBID")
 _STEP = ("SLURM_STEP_ID", "SLURM_STEPID")
 _TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -234,7 +234,7 @@ _OWN = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where the tasks of a step are.
+    """The hosts of a step's tasks.
 
     Attributes:
         nodes: the nodes, in Slurm's order.
@@ -359,7 +359,7 @@ def _dealt(environ: Mapping[str, str], counts: Sequence[int]) -> list[int]:
 
 
 def _check_own(environ: Mapping[str, str], layout: _Layout, rank: int) -> None:
-    """Compares this task's node, and its number there, with what follows from its rank."""
+    """Compares this task's node, and its number there, with those that follow from its rank."""
     node = layout.by_rank[rank]
     follows = {"SLURM_LOCALID": list(layout.by_rank[:rank]).count(node)}
     if _groups(environ) < 2:  # Nodes of groups may be counted in each group.

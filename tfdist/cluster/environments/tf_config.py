@@ -1,4 +1,4 @@
-"""A process whose TF_CONFIG says it all: cluster, addresses, type and index.
+"""A process whose TF_CONFIG has everything: cluster, addresses, type and index.
 
 TensorFlow's own variable; people, Kubeflow, Volcano, Vertex AI, Ray Train and SageMaker write it.
 The environments that know more of who wrote it read it by `place_in`.
@@ -72,13 +72,13 @@ def place_in(
 
 
 def _dense(text: str) -> str:
-    """The text with what TFJob writes for dynamic workers in the form that TensorFlow reads."""
+    """The text with TFJob's form for dynamic workers replaced by the one that TensorFlow reads."""
     if "sparseCluster" not in text:
         return text
     try:
         content = json.loads(text)
     except json.JSONDecodeError:
-        return text  # Whoever reads it says what is wrong with it.
+        return text  # The reader of the text reports the mistake.
     sparse = content.get("sparseCluster") if isinstance(content, dict) else None
     task = content.get("task") if isinstance(content, dict) else None
     if not isinstance(sparse, dict) or not isinstance(task, dict):

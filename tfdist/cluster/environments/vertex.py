@@ -2,9 +2,9 @@
 
 Vertex AI sets CLUSTER_SPEC in every replica of a custom job: the addresses of its worker pools, and
 the pool and index of this replica. It sets TF_CONFIG too, with the pools under TensorFlow's names;
-where both are there, TF_CONFIG is read. Pool 0 is the chief, pool 1 the workers, pool 2 the ps,
+if both are there, TF_CONFIG is read. Pool 0 is the chief, pool 1 the workers, pool 2 the ps,
 pool 3 the evaluators (Vertex AI, "Distributed training"). A Reduction Server also sits in pool 2:
-it is no ps, and such a job is described by TF_CONFIG or a host file of its own.
+it is not a ps, and such a job is described by TF_CONFIG or a host file of its own.
 """
 
 from __future__ import annotations

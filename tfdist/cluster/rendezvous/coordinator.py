@@ -1,4 +1,4 @@
-"""What the chief does at the bounded start (see `tfdist.cluster.rendezvous.join`)."""
+"""The chief's part in the bounded start (see `tfdist.cluster.rendezvous.join`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfdist.errors import StartError
 __all__ = ["CLOCKS_APART", "Gathering", "Report", "table"]
 
 
-# What the chief knows of each task before the start, as one table with the culprits first.
+# The chief's reports of each task before the start, as one table with the culprits first.
 
 #: Seconds that the clocks of two machines may differ without a word.
 CLOCKS_APART = 30.0
@@ -36,16 +36,16 @@ _PROBLEMS_LISTED = 40
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is known of one task.
+    """The state of one task before the start.
 
     Attributes:
         task: which it is.
         address: where it should listen.
         joined: whether it has reached the chief.
         answers: whether the chief has reached it at its address.
-        differs: what it runs that the chief does not, by name.
-        apart: seconds that its clock is ahead of the chief's; None where it has not joined.
-        problem: what is wrong, in words; empty where nothing is.
+        differs: its versions and configuration that are not the chief's, by name.
+        apart: seconds that its clock is ahead of the chief's; None if it has not joined.
+        problem: the problem in words; empty if there is none.
     """
 
     task: Task
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def clock(self) -> str:
-        """The clock's difference in words; empty where it is small or not known."""
+        """The clock's difference in words; empty if it is small or not known."""
         if self.apart is None or abs(self.apart) <= CLOCKS_APART:
             return ""
         return f"{self.apart:+.0f} s"
@@ -167,7 +167,7 @@ class Gathering:
             raise StartError(self._too_late()) from None
 
     async def _start(self) -> None:
-        """Has the tasks look at each other and close their ports, then says "go"."""
+        """Has the tasks look at each other and close their ports, then sends "go"."""
         trouble = [
             text
             for answer in (await self._ask_all("check", "checked")).values()
@@ -300,7 +300,7 @@ class Gathering:
         ]
 
     def _awaited(self) -> list[str]:
-        """Each missing task with its address and what was seen."""
+        """Each missing task with its address and the last observation there."""
         return [f"{self._meeting.place(task)}: {self._sight(task)}" for task in self._missing()]
 
     def _sight(self, task: Task) -> str:
@@ -319,7 +319,7 @@ class Gathering:
         return f"A task left during the start, see its own log. {names}"
 
     def _reports(self) -> list[Report]:
-        """What is known of all others."""
+        """The states of all other tasks."""
         missing = set(self._missing())
         return [
             Report(

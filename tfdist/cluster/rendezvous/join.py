@@ -1,13 +1,13 @@
-"""The bounded start: all tasks meet before TensorFlow starts, or say who is missing and why.
+"""The bounded start: all tasks meet before TensorFlow starts, or report which are missing and why.
 
 TensorFlow itself waits without an end and without a word for a task that does not come, so it is
 started only when everybody is there. The tasks meet on the very ports that TensorFlow will use:
 
-1. Every task listens on its port and tells whoever asks which task it is.
-2. Every task connects to the chief, says who it is and what it runs, and stays connected.
+1. Every task listens on its port and answers each caller with its own task.
+2. Every task connects to the chief, sends its task and what it runs, and stays connected.
 3. The chief asks at each task's listed address who is there, so that a wrong address or a firewall
    is seen from outside; then each task asks the others in the same way.
-4. The chief has all others close their ports; when they have, it closes its own and says "go".
+4. The chief has all others close their ports; when they have, it closes its own and sends "go".
    After "go" no task can mistake this protocol for TensorFlow's.
 
 Pure Python sockets, no TensorFlow.
@@ -38,13 +38,13 @@ _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "tfdist": "tfdist"}
 
 @dataclasses.dataclass(frozen=True)
 class JoinReport:
-    """How the start went.
+    """The report of a start.
 
     Attributes:
         seconds: how long it took until all had joined.
         tasks: number of tasks.
-        offer: what the chief offered: the same values in every task.
-        lines: the connections that stay open, where that was asked for: the chief's to all others,
+        offer: the chief's offer: the same values in every task.
+        lines: the connections that stay open, if that was asked for: the chief's to all others,
             or a task's to the chief.
         late: whether the others had started already, so that nothing was offered.
     """
@@ -57,7 +57,7 @@ class JoinReport:
 
 
 def identity(config: str) -> dict[str, str]:
-    """What a task runs, to be compared between all tasks before the start.
+    """The identity of a task's program, to be compared between all tasks before the start.
 
     Args:
         config: the configuration that all tasks must share.
@@ -91,11 +91,11 @@ def join(
         cluster: the tasks that take part. Leave out those that need not be waited for.
         task: this process's own.
         timeout: seconds until the start is given up.
-        identity: what this task runs, by name. All tasks must have the same.
+        identity: versions and configuration of this task, by name. All tasks must have the same.
         offer: values that the chief gives to all, as a seed drawn by it. Others' are not used.
         report: gets a line of text now and then while something is awaited.
         keep_lines: leave the connections between the chief and the others open, for the caller.
-            All tasks must say the same.
+            All tasks must have the same.
         may_be_late: return also when the chief has started TensorFlow already, as a task must that
             takes the place of one that has died.
 
@@ -122,7 +122,7 @@ def join(
 
 
 def _run(meeting: Meeting, offer: dict[str, str]) -> Met:
-    """Runs the meeting; in a thread where this one has an event loop already, as in a notebook."""
+    """Runs the meeting; in a thread if this one has an event loop already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,9 +1,9 @@
-"""How a server learns that its chief has ended, and whether that was in order.
+"""Detects in a server that its chief has ended, and whether that was in order.
 
-TensorFlow's servers run for ever, and gRPC does not tell them that their chief has gone. So the
+TensorFlow's servers run for ever, and gRPC does not notify them when their chief has gone. So the
 connection over which a server has joined stays open while the chief lives. The system closes it
 when the chief's process ends, however it ends; keep-alive packets find out when its machine has
-gone. Before it ends in order, the chief says over the line how it ended.
+gone. Before it ends in order, the chief sends its exit status over the line.
 
 A server that was started in the place of another has no such line. It looks whether the chief's
 port is open.
@@ -28,11 +28,11 @@ __all__ = ["End", "await_end", "await_silence", "hold", "say_farewell"]
 #: Seconds of silence after which the chief counts as gone, and between two looks at it.
 _SECONDS_TO_BE_GONE = 10.0
 _LOOK_EVERY = 2.0
-#: Seconds for a chief that has said farewell to end.
+#: Seconds for a chief that has sent its farewell to end.
 _SECONDS_TO_LEAVE = 5.0
 _LONGEST_MESSAGE = 1 << 16
 
-#: When the system asks for a sign of life, in seconds: 4 + 3 * 2 until the line counts as dead.
+#: Times of the system's keep-alive packets, in seconds: 4 + 3 * 2 until the line counts as dead.
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 _held: list[socket.socket] = []
@@ -40,11 +40,11 @@ _held: list[socket.socket] = []
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How the chief ended, as far as a server can tell.
+    """The end of the chief, as far as a server can see it.
 
     Attributes:
         status: the chief's exit status, or None if it went without a word.
-        seen: what was seen of its end.
+        seen: a description of its end.
     """
 
     status: int | None
@@ -54,7 +54,7 @@ class End:
 def hold(lines: Iterable[socket.socket]) -> None:
     """Keeps the lines of the chief open as long as its process lives.
 
-    Where the program does not call `say_farewell`, that is done at its exit.
+    If the program does not call `say_farewell`, that is done at its exit.
     """
     if not _held:
         atexit.register(_say_farewell_at_exit)
@@ -62,7 +62,7 @@ def hold(lines: Iterable[socket.socket]) -> None:
 
 
 def say_farewell(status: int) -> None:
-    """Tells all servers how the chief ends.
+    """Sends the chief's exit status to all servers.
 
     The lines stay open until the process has ended: TensorFlow still talks to the servers then.
 
@@ -147,7 +147,7 @@ def _read(data: bytes) -> End:
 
 
 def _look(address: Address, timeout: float) -> str | None:
-    """Why the chief cannot be reached, or None if it can."""
+    """The reason why the chief cannot be reached, or None if it can."""
     try:
         socket.create_connection((address.host, address.port), timeout).close()
     except ConnectionRefusedError:

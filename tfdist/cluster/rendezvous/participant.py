@@ -41,7 +41,7 @@ class _HasStartedError(Exception):
 
 
 class Joining:
-    """Reaches the chief and does what it says."""
+    """Reaches the chief and follows its messages."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
@@ -52,7 +52,7 @@ class Joining:
         self._awaited = ""
 
     async def run(self) -> Met:
-        """Meets; the result has what the chief offers.
+        """Meets; the result has the chief's offer.
 
         Raises:
             StartError: if the chief is not reached in time, or gives up.
@@ -132,7 +132,7 @@ class Joining:
             raise ContactError(f"answered as {name} instead of {meeting.chief}")
 
     async def _follow(self, line: Line) -> dict[str, str]:
-        """Does what the chief says until it says "go"."""
+        """Follows the chief's messages until "go"."""
         while True:
             message = await line.receive()
             match message.get("kind"):
@@ -151,7 +151,7 @@ class Joining:
                     return dict(message.get("offer", {}))
 
     async def _check_neighbours(self) -> list[str]:
-        """What is wrong at the addresses of the tasks that follow this one."""
+        """The problems at the addresses of the tasks that follow this one."""
         everyone = [task for task, _ in self._meeting.cluster.tasks()]
         position = everyone.index(self._meeting.task)
         following = (everyone[position + 1 :] + everyone[:position])[:_NEIGHBOURS]

@@ -1,7 +1,7 @@
-"""How tasks talk before TensorFlow starts: lines of JSON over TCP, no TensorFlow.
+"""The messages of tasks before TensorFlow starts: lines of JSON over TCP, no TensorFlow.
 
-Whatever answers at an address is taken as it comes: a web server, another job, nobody. What was
-seen is put into words that a user can act on.
+The other end of a connection may be anything: a web server, another job, nothing. An error puts
+what was seen into words that a user can act on.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _SECONDS_TO_ANSWER = 3.0
 _SECONDS_TO_CLOSE = 1.0
 _BYTES_QUOTED = 30
 _QUEUE = 128
-#: How a client of HTTP/2, which gRPC is made of, opens a connection: the preface and a frame of no
+#: The first bytes of a client of HTTP/2, the base of gRPC: the preface and a frame without
 #: settings (RFC 9113, section 3.4).
 _HTTP2_CLIENT = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-#: The length of a frame's head, and the number in it that says "settings".
+#: The length of a frame's head, and its number for "settings".
 _HTTP2_HEAD, _HTTP2_SETTINGS = 9, 4
 
 #: One message: the names and values of a JSON object.
@@ -56,7 +56,7 @@ Message = dict[str, Any]
 
 
 class ContactError(Exception):
-    """No task was reached. The text says what was seen instead, as "connection refused"."""
+    """No task was reached. The text describes the answer instead, as "connection refused"."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -73,7 +73,7 @@ class Line:
         return str(peer[0]).removeprefix("::ffff:") if peer else "unknown"
 
     async def send(self, **message: Any) -> None:
-        """Sends one message; silently if the other end has gone, which `receive` then tells."""
+        """Sends one message; silently if the other end has gone, which `receive` then reports."""
         with contextlib.suppress(OSError):
             self.writer.write(encode(**message))
             await self.writer.drain()
@@ -86,7 +86,7 @@ class Line:
         """The next message.
 
         Raises:
-            ContactError: at the end of the connection, or if the other end is no task of tfdist.
+            ContactError: at the end of the connection, or if the other end is not a task of tfdist.
         """
         try:
             data = await self.reader.readline()
@@ -140,7 +140,7 @@ async def dial(address: Address, timeout: float) -> Line:
 
 
 async def probe(address: Address, timeout: float) -> str:
-    """Asks who listens at an address.
+    """Asks a task's name at an address.
 
     Returns:
         The name of the task, as "worker 1".
@@ -322,7 +322,7 @@ def _in_words(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
-# What the chief and the others share at the bounded start (see `tfdist.cluster.rendezvous.join`).
+# The parts of the bounded start that chief and others share: see `tfdist.cluster.rendezvous.join`.
 
 #: Seconds for one attempt to connect.
 CONNECT_SECONDS = 2.0
@@ -334,14 +334,14 @@ _REPORT_EVERY = 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Who meets, and until when.
+    """The tasks that meet, and the deadline.
 
     Attributes:
         cluster: all that take part.
         task: this process's own.
         address: where this task listens.
         timeout: seconds until the start is given up.
-        identity: what this task runs.
+        identity: the versions and configuration of this task.
         report: gets a line of text while something is awaited.
         keep_lines: whether the connections to the chief stay open after the start.
         may_be_late: whether this task may find that the others have started without it.
@@ -372,10 +372,10 @@ class Meeting:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Met:
-    """How a meeting ended well.
+    """The result of a meeting that succeeded.
 
     Attributes:
-        offer: what the chief offered.
+        offer: the chief's offer.
         lines: the connections that stay open: the chief's to all others, or a task's to the chief.
         late: whether the others had started already, so that there was no meeting.
     """
@@ -386,7 +386,7 @@ class Met:
 
 
 async def identify(meeting: Meeting, task: Task) -> str | None:
-    """Asks at a task's listed address who is there.
+    """Asks a task's name at its listed address.
 
     Returns:
         None if it is the task; else what was seen instead.
@@ -402,7 +402,7 @@ def listening_host(meeting: Meeting) -> str | None:
     """The one address on which this task listens, or None for all interfaces.
 
     Nobody but tasks of the cluster has to reach the port, and they use the address that is listed.
-    Where all are on loopback addresses, nobody else can. A name may stand for other addresses on
+    If all are on loopback addresses, no other machine can. A name may stand for other addresses on
     other machines, so a task with a name listens on all.
     """
     own = meeting.address.host

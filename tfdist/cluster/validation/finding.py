@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The finding of a check."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        severity: "error" for what fails, hangs or trains the wrong thing; "warning" for what may;
-            "ok" for what is as it should be.
+        severity: "error" for a mistake that fails, hangs or trains the wrong thing; "warning" for
+            one that may; "ok" for a value that is right.
         where: the place, such as `TF_CONFIG.cluster.worker[1]`.
-        problem: what was found there, with the value; for "ok", what it is.
-        remedy: what to do; empty where nothing is to be done.
+        problem: the mistake, with the value; for "ok", the value.
+        remedy: the action to take; empty if none is needed.
     """
 
     severity: Severity
@@ -43,7 +43,7 @@ def warning(where: str, problem: str, remedy: str) -> Finding:
 
 
 def quoted(value: object, longest: int = 60) -> str:
-    """A value as JSON writes it, cut in the middle where it is long."""
+    """A value as JSON writes it, cut in the middle if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) <= longest:
         return text

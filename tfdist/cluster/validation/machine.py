@@ -1,6 +1,6 @@
-"""Checks what this machine and its environment give to a training.
+"""Checks the resources that this machine and its environment give to a training.
 
-TensorFlow is asked only where there are GPUs, since it alone knows whether it can use them.
+TensorFlow is asked only if there are GPUs, since it alone knows whether it can use them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTAINER_LIMIT = pathlib.Path("/sys/fs/cgroup/memory.max")
 
 
 def machine_findings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What the environment variables and devices mean for a training.
+    """The findings on the environment variables and devices for a training.
 
     Args:
         environ: the environment variables.
@@ -60,7 +60,7 @@ def _backend(environ: Mapping[str, str]) -> Finding:
 
 
 def _configured_backend(environ: Mapping[str, str]) -> tuple[pathlib.Path, str | None]:
-    """What Keras's own configuration file says."""
+    """The backend in Keras's own configuration file."""
     home = environ.get("KERAS_HOME") or os.path.join(environ.get("HOME") or "~", ".keras")
     path = pathlib.Path(home).expanduser() / "keras.json"
     try:
@@ -100,7 +100,7 @@ def _compared(found: tuple[str, ...], environ: Mapping[str, str], host: str) -> 
 
 
 def _of_tensorflow(environ: Mapping[str, str]) -> tuple[int, bool] | None:
-    """How many GPUs TensorFlow sees, and whether it was built for CUDA; None if it fails.
+    """The GPUs that TensorFlow sees, and whether it was built for CUDA; None if it fails.
 
     Only TensorFlow itself knows whether it finds its libraries. It is asked in another process, so
     that this one stays without it.

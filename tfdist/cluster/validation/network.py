@@ -1,4 +1,4 @@
-"""Finds what a TF_CONFIG gets wrong about the machine it is on and the names it uses."""
+"""Finds mistakes of a TF_CONFIG about the machine it is on and the names it uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOKUPS_AT_ONCE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """What became of looking up a host name.
+    """The result of looking up a host name.
 
     Attributes:
         addresses: its IP addresses.
@@ -37,7 +37,7 @@ class Resolution:
 
 
 class Network(Protocol):
-    """What the checks ask of a machine."""
+    """The questions that the checks ask a machine."""
 
     def resolve(self, hosts: Iterable[str]) -> Mapping[str, Resolution]:
         """Looks up host names."""
@@ -116,7 +116,7 @@ def _look_up(host: str) -> Resolution:
 
 
 def network_findings(reading: Reading, network: Network) -> Iterator[Finding]:
-    """What is wrong with the host names of a cluster and with this task's own address.
+    """The findings on the host names of a cluster and on this task's own address.
 
     Args:
         reading: the TF_CONFIG.

@@ -1,4 +1,4 @@
-"""Finds what a well-formed TF_CONFIG means that nobody can have meant."""
+"""Finds meanings of a well-formed TF_CONFIG that nobody can have intended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["meaning_findings"]
 
 
 def meaning_findings(reading: Reading, use: ClusterUse | None) -> Iterator[Finding]:
-    """What is wrong with a TF_CONFIG for the strategy that is to run on it.
+    """The findings on a TF_CONFIG for the strategy that is to run on it.
 
     Args:
         reading: the TF_CONFIG.
@@ -88,7 +88,7 @@ def _ignored(strategy: str) -> Finding:
 
 
 def _multi_worker(reading: Reading, certain: bool) -> Iterator[Finding]:
-    """What multi_worker fails on; only a warning where another strategy may be meant."""
+    """The errors of multi_worker; only a warning if another strategy may be meant."""
     servers = reading.of_type("ps")
     if servers:
         where, remedy = f"{CLUSTER}.ps", 'Remove "ps" from the cluster, in each process.'

@@ -1,4 +1,4 @@
-"""Reads the `cluster` of a TF_CONFIG and finds what is wrong with its form."""
+"""Reads the `cluster` of a TF_CONFIG and finds mistakes in its form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 CLUSTER = "TF_CONFIG.cluster"
-#: The key of a job operator for what one task knows of its cluster.
+#: The key of a job operator for the part of the cluster that one task knows.
 SPARSE = "sparseCluster"
 _CLUSTER_EXAMPLE = '"cluster": {"worker": ["10.0.0.1:12345", "10.0.0.2:12345"]}'
 
@@ -100,7 +100,7 @@ def type_of(name: object) -> str | None:
 
 
 def unknown_type(where: str, name: object) -> Finding:
-    """The finding for a name that is no task type."""
+    """The finding for a name that is not a task type."""
     close = difflib.get_close_matches(str(name).lower(), TASK_TYPES, 1)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     return error(
@@ -231,7 +231,7 @@ def _nobody_computes(jobs: Mapping[str, object]) -> Iterator[Finding]:
         )
 
 
-# Reads JSON that people, shells and schedulers wrote, and says what they did to it.
+# Reads JSON that people, shells and schedulers wrote, and reports quoting damage.
 
 _TF_CONFIG_EXAMPLE = (
     '{"cluster": {"worker": ["10.0.0.1:12345"]}, "task": {"type": "worker", "index": 0}}'
@@ -245,10 +245,10 @@ def load(text: str, where: str) -> tuple[object, list[Finding]]:
 
     Args:
         text: the JSON text.
-        where: what the findings call it.
+        where: its name in the findings.
 
     Returns:
-        The value, or None if it cannot be read, and what is wrong with the text.
+        The value, or None if it cannot be read, and the mistakes in the text.
     """
     if not text.strip():
         return None, [
@@ -341,11 +341,11 @@ def _as_python(text: str) -> object:
     return value if isinstance(value, dict) else None
 
 
-# Reads the `task` of a TF_CONFIG and finds what is wrong with its form.
+# Reads the `task` of a TF_CONFIG and finds mistakes in its form.
 
 TASK = "TF_CONFIG.task"
 _TASK_EXAMPLE = '"task": {"type": "worker", "index": 0}'
-#: What people write for "index".
+#: Keys that people write for "index".
 _OTHER_INDICES = ("id", "task_id", "task_index", "rank", "Index")
 #: Keys that Google's services add.
 _TASK_KEYS = ("type", "index", "trial", "cloud", "environment")
@@ -361,8 +361,8 @@ def read_task(
         listed: the tasks of its cluster.
 
     Returns:
-        The task, or None if there is none or it cannot be read. That there is none is no mistake of
-        form: a coordinator or a tool may read a cluster that it is not in.
+        The task, or None if there is none or it cannot be read. A missing task is not a mistake of
+            form: a coordinator or a tool may read a cluster that it is not in.
     """
     task = content.get("task")
     if task is None:
@@ -447,7 +447,7 @@ def _spoken(indices: Sequence[int]) -> str:
 # Reads a whole TF_CONFIG, as far as it can be read.
 
 WHOLE = "TF_CONFIG"
-#: What TensorFlow and Google's services write into a TF_CONFIG.
+#: Keys that TensorFlow and Google's services write into a TF_CONFIG.
 _KEYS = (
     *("cluster", SPARSE, "task", "environment", "rpc_layer", "session_master", "job"),
     "model_dir",
@@ -456,7 +456,7 @@ _KEYS = (
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What a TF_CONFIG says.
+    """The content of a TF_CONFIG.
 
     Attributes:
         listed: the tasks of the cluster, also those whose address cannot be read.

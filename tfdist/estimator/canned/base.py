@@ -1,4 +1,4 @@
-"""What canned estimators have in common: networks whose logits are added up, and a head."""
+"""The base of canned estimators: networks whose logits are added up, and a head."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Network(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A network and what trains it.
+    """A network and its optimizer.
 
     Attributes:
         network: makes logits.
         argument: the name of the argument that gave the optimizer, for messages.
-        optimizer: what the user gave.
+        optimizer: the user's optimizer.
         learning_rate: of an optimizer given by name.
     """
 

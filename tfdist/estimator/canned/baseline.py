@@ -54,7 +54,7 @@ class BaselineClassifier(BaselineEstimator):
         model_dir: see `BaselineEstimator`.
         n_classes: the number of classes, 2 or more.
         weight_column: a feature with the weights of examples; its name or a numeric column.
-        label_vocabulary: the names of the classes in order, where labels are strings.
+        label_vocabulary: the names of the classes in order, if labels are strings.
         optimizer: see `BaselineEstimator`.
         config: see `BaselineEstimator`.
         loss_reduction: how losses of examples become one, `"sum_over_batch_size"` or `"sum"`.

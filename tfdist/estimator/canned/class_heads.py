@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 
 
 class ClassHead(Head):
-    """What heads have in common whose examples belong to classes."""
+    """The base of heads whose examples belong to classes."""
 
     def __init__(
         self, n_classes: int, label_vocabulary: Sequence[str] | None, **others: Any

@@ -1,4 +1,4 @@
-"""What feature columns make of features: the input of a network, or a linear model.
+"""Makes the input of a network, or a linear model, of features by feature columns.
 
 The variables have the names of the retired Estimators: `input_layer/COLUMN/embedding_weights`,
 `linear_model/COLUMN/weights` and `linear_model/bias_weights`, in the scope of the caller.
@@ -37,7 +37,7 @@ def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
         columns: one column or several.
 
     Raises:
-        ConfigError: if there are none, two of one name, or something that is no column.
+        ConfigError: if there are none, two of one name, or something that is not a column.
     """
     if isinstance(columns, Mapping):
         raise ConfigError(f"{what} is a dictionary. Give a list of tf.feature_column columns.")
@@ -66,13 +66,13 @@ def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
 
     Args:
         features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: what `checked_columns` returned.
+        columns: the result of `checked_columns`.
 
     Returns:
         A float tensor `(batch, width)`, the columns in the order of their names.
 
     Raises:
-        ConfigError: if a column is categorical, or the features are no dictionary.
+        ConfigError: if a column is categorical, or the features are not a dictionary.
     """
     for column in columns:
         if not isinstance(column, DenseColumn) and not _is_old(column):
@@ -100,7 +100,7 @@ def linear_model(
 
     Args:
         features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: what `checked_columns` returned, dense or categorical.
+        columns: the result of `checked_columns`, dense or categorical.
         units: the number of sums.
         sparse_combiner: how the weights of several categories in one example are combined: `"sum"`,
             `"mean"` or `"sqrtn"`.
@@ -109,7 +109,7 @@ def linear_model(
         A float tensor `(batch, units)`.
 
     Raises:
-        ConfigError: if a column is shared by the old API, or the features are no dictionary.
+        ConfigError: if a column is shared by the old API, or the features are not a dictionary.
     """
     cache, state = FeatureTransformationCache(_dictionary(features)), _Variables()
     zeros = tf1.zeros_initializer()
@@ -182,7 +182,7 @@ def _is_old(column: FeatureColumn) -> bool:
 
 
 class _Variables(StateManager):  # type: ignore[misc]
-    """Keeps what columns make in variables of the graph, named by the scopes that are open."""
+    """Keeps the weights that columns make as variables of the graph, named by the open scopes."""
 
     def __init__(self) -> None:
         self._variables: dict[tuple[Any, str], Any] = {}

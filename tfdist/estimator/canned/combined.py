@@ -40,11 +40,11 @@ class DNNLinearCombinedEstimator(CannedEstimator):
     Args:
         head: one of `tfdist.estimator`'s heads.
         model_dir: where checkpoints, event files and exports go.
-        linear_feature_columns: what the linear model sees; None for no linear model.
+        linear_feature_columns: the inputs of the linear model; None for no linear model.
         linear_optimizer: a name, an optimizer of `tf.compat.v1.train` or Keras, or a function that
             returns one. Names have the lesser of 0.005 and one over the square root of the number
             of columns as their learning rate.
-        dnn_feature_columns: what the network sees, dense columns; None for no network.
+        dnn_feature_columns: the inputs of the network, dense columns; None for no network.
         dnn_optimizer: as `linear_optimizer`; names have a learning rate of 0.001.
         dnn_hidden_units: the width of each hidden layer.
         dnn_activation_fn: of hidden layers.
@@ -56,7 +56,7 @@ class DNNLinearCombinedEstimator(CannedEstimator):
         input_layer_partitioner: splits tables of embeddings and linear weights.
 
     Raises:
-        ConfigError: for arguments that mean nothing, or where there is no column at all.
+        ConfigError: for arguments that mean nothing, or if there is no column at all.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
         dnn_dropout: see `DNNLinearCombinedEstimator`.
         n_classes: the number of classes, 2 or more.
         weight_column: a feature with the weights of examples; its name or a numeric column.
-        label_vocabulary: the names of the classes in order, where labels are strings.
+        label_vocabulary: the names of the classes in order, if labels are strings.
         config: see `DNNLinearCombinedEstimator`.
         warm_start_from: see `DNNLinearCombinedEstimator`.
         loss_reduction: how losses of examples become one, `"sum_over_batch_size"` or `"sum"`.

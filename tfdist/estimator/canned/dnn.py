@@ -77,7 +77,7 @@ class DNNClassifier(DNNEstimator):
         model_dir: see `DNNEstimator`.
         n_classes: the number of classes, 2 or more.
         weight_column: a feature with the weights of examples; its name or a numeric column.
-        label_vocabulary: the names of the classes in order, where labels are strings.
+        label_vocabulary: the names of the classes in order, if labels are strings.
         optimizer: see `DNNEstimator`.
         activation_fn: see `DNNEstimator`.
         dropout: see `DNNEstimator`.

@@ -1,4 +1,4 @@
-"""What makes predictions, a loss, metrics and a training step out of logits."""
+"""Heads make predictions, a loss, metrics and a training step out of logits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Head(abc.ABC):
 
     @property
     def name(self) -> str | None:
-        """What is appended to the names of metrics."""
+        """The suffix of the names of metrics."""
         return self._name
 
     @property
@@ -65,7 +65,7 @@ class Head(abc.ABC):
 
     @property
     def loss_reduction(self) -> str:
-        """How losses of examples become one."""
+        """The reduction of the losses of examples to one."""
         return self._given_reduction
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class Head(abc.ABC):
         """The loss that is trained on, a scalar.
 
         Args:
-            labels: as the head's class says.
+            labels: as described in the head's class.
             logits: `(batch, logits_dimension)`.
             features: tensors by name, for weights.
             mode: has no effect.
@@ -152,15 +152,15 @@ class Head(abc.ABC):
         update_ops: Sequence[Any] | None = None,
         regularization_losses: Sequence[Any] | None = None,
     ) -> EstimatorSpec:
-        """What a `model_fn` returns.
+        """Builds the value that a `model_fn` returns.
 
         Args:
             features: tensors by name.
             mode: one of `ModeKeys`.
             logits: `(batch, logits_dimension)`.
-            labels: as the head's class says.
+            labels: as described in the head's class.
             optimizer: of `tf.compat.v1.train` or of Keras.
-            trainable_variables: what it trains; by default all trainable variables.
+            trainable_variables: the variables to train; by default all trainable variables.
             train_op_fn: makes the training op of the loss, instead of `optimizer`.
             update_ops: run before each step; by default those of `GraphKeys.UPDATE_OPS`.
             regularization_losses: scalars added to the loss.
@@ -203,7 +203,7 @@ def _step(
     train_op_fn: Callable[[Any], Any] | None,
     variables: Sequence[Any] | None,
 ) -> Callable[[Any], Any]:
-    """What makes the training op of a loss."""
+    """The function that makes the training op of a loss."""
     if (optimizer is None) == (train_op_fn is None):
         which = "neither" if optimizer is None else "both"
         raise ConfigError(

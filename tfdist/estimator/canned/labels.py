@@ -18,7 +18,7 @@ def check_vocabulary(vocabulary: Sequence[str] | None, n_classes: int) -> tuple[
     """A vocabulary of labels as a tuple, or None.
 
     Raises:
-        ConfigError: if it is no list, or not as long as there are classes.
+        ConfigError: if it is not a list, or not as long as there are classes.
     """
     if vocabulary is None:
         return None
@@ -87,7 +87,7 @@ def ids_of(names: Tensor, vocabulary: tuple[str, ...]) -> Tensor:
         comes.
 
     Raises:
-        ConfigError: if the labels are no strings.
+        ConfigError: if the labels are not strings.
     """
     if names.dtype != tf.string:
         raise ConfigError(

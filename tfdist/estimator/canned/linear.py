@@ -76,7 +76,7 @@ class LinearClassifier(LinearEstimator):
         model_dir: see `LinearEstimator`.
         n_classes: the number of classes, 2 or more.
         weight_column: a feature with the weights of examples; its name or a numeric column.
-        label_vocabulary: the names of the classes in order, where labels are strings.
+        label_vocabulary: the names of the classes in order, if labels are strings.
         optimizer: see `LinearEstimator`.
         config: see `LinearEstimator`.
         warm_start_from: see `LinearEstimator`.

@@ -17,7 +17,7 @@ __all__ = ["check_loss_fn", "custom_loss", "example_weights", "reduced", "reduct
 tf1 = tf.compat.v1
 _V1 = tf1.losses.Reduction
 
-#: What `loss_reduction` may be: the names of TensorFlow 2, and those of TensorFlow 1.
+#: Values of `loss_reduction`: the names of TensorFlow 2, and those of TensorFlow 1.
 _REDUCTIONS = {
     "sum_over_batch_size": _V1.SUM_OVER_BATCH_SIZE,
     "auto": _V1.SUM_OVER_BATCH_SIZE,
@@ -43,7 +43,7 @@ def reduced(losses: Tensor, weights: Tensor | float, reduction: str) -> Tensor:
 
     Args:
         losses: `(batch, n)`.
-        weights: what losses are multiplied by, `(batch, 1)` or 1.
+        weights: the factors of losses, `(batch, 1)` or 1.
         reduction: one of TensorFlow 1's names. `tf.distribute` learns from it whether losses of
             replicas are added or averaged.
     """

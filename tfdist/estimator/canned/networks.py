@@ -149,7 +149,7 @@ class Baseline:
     def logits(
         self, features: Features, mode: str, units: int, servers: int
     ) -> tuple[Any, list[Any]]:
-        """Builds the model; see `Deep.logits`. Features only tell the number of examples."""
+        """Builds the model; see `Deep.logits`. Features only give the number of examples."""
         del mode, servers
         with tf1.variable_scope(self.scope):
             bias = tf1.get_variable("bias", [units], initializer=tf1.zeros_initializer())
@@ -192,7 +192,7 @@ def _moving(name: str, shape: Sequence[Any], initializer: object) -> Variable:
 
 
 def _partitioner(servers: int) -> Partitioner | None:
-    """Splits large tables where there are several servers to hold the parts."""
+    """Splits large tables if there are several servers to hold the parts."""
     if servers < 2:
         return None
     return tf1.min_max_variable_partitioner(max_partitions=servers, min_slice_size=_LEAST_BYTES)
@@ -209,6 +209,6 @@ def _batch_size(features: Features) -> Tensor:
 
 
 def _summarize(name: str, value: Tensor) -> None:
-    """Adds what TensorBoard shows of a layer."""
+    """Adds the summaries of a layer that TensorBoard shows."""
     tf1.summary.scalar(f"{name}/fraction_of_zero_values", tf.nn.zero_fraction(value))
     tf1.summary.histogram(f"{name}/activation", value)

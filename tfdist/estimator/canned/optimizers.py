@@ -32,14 +32,14 @@ _BY_NAME = {
 
 
 def check_optimizer(what: str, optimizer: object) -> None:
-    """Refuses what cannot be an optimizer, before any graph is made.
+    """Rejects values that cannot be an optimizer, before any graph is made.
 
     Args:
         what: the argument's name, for messages.
-        optimizer: what the user gave.
+        optimizer: the user's value.
 
     Raises:
-        ConfigError: with what may be given instead.
+        ConfigError: with the values that are allowed.
     """
     if isinstance(optimizer, str):
         check_choice(what, optimizer, _BY_NAME)
@@ -57,7 +57,7 @@ def optimizer_of(
 
     Args:
         what: the argument's name, for messages.
-        optimizer: what `check_optimizer` let through.
+        optimizer: a value that has passed `check_optimizer`.
         learning_rate: of optimizers given by name.
 
     Returns:
@@ -92,9 +92,9 @@ def minimize(
     """The op of one step.
 
     Args:
-        optimizer: what `optimizer_of` returned.
+        optimizer: the result of `optimizer_of`.
         loss: a scalar tensor.
-        variables: what is trained.
+        variables: the variables to train.
         global_step: a variable that the op adds one to, if it is given.
         prefix: is put before the names of the variables of an optimizer of Keras.
     """

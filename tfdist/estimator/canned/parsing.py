@@ -1,4 +1,4 @@
-"""What serialized examples hold, features and label, for `tf.io.parse_example`."""
+"""Feature specifications for `tf.io.parse_example`: features and label of serialized examples."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def classifier_parse_example_spec(
     Args:
         feature_columns: the estimator's columns.
         label_key: the label's name.
-        label_dtype: int64, or string where there is a `label_vocabulary`.
-        label_default: the label where there is none.
+        label_dtype: int64, or string if there is a `label_vocabulary`.
+        label_default: the label if there is none.
         weight_column: the name or numeric column of the weights.
 
     Raises:

@@ -46,7 +46,7 @@ class RegressionHead(Head):
         self._inverse_link_fn = inverse_link_fn
 
     def predictions(self, logits: Tensor, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """See `Head.predictions`: `predictions`, and `logits` where they differ.
+        """See `Head.predictions`: `predictions`, and `logits` if they differ.
 
         Raises:
             ConfigError: for an unknown key.

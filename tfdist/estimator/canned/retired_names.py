@@ -25,10 +25,10 @@ def saver_for(config: RunConfig) -> Saver | None:
     """A saver that keeps to the names of the checkpoints which are there already.
 
     Args:
-        config: tells the model's directory, and how many checkpoints are kept.
+        config: has the model's directory, and the number of checkpoints that are kept.
 
     Returns:
-        A `tf.compat.v1.train.Saver`, or None where the names are those of the variables.
+        A `tf.compat.v1.train.Saver`, or None if the names are those of the variables.
     """
     latest = tf.train.latest_checkpoint(config.model_dir) if config.model_dir else None
     if latest is None or config.num_ps_replicas > 1:  # Several servers hold parts of variables.

@@ -1,4 +1,4 @@
-"""How gradients are made smaller before they travel."""
+"""Compressions of gradients, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compression of gradients is: how they travel, and what it keeps from step to step."""
+"""The interface of compressions: the transport of gradients, and the memory between steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Compression(Protocol):
 
     With error feedback (arXiv:1901.09847), what a step leaves out is in a memory and added to the
     next step's gradients: over the replicas, the sum of the next errors is the sum of gradients and
-    present errors less the result, to rounding. Where a result has a NaN or an infinity, the
+    present errors less the result, to rounding. If a result has a NaN or an infinity, the
     memories keep their values, so that a step that is skipped for it leaves nothing behind.
     """
 

@@ -16,7 +16,7 @@ __all__ = ["Layout", "parts_for"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in one flat vector, one after the other.
+    """The places of tensors in one flat vector, one after the other.
 
     Attributes:
         shapes: their static shapes.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tfdist.comm.replica_collectives import Link
 
 
-#: What a tensor's sum is scaled to at most; float16 ends at 65504.
+#: The largest value to which a tensor's sum is scaled; float16 ends at 65504.
 _LARGEST = 32768.0
 _LARGEST_SCALE = 1e36
 
@@ -66,7 +66,7 @@ class ScaledFloat16(Memoryless):
 
     With s the sum of the replicas' largest magnitudes in a tensor, its values travel times 32768/s:
     no sum is above s. The error is at most about 2^-10 of a sum's magnitudes, or (p + 1) s 2^-40
-    where that is more, with p replicas. Scaling as in mixed precision training (arXiv:1710.03740),
+    if that is more, with p replicas. Scaling as in mixed precision training (arXiv:1710.03740),
     but by what is there instead of by trial. A tensor with a NaN or an infinity on some replica is
     NaN throughout.
     """

@@ -26,7 +26,7 @@ class LowRank:
     """A gradient M of n x m travels as P and Q of `rank` columns, and the sum is about P Q^T.
 
     One step of power iteration from the Q of the step before (PowerSGD, arXiv:1905.13727): P is the
-    sum of M Q, then made orthonormal, and Q the sum of M^T P. What a replica's M has besides its
+    sum of M Q, then made orthonormal, and Q the sum of M^T P. The rest of a replica's M besides its
     part of P Q^T is fed back. A float32 tensor costs 8 (p - 1) / p `rank` (n + m) bytes. Those for
     which that is more than half of what they have, such as all vectors, travel as they are.
 
@@ -116,7 +116,7 @@ def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
         rank: the rank of the product.
 
     Returns:
-        Rows and columns; None where the product would not save half.
+        Rows and columns; None if the product would not save half.
     """
     ways = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
     best = min(ways, key=sum, default=None)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class TopValues:
     """Of each tensor, each replica sends its values of largest magnitude and their positions.
 
-    What is not sent is fed back (arXiv:1704.05021, arXiv:1809.07599). A sent value has 8 bytes and
-    goes to all replicas: it sends 8 (p - 1) `ratio` bytes a value, which is less than an all-reduce
-    of float32 only where `ratio` is below 1/p.
+    Values that are not sent are fed back (arXiv:1704.05021, arXiv:1809.07599). A sent value has 8
+    bytes and goes to all replicas: it sends 8 (p - 1) `ratio` bytes a value, which is less than an
+    all-reduce of float32 only if `ratio` is below 1/p.
 
     Attributes:
         ratio: the part of a tensor's values that is sent, at least one value.
@@ -68,7 +68,7 @@ class TopValues:
         return layout.split(total), unless_broken(all_finite(received), [left], memory)
 
     def _positions(self, layout: Layout, corrected: Tensor, finite: Tensor) -> Tensor:
-        """Where the largest values lie in the flat vector: int32."""
+        """The places of the largest values in the flat vector: int32."""
 
         def unchanged() -> Tensor:
             return corrected
@@ -88,12 +88,12 @@ class TopValues:
 
 
 def part_of(size: int, ratio: float) -> int:
-    """How many of `size` values a ratio means, at least one if there is any."""
+    """The number of values that is a ratio of `size`, at least one if there is any."""
     return min(size, max(1, math.ceil(round(ratio * size, 6))))
 
 
 def poisoned(sent: Tensor, finite: Tensor) -> Tensor:
-    """What a replica sends, or NaNs in its place, so that all see that it has some.
+    """The values that a replica sends, or NaNs in their place, so that all see that it has some.
 
     Args:
         sent: the values that it has chosen.
@@ -115,11 +115,11 @@ _SEED = 20180915
 class RandomValues:
     """All replicas send the values at the same random positions of all tensors together.
 
-    What is not sent is fed back (random-k of arXiv:1809.07599). Positions need not travel: it sends
-    8 (p - 1) / p `ratio` bytes a float32 value. The values lie in rows of about 1 / `ratio`; a step
-    sends one of each row, with equal chances and independent of other rows. In a turn of as many
-    steps every value is sent once, in an order that is drawn for each turn: none waits for two
-    turns.
+    Values that are not sent are fed back (random-k of arXiv:1809.07599). Positions need not travel:
+    it sends 8 (p - 1) / p `ratio` bytes a float32 value. The values lie in rows of about 1 /
+    `ratio`; a step sends one of each row, with equal chances and independent of other rows. In a
+    turn of as many steps every value is sent once, in an order that is drawn for each turn: none
+    waits for two turns.
 
     Attributes:
         ratio: the part of all values that is sent in a step, at least one value.

@@ -27,7 +27,7 @@ from tfdist.launch.supervisor import Requests, stop_requests
 
 __all__ = ["PIP_HINT", "CommandError", "Commands", "Progress", "StoppedError", "percentages"]
 
-#: What to do where pip does not get something.
+#: Advice for the case that pip cannot download something.
 PIP_HINT = (
     "Look at the network and at pip's settings (`pip config list`). Without a network: build on a "
     "machine like this one with --wheel-dir, and install that wheel here with pip."
@@ -37,9 +37,9 @@ _POLL = 0.1
 _BLOCK = 1 << 16
 _LINES_KEPT, _LINES_SHOWN, _LINES_AT_ERROR = 5000, 12, 6
 _ERROR = re.compile(r"\berror:|\bCMake Error\b", re.IGNORECASE)
-#: What TensorFlow says of itself when it starts.
+#: Lines that TensorFlow prints about itself when it starts.
 _NOISE = re.compile(r"^I0000 |^WARNING: All log messages before absl|failed call to cuInit")
-#: The end of a trace that only says that a command failed, which said why before.
+#: The end of a trace that only reports that a command failed, which has printed its own reason.
 _FAILED_CHILD, _TRACE = "subprocess.CalledProcessError", "Traceback (most recent call last):"
 _HINTS = (
     (re.compile(r"No space left on device"), "Make room on the disk; TMPDIR names another one."),
@@ -60,7 +60,7 @@ class StoppedError(TfdistError):
 
 
 class CommandError(TfdistError):
-    """A command of the build failed, or took too long. The message has what it printed last."""
+    """A command of the build failed, or took too long. The message has its last lines."""
 
     def __init__(self, what: str, why: str, lines: Sequence[str], log: Path, hint: str) -> None:
         text = "\n".join(lines)
@@ -91,7 +91,7 @@ class Commands:
     Within it the signals that would end this process are noted and stop the running command.
 
     Args:
-        log: gets what all commands print; its directory exists.
+        log: gets the output of all commands; its directory exists.
         temporary: where they put temporary files, so that those go when it goes.
     """
 
@@ -136,12 +136,12 @@ class Commands:
         """Runs a command to its end.
 
         Args:
-            what: what it does, for messages.
+            what: its purpose, for messages.
             command: the command.
             changes: to this process's environment; None removes a variable.
             folder: where it runs.
             seconds: how long it may take.
-            each: told each line that it prints.
+            each: called with each line that it prints.
             shielded: a stop signal waits for its end: it is short and must not be half done.
             hint: what to do if it fails.
 
@@ -173,7 +173,7 @@ class Commands:
     def _follow(
         self, process: subprocess.Popen[bytes], seconds: float, shielded: bool, lines: _Lines
     ) -> bool:
-        """Reads what a process prints until it ends. True if it does not end in time."""
+        """Reads the output of a process until it ends. True if it does not end in time."""
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
         while True:
@@ -202,7 +202,7 @@ class Commands:
 
 
 class _Lines:
-    """Cuts what a command prints into lines."""
+    """Cuts the output of a command into lines."""
 
     def __init__(self, kept: collections.deque[str], each: Callable[[str], None]) -> None:
         self._kept, self._each, self._part = kept, each, b""
@@ -220,7 +220,7 @@ class _Lines:
 
 
 def _read(pipe: int, seconds: float) -> bytes:
-    """What has been printed, or nothing after so many seconds."""
+    """The output so far, or nothing after so many seconds."""
     if not select.select([pipe], [], [], seconds)[0]:
         return b""
     block = os.read(pipe, _BLOCK)
@@ -246,27 +246,27 @@ def _ending(status: int) -> str:
     return f"it ended with status {status}"
 
 
-# Whom a build tells how far it is.
+# The reporting of a build's progress.
 
-#: What make (`[ 45%] Building`) and ninja (`[12/80] Building`) print before a step.
+#: The prefix of a step's line from make (`[ 45%] Building`) and ninja (`[12/80] Building`).
 _STEP = re.compile(r"\[\s*(?:(?P<percent>\d+)%|(?P<done>\d+)/(?P<all>\d+))\]")
 
 
 class Progress(Protocol):
-    """Shows what is being done."""
+    """Shows the progress of a build."""
 
     def phase(self, text: str) -> None:
-        """A new phase begins."""
+        """Shows that a new phase begins."""
 
     def fraction(self, done: float) -> None:
-        """How much of the phase is done, from 0 to 1."""
+        """Shows the part of the phase that is done, from 0 to 1."""
 
     def note(self, text: str) -> None:
-        """Something worth knowing that is no error."""
+        """Shows something worth knowing that is not an error."""
 
 
 def percentages(progress: Progress) -> Callable[[str], None]:
-    """A reader of a build tool's lines that tells how much is done."""
+    """A reader of a build tool's lines that reports the part that is done."""
 
     def read(line: str) -> None:
         step = _STEP.match(line)

@@ -23,7 +23,7 @@ __all__ = ["MARK", "VERSION", "Workshop", "build", "download", "patch", "unpack"
 #: The release that is built: the last one.
 VERSION = "0.28.1"
 
-#: Marks what was built from the changed source: a part of the version that pip shows.
+#: Marks a build from the changed source: a part of the version that pip shows.
 MARK = "tfdist2"
 
 
@@ -33,8 +33,8 @@ class _Change:
 
     Attributes:
         path: the file.
-        old: what only that line contains.
-        new: what is there instead.
+        old: text that only that line contains.
+        new: the text instead.
         nccl: whether it is needed for GPUs only.
     """
 
@@ -46,7 +46,7 @@ class _Change:
 
 _CHANGES = (
     # Registers Horovod's operations with XLA; includes a header that TensorFlow no longer ships.
-    # Without it Horovod's operations run outside of what XLA compiles.
+    # Without it Horovod's operations run outside of XLA's programs.
     _Change("horovod/tensorflow/CMakeLists.txt", "xla_mpi_ops.cc", ""),
     # Written to but left empty as released, so that stalled ranks are looked for in an empty list.
     _Change(
@@ -64,7 +64,7 @@ _CHANGES = (
         "  device_attr.iface = gloo_iface_;\n"
         "  dev = CreateDevice(device_attr);\n",
     ),
-    # A function that TensorFlow no longer exports, replaced by what it did. A template, since the
+    # A function that TensorFlow no longer exports, replaced by its own code. A template, since the
     # type is known only by its name at that place.
     _Change(
         "horovod/tensorflow/mpi_ops.cc",
@@ -141,13 +141,13 @@ _HINT = "If there is another C++ compiler, name it in CXX and run this again."
 
 @dataclasses.dataclass(frozen=True)
 class Workshop:
-    """Where and with what a wheel is built.
+    """The directories and tools with which a wheel is built.
 
     Attributes:
         folder: a temporary directory.
-        tools: what the machine has.
+        tools: the tools of the machine.
         commands: runs the build's commands.
-        progress: is told how far it is.
+        progress: called with the progress.
     """
 
     folder: Path
@@ -209,12 +209,12 @@ def _get_packages(shop: Workshop) -> None:
 
 
 def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
-    """What the build's commands find in their environment."""
+    """The changes to the environment of the build's commands."""
     given = environment.snapshot()
     unset: dict[str, str | None] = {
         name: None for name in given if name.startswith("HOROVOD_") and name not in KEPT_VARIABLES
     }
-    # What `make test` would hand down to the make of the build.
+    # Variables that `make test` would hand down to the make of the build.
     unset |= dict.fromkeys(("MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"))
     folders = (str(shop.packages / "bin"), given.get("PATH", ""))
     jobs = str(_jobs())
@@ -236,7 +236,7 @@ def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
 
 
 def _cuda(given: Mapping[str, str]) -> dict[str, str]:
-    """Where CUDA is; left to itself the build may find an nvcc that lies elsewhere."""
+    """The directory of CUDA; left to itself the build may find an nvcc that lies elsewhere."""
     nvcc = find_nvcc(given)
     home = nvcc.resolve().parent.parent if nvcc else None
     if home is None or not (home / "include" / "cuda_runtime.h").is_file():
@@ -250,7 +250,7 @@ def _linker_flags(given: str) -> str:
 
 
 def _jobs() -> int:
-    """How many files are compiled at a time."""
+    """The number of files compiled at a time."""
     wanted = environment.snapshot().get("CMAKE_BUILD_PARALLEL_LEVEL", "")
     if wanted.isdecimal() and int(wanted):
         return int(wanted)

@@ -49,10 +49,10 @@ __all__ = [
 
 # The Horovod of this Python environment, looked at without importing it, and put in its place.
 
-#: What Horovod imports besides TensorFlow.
+#: The packages that Horovod imports besides TensorFlow.
 _DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
-#: What is in the library if it was built with something.
+#: A string in the library for each feature that it was built with.
 _MARKS = {"Gloo": b"_ZN4gloo", "MPI": b"MPI_Init_thread", "NCCL": b"ncclCommInitRank"}
 _PIP = (sys.executable, "-m", "pip", "install")
 
@@ -93,7 +93,7 @@ def fits(choice: Choice, tensorflow: str) -> bool:
     """Whether what is installed is what would be built. It may have more operations.
 
     Args:
-        choice: what is asked for.
+        choice: the features asked for.
         tensorflow: the version of TensorFlow that it must be built for.
     """
     return (
@@ -105,7 +105,7 @@ def fits(choice: Choice, tensorflow: str) -> bool:
 
 
 def get_dependencies(commands: Commands, folder: Path | None) -> None:
-    """Installs what Horovod imports.
+    """Installs the packages that Horovod imports.
 
     Args:
         commands: runs pip.
@@ -141,7 +141,7 @@ def install(commands: Commands, wheel: Path) -> None:
 
 
 class Done(enum.Enum):
-    """What had to be done."""
+    """The actions that were necessary."""
 
     NOTHING = "is there already"
     REUSED = "is installed, from a wheel that was built before"
@@ -150,10 +150,10 @@ class Done(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What is asked for.
+    """The request for a build.
 
     Attributes:
-        choice: what Horovod is built with.
+        choice: the features that Horovod is built with.
         force: build it in any case.
         wheel_dir: put the wheel there and install nothing.
     """
@@ -165,15 +165,15 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was done.
+    """The result of a request.
 
     Attributes:
         done: how it came about.
         tensorflow: the version of TensorFlow that it is for.
-        operations: what it exchanges tensors with.
+        operations: the libraries with which it exchanges tensors.
         seconds: how long that took.
-        wheel: the wheel; None where nothing was to be done.
-        log: the log of what was run; None likewise.
+        wheel: the wheel; None if nothing was to be done.
+        log: the log of the commands; None likewise.
     """
 
     done: Done
@@ -190,12 +190,12 @@ def ensure(order: Order, progress: Progress) -> Outcome:
     Call it in the main thread: it handles the signals that would end the process.
 
     Args:
-        order: what is asked for.
-        progress: is told how far it is.
+        order: the request.
+        progress: called with the progress.
 
     Raises:
         ConfigError: if something that the build needs is missing.
-        TfdistError: if a step fails, or a signal stops it. What was installed before is as it was.
+        TfdistError: if a step fails, or a signal stops it. The wheel installed before is kept.
     """
     tensorflow = requirements.tensorflow_version()
     if not (order.force or order.wheel_dir) and fits(order.choice, tensorflow):
@@ -224,7 +224,7 @@ class _Job:
         self.progress.phase("waiting for another process that builds the same wheel")
 
     def reuse(self) -> Outcome | None:
-        """Installs the wheel that was built before; None where there is none that works."""
+        """Installs the wheel that was built before; None if there is none that works."""
         wheel = self.entry.wheel()
         if wheel is None:
             return None
@@ -265,7 +265,7 @@ class _Job:
 
     @contextlib.contextmanager
     def _commands(self, what: str) -> Iterator[tuple[Commands, Path]]:
-        """What runs commands, and a temporary directory for all that they write."""
+        """A runner of commands, and a temporary directory for all that they write."""
         with (
             tempfile.TemporaryDirectory(prefix="tfdist-horovod-") as name,
             Commands(self.entry.log(what), Path(name)) as commands,

@@ -1,4 +1,4 @@
-"""What a build needs, checked before anything is downloaded; all that is missing is told."""
+"""The requirements of a build, checked before any download; all missing ones are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# What a Horovod is to be built with, and what decides about the result besides.
+# The features of a Horovod to build, and the other inputs that decide about the result.
 
 #: The values of `--gpu`.
 GPU_CHOICES: dict[str, str] = {
@@ -38,7 +38,7 @@ GPU_CHOICES: dict[str, str] = {
     "none": "no GPU operations",
 }
 
-#: Horovod's own variables that say where things are; all others are set for the build.
+#: Horovod's own variables that name locations; all others are set for the build.
 KEPT_VARIABLES = (
     "HOROVOD_BUILD_ARCH_FLAGS",
     "HOROVOD_BUILD_CUDA_CC_LIST",
@@ -52,7 +52,7 @@ KEPT_VARIABLES = (
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What Horovod is built with, besides Gloo.
+    """The features that Horovod is built with, besides Gloo.
 
     Attributes:
         mpi: its operations and start by MPI.
@@ -68,7 +68,7 @@ class Choice:
         return ("Gloo", *(["MPI"] if self.mpi else []), *(["NCCL"] if self.nccl else []))
 
     def variables(self) -> dict[str, str]:
-        """The variables by which Horovod's build is told."""
+        """The variables that configure Horovod's build."""
         return {
             "HOROVOD_WITH_TENSORFLOW": "1",
             "HOROVOD_WITHOUT_PYTORCH": "1",
@@ -142,11 +142,11 @@ int main(int argc, char** argv) { return MPI_Init(&argc, &argv); }
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-    """What was found to build with.
+    """The tools that were found to build with.
 
     Attributes:
         compiler: the command of the C++ compiler.
-        cmake: CMake, or None where pip must get it.
+        cmake: CMake, or None if pip must get it.
         make: whether there is a make; if not, pip must get ninja.
     """
 
@@ -174,8 +174,8 @@ def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
     """Looks for all that the build needs.
 
     Args:
-        choice: what is to be built.
-        places: what each directory that is written to is for, and how many bytes it needs.
+        choice: the features to build.
+        places: the use of each directory that is written to, and the bytes it needs.
 
     Raises:
         ConfigError: if something is missing; the message lists it all.
@@ -210,7 +210,7 @@ def _find_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
 
 
 def _compile(compiler: list[str], text: str = _CPP17) -> str | None:
-    """What keeps a compiler from making a program, or None."""
+    """The reason why a compiler cannot make a program, or None."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         source = Path(folder, "check.cc")
         source.write_text(text)
@@ -223,7 +223,7 @@ def _compile(compiler: list[str], text: str = _CPP17) -> str | None:
 
 
 def _mpi_problem() -> str | None:
-    """What keeps MPI's compiler from making a program, or None. Some packages lack its headers."""
+    """The reason why MPI's compiler makes no program, or None. Some packages lack its headers."""
     if shutil.which("mpicxx") is None:
         return "mpicxx is not in PATH"
     problem = _compile(["mpicxx"], _MPI)

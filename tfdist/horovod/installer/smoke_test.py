@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _variables(rank: int, port: int) -> dict[str, str | None]:
-    """What Horovod's own launcher would tell a process."""
+    """The variables that Horovod's own launcher would set for a process."""
     values: dict[str, object] = {
         "HOROVOD_HOSTNAME": _LOCAL,
         "HOROVOD_RANK": rank,
@@ -73,7 +73,7 @@ def _variables(rank: int, port: int) -> dict[str, str | None]:
 
 
 def _add_up() -> int:
-    """One of the two: 0 if it has the sum of what both gave."""
+    """One of the two: 0 if it has the sum of both values."""
     import horovod.tensorflow as horovod
     import tensorflow
 

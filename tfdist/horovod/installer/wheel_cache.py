@@ -27,7 +27,7 @@ _LIBRARY = re.compile(r"horovod/tensorflow/mpi_lib.*\.so")
 _METADATA = "horovod/metadata.json"
 #: Variables, besides Horovod's, that change what a compiler makes.
 _COMPILER_VARIABLES = ("CFLAGS", "CPPFLAGS", "CXX", "CXXFLAGS", "LDFLAGS")
-#: The instructions that Horovod's build uses where the machine has them.
+#: The instructions that Horovod's build uses if the machine has them.
 _INSTRUCTIONS = ("avx", "f16c", "fma")
 _POLL = 0.2
 
@@ -49,7 +49,7 @@ class Entry:
         return self.folder / f"{what}.log"
 
     def wheel(self) -> Path | None:
-        """The wheel, or None where there is none. It may be damaged."""
+        """The wheel, or None if there is none. It may be damaged."""
         return next(iter(sorted(self.folder.glob("*.whl"))), None)
 
     def store(self, wheel: Path) -> Path:
@@ -92,7 +92,7 @@ def entry(choice: Choice, tensorflow: str) -> Entry:
     """The place of the wheel for this Python and machine.
 
     Args:
-        choice: what it is built with.
+        choice: the features it is built with.
         tensorflow: the version of TensorFlow that it is for.
     """
     abi = sysconfig.get_config_var("SOABI") or platform.python_version()
@@ -107,7 +107,7 @@ def _root() -> Path:
 
 
 def _digest(choice: Choice) -> str:
-    """What else decides whether a wheel built there runs here."""
+    """A digest of all else that decides whether a wheel built there runs here."""
     given = environment.snapshot()
     mpi = [shutil.which("mpicxx")] if choice.mpi else []
     cuda = [str(find_nvcc(given)), str(find_nccl(given))] if choice.nccl else []
@@ -129,7 +129,7 @@ def _instructions() -> list[str]:
 
 
 def wheel_problem(wheel: Path, tensorflow: str) -> str | None:
-    """Why a wheel must not be installed, or None.
+    """The reason why a wheel must not be installed, or None.
 
     Args:
         wheel: the file.

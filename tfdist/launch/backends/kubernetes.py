@@ -1,4 +1,4 @@
-"""A job with what every Kubernetes has: indexed Jobs, a StatefulSet, and a headless service.
+"""A job with the objects that every Kubernetes has: indexed Jobs, StatefulSet, headless service.
 
 - Workers are an indexed Job: pod i is worker i. One pod that fails makes the Job fail, and
   Kubernetes then ends its other pods: a lost task leaves the others without a partner.
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 
-# A job in containers, and what all manifests of it have in common.
+# A job in containers, and the common parts of all its manifests.
 #
-# Manifests are nested dictionaries. They become text at the very end, as YAML where PyYAML is
+# Manifests are nested dictionaries. They become text at the very end, as YAML if PyYAML is
 # installed and else as JSON, which every reader of YAML takes too.
 
 #: The label by which everything of a job is found again.
 JOB_LABEL = "tfdist-job"
 _TASK_LABEL = "tfdist-task"
 
-#: What is left of the 63 characters of a host name beside `-worker-` and a number, and of those
+#: The rest of the 63 characters of a host name beside `-worker-` and a number, and of those
 #: of a label beside `-ps-` and the hash that a StatefulSet adds.
 _LONGEST_NAME = 49
 
@@ -69,7 +69,7 @@ class ContainerJob:
     """A job whose tasks each run in a container.
 
     Attributes:
-        name: what it is called; see `check_name`.
+        name: the name of its objects; see `check_name`.
         image: the container image.
         command: the program and its arguments, the same for all tasks.
         counts: how many tasks there are of each type, in the order of their ranks.
@@ -128,7 +128,7 @@ def name_of(script: str) -> str:
 
 
 def check_name(name: str, flag: str) -> None:
-    """Refuses what Kubernetes does not take as a name of services (RFC 1035).
+    """Rejects names that Kubernetes does not take for services (RFC 1035).
 
     Raises:
         ConfigError: if it has other characters than it may, or too many.
@@ -189,7 +189,7 @@ def pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any)
 
 
 def literal(word: str) -> str:
-    """A word as it is written where `$` begins the name of a variable.
+    """Escapes a word for texts in which `$` begins the name of a variable.
 
     Kubernetes replaces `$(NAME)` and Compose `${NAME}`; both read `$$` as one `$`.
     """
@@ -230,7 +230,7 @@ def jobs(job: ContainerJob) -> tuple[str, ...]:
 
 
 def _set(job: ContainerJob, kind: str) -> str:
-    """What the pods of a type are called, but for their numbers."""
+    """The name of a type's pods, without their numbers."""
     return f"{job.name}-{kind}" if job.served else job.name
 
 
@@ -288,7 +288,7 @@ def _template(job: ContainerJob, kind: str) -> dict[str, Any]:
 
 
 def _variables(job: ContainerJob) -> list[dict[str, str]]:
-    """What tells a pod who the others are (see `tfdist.cluster.environments.kubernetes`)."""
+    """The variables by which a pod finds the others: `tfdist.cluster.environments.kubernetes`."""
     if job.served:
         sets = ",".join(f"{kind}={_set(job, kind)}:{count}" for kind, count in job.counts.items())
         who = {"name": "TFDIST_PODS", "value": sets}
@@ -304,7 +304,7 @@ def _variables(job: ContainerJob) -> list[dict[str, str]]:
 # order.
 
 #: Runs the file. All services end by themselves when the training has ended, and so does this; it
-#: ends them where one has failed.
+#: ends them if one has failed.
 RUN = "docker compose -f FILE up --abort-on-container-failure"
 
 
@@ -357,7 +357,7 @@ def tfjob_documents(job: ContainerJob) -> tuple[dict[str, Any], ...]:
             "spec": {
                 # All workers have the same result; the first of them to end is not the job's end.
                 **({} if job.served else {"successPolicy": "AllWorkers"}),
-                # Ends the servers with the job, and leaves the logs of what has ended.
+                # Ends the servers with the job, and leaves the logs of the pods that have ended.
                 "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
                 "tfReplicaSpecs": {
                     _REPLICA_TYPES[kind]: _replicas(job, kind) for kind in job.counts

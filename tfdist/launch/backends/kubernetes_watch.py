@@ -1,4 +1,4 @@
-"""Stays with a job on Kubernetes until its end, shows its log, and tells what is wrong."""
+"""Stays with a job on Kubernetes until its end, shows its log, and reports what is wrong."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 
-# What Kubernetes says of a job: whether it has ended, and what became of its pods. Pure.
+# The state of a job on Kubernetes: whether it has ended, and what became of its pods. Pure.
 
 Seen = Mapping[str, Any]
 
-#: What the end of a Job and of a TFJob is called.
+#: The names of the end of a Job and of a TFJob.
 _DONE, _FAILED = ("Complete", "Succeeded"), ("Failed",)
 #: Reasons to wait that pass by themselves.
 _ORDINARY = ("ContainerCreating", "PodInitializing")
@@ -38,7 +38,7 @@ _ORDINARY = ("ContainerCreating", "PodInitializing")
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a job is.
+    """The progress of a job.
 
     Attributes:
         done: the Jobs that are complete.
@@ -55,8 +55,8 @@ class Failure:
 
     Attributes:
         pod: its name.
-        status: its exit status; 1 where it has none.
-        why: what Kubernetes says of it.
+        status: its exit status; 1 if it has none.
+        why: the reason that Kubernetes gives.
     """
 
     pod: str
@@ -65,7 +65,7 @@ class Failure:
 
 
 def progress(seen: Sequence[Seen]) -> Progress:
-    """How far a job is, by the conditions of its Jobs or its TFJob."""
+    """The progress of a job, by the conditions of its Jobs or its TFJob."""
     done: set[str] = set()
     failed: dict[str, str] = {}
     for each in seen:
@@ -84,7 +84,7 @@ def progress(seen: Sequence[Seen]) -> Progress:
 
 
 def named(seen: Sequence[Seen], name: str) -> Seen | None:
-    """The pod with a name or, where Kubernetes appends to names, a host name."""
+    """The pod with a name or, if Kubernetes appends to names, a host name."""
     for each in _pods(seen):
         if name in (each["metadata"]["name"], each.get("spec", {}).get("hostname")):
             return each
@@ -97,7 +97,7 @@ def running(pod: Seen) -> bool:
 
 
 def waiting(seen: Sequence[Seen]) -> dict[str, str]:
-    """The pods that wait for what may never come, such as an image or a GPU, and for what."""
+    """The pods that wait for something that may never come, such as an image, with the reason."""
     found = {}
     for pod in _pods(seen):
         status = pod.get("status", {})
@@ -119,7 +119,7 @@ def waiting(seen: Sequence[Seen]) -> dict[str, str]:
 
 
 def failure(seen: Sequence[Seen]) -> Failure | None:
-    """The pod that failed first, or None where none is known.
+    """The pod that failed first, or None if none is known.
 
     Those that a signal has ended come last: a Job that has failed ends its other pods so.
     """
@@ -140,7 +140,7 @@ def failure(seen: Sequence[Seen]) -> Failure | None:
 
 
 def _ended(container: Seen) -> Seen | None:
-    """How a container ended, or did before it was started again."""
+    """The end of a container, or its previous end if it was started again."""
     for key in ("state", "lastState"):
         ended: Seen | None = (container.get(key) or {}).get("terminated")
         if ended:
@@ -182,7 +182,7 @@ class Kubectl:
         return ("kubectl", *self.options, *words)
 
     def create(self, manifest: str) -> tuple[str, ...]:
-        """Makes the objects of a manifest; the names of what it made, as `job.batch/train`.
+        """Makes the objects of a manifest; returns their names, as `job.batch/train`.
 
         `create`, not `apply`: what another job has left under the same name is never taken over.
 
@@ -232,7 +232,7 @@ class Kubectl:
         return problem
 
     def _call(self, *words: str, input: str = "") -> tuple[str, str | None]:
-        """What a call prints, and why it failed, if it did."""
+        """The output of a call, and why it failed, if it did."""
         command = self.command(*words)
         try:
             done = subprocess.run(
@@ -266,7 +266,7 @@ class LogStream:
         self._process = self._start()
 
     def mend(self) -> None:
-        """Takes the log up again where the connection was lost while the pod runs."""
+        """Takes the log up again if the connection was lost while the pod runs."""
         if self._process.poll() is None:
             return
         if self._ended is None:
@@ -300,10 +300,10 @@ _LAST_LINES = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What to look at.
+    """The objects to look at.
 
     Attributes:
-        kinds: the kinds of objects that tell how far the job is.
+        kinds: the kinds of objects that show the progress of the job.
         selector: the label of all of them.
         jobs: the names of the Jobs; the first is the main one.
         pod: the name, or host name, of the pod whose log is shown.
@@ -321,7 +321,7 @@ class Watch:
     Args:
         kubectl: for the job's namespace.
         target: the job.
-        notify: told what the user should know.
+        notify: called with what the user should know.
 
     Attributes:
         ended: the Jobs that had ended when it last looked.
@@ -397,7 +397,7 @@ class Watch:
             self._log.mend()
 
     def _tell(self, seen: Sequence[Mapping[str, Any]]) -> None:
-        """Tells once what each pod waits for."""
+        """Shows once why each pod waits."""
         now = waiting(seen)
         for pod, why in now.items():
             if self._told.get(pod) != why:

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# What a job asks of Ray, and what Ray answers, as data. Pure: nothing here talks to Ray.
+# Requests of a job to Ray, and Ray's answers, as data. Pure: nothing here talks to Ray.
 
 #: Ray's strategies of placement groups.
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -52,7 +52,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `--engine-args` says of Ray.
+    """The options in `--engine-args` for Ray.
 
     Attributes:
         address: HOST:PORT of a running Ray, or None to look for one.
@@ -67,7 +67,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What one task needs of a node.
+    """The resources that one task needs of a node.
 
     Attributes:
         task: the task.
@@ -94,7 +94,7 @@ class Wish:
 
     Attributes:
         name: the job's name.
-        bundles: what the tasks need, in the order of their ranks.
+        bundles: the tasks' resources, in the order of their ranks.
         options: where and how.
         folder: the directory in which the tasks are to run.
         seconds: how long the placing may take.
@@ -109,7 +109,7 @@ class Wish:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seat:
-    """What an actor tells of its node.
+    """An actor's report of its node.
 
     Attributes:
         host: the node's address.
@@ -171,7 +171,7 @@ def options(text: str | None) -> Options:
 
 
 def bundles(counts: Mapping[str, int], cpus: float, gpus: int) -> tuple[Bundle, ...]:
-    """What the tasks need: GPUs go to those that train.
+    """The resources of the tasks: GPUs go to those that train.
 
     Args:
         counts: how many tasks there are of each type, in the order of their ranks.
@@ -247,7 +247,7 @@ class Session:
 
     Args:
         wish: what to ask for.
-        notify: told what becomes of it.
+        notify: called with reports on the job.
 
     Attributes:
         seats: where the tasks are, in the order of the wish's bundles.
@@ -291,7 +291,7 @@ class Session:
 
         Args:
             plan: by `plan_on`, for the seats.
-            split: whether the shown task's errors are told from its output.
+            split: whether the shown task's errors are kept apart from its output.
         """
         self._send([_order(each, split and each.task == plan.shown) for each in plan.tasks])
         self._await_door()
@@ -341,7 +341,7 @@ class Session:
         return said[-_LAST_WORDS:] or f"its driver ended with {self._driver.returncode}"
 
     def _compare(self) -> None:
-        """Raises StartError where a node differs from this machine."""
+        """Raises StartError if a node differs from this machine."""
         seats = {seat.host: seat for seat in self.seats}
         problems = [each for h, seat in seats.items() for each in differences(h, seat.found)]
         problems += [
@@ -364,7 +364,7 @@ class Session:
 
     def _send(self, what: Any) -> None:
         assert self._driver.stdin is not None, "it is a pipe"
-        with contextlib.suppress(BrokenPipeError):  # Whoever reads its answer sees why.
+        with contextlib.suppress(BrokenPipeError):  # The reader of its answer sees the reason.
             self._driver.stdin.write(json.dumps(what).encode() + b"\n")
             self._driver.stdin.flush()
 

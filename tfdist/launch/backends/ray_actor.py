@@ -1,4 +1,4 @@
-"""What runs on a node of Ray: an actor that starts one task as a process and looks after it.
+"""The actor that starts one task as a process on a node of Ray, and looks after it.
 
 Ray kills an actor whose driver is gone, and with it the processes that the actor itself has
 started, but not theirs. So the task's process group is written down with a watcher
@@ -61,7 +61,7 @@ _LINGER = 0.5
 #: Seconds for the kernel to take down what was killed.
 _AFTER_KILL = 3.0
 
-#: Leaves the process in the middle, so that the watcher has no parent that could be told to end it.
+#: Forks and ends the parent, so that the watcher has no parent that could be asked to end it.
 _DETACHED = (
     "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -91,7 +91,7 @@ class Runner:
         return True
 
     def look(self, folder: str) -> dict[str, Any]:
-        """What the launcher must know of this node: a free port, versions, the clock, GPUs.
+        """The facts of this node for the launcher: a free port, versions, the clock, GPUs.
 
         Args:
             folder: the directory in which the task is to run.
@@ -115,7 +115,7 @@ class Runner:
             command: the program and its arguments.
             environ: changes to the environment that Ray gives the actor.
             folder: the directory in which it runs.
-            streams: 2 to tell its errors from its output, else 1.
+            streams: 2 to keep its errors apart from its output, else 1.
 
         Returns:
             Why it cannot be started, or None.
@@ -144,7 +144,7 @@ class Runner:
         return None
 
     def poll(self, seconds: float) -> tuple[list[tuple[int, bytes]], int | None]:
-        """What the task has printed since the last call; waits for it if there is nothing.
+        """The output of the task since the last call; waits for it if there is nothing.
 
         Args:
             seconds: how long to wait.

@@ -3,7 +3,7 @@
 A process of its own beside the launcher, because Ray takes over signals, threads and the end of
 the process that it is started in. It makes the placement group and an actor for each task, serves
 the tasks' local processes (`ray_relay`) at a socket, and takes all down again when its standard
-input ends. Whatever way it ends itself, Ray then ends the actors and removes the group.
+input ends. If it ends in any other way, Ray ends the actors and removes the group.
 
 Standard input: a wish, then, when the seats are known, the orders; one line of JSON each. Standard
 output: lines of JSON with one of `note`, `stage`, `problem` and `seats`.
@@ -34,7 +34,7 @@ from tfdist.launch.backends.ray_relay import END, frame
 __all__ = ["lacking", "main", "short"]
 
 
-# What is said of Ray's resources and errors. Pure functions.
+# Texts about Ray's resources and errors. Pure functions.
 
 _LONGEST = 300
 
@@ -45,13 +45,13 @@ def lacking(
     total: Mapping[str, float],
     free: Mapping[str, float],
 ) -> str:
-    """What was asked for, and what there is.
+    """The resources requested, and those that there are.
 
     Args:
         bundles: the resources of each task.
         placement: how they are to be spread.
         total: the cluster's resources.
-        free: what of these is free.
+        free: the part of these that is free.
     """
     kinds = Counter(_listed(bundle) for bundle in bundles)
     asked = " and ".join(f"{count} x ({kind})" for kind, count in kinds.items())
@@ -74,18 +74,18 @@ def _listed(resources: Mapping[str, float]) -> str:
 #: Seconds for a port to answer, and for actors to end.
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_END = 5.0
-#: Between TERM and KILL where the launcher has gone.
+#: Between TERM and KILL if the launcher has gone.
 _GRACE = 1.0
-#: How long one look for output waits.
+#: Seconds that one look for output waits.
 _POLL = 1.0
 #: Bytes of Ray's object store on this machine, which a job does not use.
 _OBJECT_STORE = 100 * 1024 * 1024
-#: Seconds after which the user is told what is awaited.
+#: Seconds after which the user learns what is awaited.
 _SILENT = 2.0
 
 
 class _UnableError(Exception):
-    """Why the job cannot be placed."""
+    """The reason why the job cannot be placed."""
 
 
 def main() -> int:
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def _voice() -> Callable[[Mapping[str, Any]], None]:
-    """Speaks on standard output, where nobody else then does."""
+    """Speaks on standard output, if nobody else then does."""
     ours = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -132,7 +132,7 @@ def _listen(lines: queue.Queue[Any], placed: threading.Event) -> None:
     for line in sys.stdin:
         lines.put(json.loads(line))
     if not placed.is_set():
-        os._exit(1)  # Ray may be waiting for whatever; it cleans up after a driver that is gone.
+        os._exit(1)  # Ray may be waiting for something; it cleans up after a driver that is gone.
     lines.put(None)
 
 
@@ -201,7 +201,7 @@ def _knock(address: str) -> None:
 def _place(
     wish: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
 ) -> tuple[list[Any], list[Any]]:
-    """The actors, and what each tells of its node.
+    """The actors, and each one's report of its node.
 
     Raises:
         _UnableError: if there is no room before the deadline, or an actor does not start.
@@ -247,7 +247,7 @@ def _resources() -> tuple[dict[str, float], dict[str, float]]:
 
 
 def _answers(asked: Sequence[Any], tasks: Sequence[str], deadline: float) -> list[Any]:
-    """What all actors answer.
+    """The answers of all actors.
 
     Raises:
         _UnableError: with each that does not, and why.
@@ -271,7 +271,7 @@ def _serve(path: str, actors: Sequence[Any], orders: Sequence[Mapping[str, Any]]
     door = socket.socket(socket.AF_UNIX)
     door.bind(f"{path}-")
     door.listen(len(actors))
-    os.rename(f"{path}-", path)  # Who sees it can connect.
+    os.rename(f"{path}-", path)  # A task that sees it can connect.
 
     def accept() -> None:
         while True:

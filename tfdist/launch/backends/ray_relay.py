@@ -2,7 +2,7 @@
 
     python -I -S ray_relay.py DOOR NUMBER
 
-It connects to the driver's socket DOOR, says which task it stands for, writes what the task prints,
+It connects to the driver's socket DOOR, names the task it stands for, writes what the task prints,
 sends the signals that it gets itself, and ends as the task does. To the launcher it is the task.
 
 A file of its own that imports nothing of tfdist, and nothing of Ray: it starts in milliseconds.
@@ -19,12 +19,12 @@ from types import FrameType
 
 __all__ = ["END", "HEADER", "frame", "relay"]
 
-#: What comes from the driver: a kind and a length, then so many bytes. Kinds 1 and 2 are output for
-#: that descriptor; END has the exit status as its text.
+#: The head of a message from the driver: a kind and a length; so many bytes follow. Kinds 1 and
+#: 2 are output for that descriptor; END has the exit status as its text.
 HEADER = struct.Struct("!BI")
 END = 0
 
-#: The exit status where the driver has gone without a word.
+#: The exit status if the driver has gone without a word.
 _LOST = 1
 
 
@@ -37,7 +37,7 @@ def relay(door: socket.socket) -> int:
     """Passes output and signals on until the task has ended.
 
     Returns:
-        The task's exit status, or 128 + n where signal n ended it.
+        The task's exit status, or 128 + n if signal n ended it.
     """
 
     def send(number: int, _: FrameType | None) -> None:

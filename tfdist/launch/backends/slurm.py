@@ -1,7 +1,7 @@
-"""What Slurm is told of a job and what it tells back, as text. Pure functions.
+"""Text for and from Slurm: a job's script and options, and the states that Slurm reports. Pure.
 
 `srun` shows what rank 0 prints. The other ranks write their log files; their standard error, with
-what a task says before it has a log, goes to a file of its own beside them. So a job of a hundred
+output of a task before it has a log, goes to a file of its own beside them. So a job of a hundred
 tasks has one progress bar, and no word is lost.
 """
 
@@ -57,12 +57,12 @@ class Step:
     """The tasks of a job.
 
     Attributes:
-        name: what Slurm calls it.
+        name: Slurm's name for it.
         tasks: how many there are.
-        command: what each runs.
+        command: the command of each.
         log_dir: where the logs go, an absolute path that all nodes have.
         gpus_per_task: GPUs of each task, or None to ask for none.
-        arguments: further arguments of `srun`, or of `sbatch` where a batch script is made.
+        arguments: further arguments of `srun`, or of `sbatch` if a batch script is made.
     """
 
     name: str
@@ -92,13 +92,13 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job.
+    """The state of a job, as Slurm reports it.
 
     Attributes:
         name: such as `"PENDING"`.
-        reason: why it waits or has ended; empty where Slurm gives none.
-        status: its exit status: 128 + n where signal n ended it.
-        nodes: where it runs; empty where it does not yet.
+        reason: why it waits or has ended; empty if Slurm gives none.
+        status: its exit status: 128 + n if signal n ended it.
+        nodes: where it runs; empty if it does not yet.
     """
 
     name: str
@@ -136,7 +136,7 @@ def batch_script(step: Step) -> str:
     lines = [shlex.quote(option) for option in options]
     lines += [shlex.join(step.arguments)] if step.arguments else []
     asked = "".join(f"#SBATCH {line}\n" for line in lines)
-    # What the allocation gives each task is `srun`'s again, but for CPUs (Slurm 22.05 and later).
+    # The resources of each task are `srun`'s again, but for CPUs (Slurm 22.05 and later).
     cpus = "${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}"
     words = shlex.join(_command(step))
     return (
@@ -159,7 +159,7 @@ def failures(lines: Iterable[str]) -> tuple[Failure, ...]:
     """The failed tasks, as `srun` reports them on its standard error, in their order.
 
     Args:
-        lines: what `srun` and the tasks wrote there.
+        lines: the output of `srun` and the tasks.
     """
     found: dict[int, Failure] = {}
     stopped = False
@@ -174,7 +174,7 @@ def failures(lines: Iterable[str]) -> tuple[Failure, ...]:
 
 
 def job_state(text: str) -> JobState | None:
-    """What `scontrol --oneliner show job` says; None if it is no such answer."""
+    """The state in `scontrol --oneliner show job`'s answer; None if it is not such an answer."""
     state, reason, code, nodes = (
         match[1] if (match := re.search(rf"(?:^|\s){key}=(\S*)", text)) else ""
         for key in ("JobState", "Reason", "ExitCode", "NodeList")
@@ -202,12 +202,12 @@ def _command(step: Step) -> tuple[str, ...]:
 
 
 def _returncode(words: str) -> int:
-    """How a task ended, from `srun`'s words; 0 if they do not say it."""
+    """The exit status of a task, from `srun`'s words; 0 if they do not give it."""
     exited = _EXITED.search(words)
     if exited is None:
         return -_SIGNALS.get(words.removesuffix(" (core dumped)"), 0)
     status = int(exited[1])
-    # The task is a launcher itself, which says 128 + n where signal n ended the script.
+    # The task is a launcher itself, which returns 128 + n if signal n ended the script.
     return 128 - status if status - 128 in signal.valid_signals() else status
 
 
@@ -221,7 +221,7 @@ def _ranks(text: str) -> list[int]:
     return ranks
 
 
-# Calls of Slurm's commands, each with a deadline, and what they write to files and pipes.
+# Calls of Slurm's commands, each with a deadline, and their output to files and pipes.
 #
 # The commands run in sessions of their own, so that Ctrl-C on the terminal reaches them only
 # through the process that starts them.
@@ -234,7 +234,7 @@ _LONGEST_LINE = 1 << 16
 
 
 def call(*words: str, seconds: float = _SECONDS) -> str:
-    """What a command of Slurm prints.
+    """The output of a command of Slurm.
 
     Raises:
         StartError: if it fails, with its own words, or does not answer in time.
@@ -268,7 +268,7 @@ class Echo:
 
     Attributes:
         lines: Slurm's lines so far.
-        midline: whether what was passed on last left the terminal's cursor within a line.
+        midline: whether the last output left the terminal's cursor within a line.
     """
 
     def __init__(self, target: int) -> None:

@@ -26,7 +26,7 @@ _LOOK_EVERY = 0.2
 _ASK_FIRST, _ASK_AT_MOST = 0.5, 10.0
 #: Seconds in which questions may fail, as while Slurm's controller is started again.
 _PATIENCE = 300.0
-#: Seconds in which a job waits before that is told, and after which it is told again.
+#: Seconds in which a job waits before the user is notified, and seconds until the next notice.
 _WAITS_QUIETLY, _TELLS_AGAIN = 5.0, 300.0
 #: Seconds for a cancelled job to end: its tasks get Slurm's KillWait, 30 s by default.
 _TO_CANCEL = 90.0
@@ -54,10 +54,10 @@ def watch(
         job: its number.
         log_dir: where its output files are.
         requests: the signals that ask to stop.
-        note: tells the user something, and whether to begin a new line for it.
+        note: notifies the user of something, and whether to begin a new line for it.
 
     Returns:
-        How it has ended, and what Slurm said on standard error.
+        How it has ended, and what Slurm wrote to standard error.
 
     Raises:
         StartError: if Slurm is not heard of any more, or a cancelled job does not end.
@@ -88,7 +88,7 @@ class _Tail:
         self._read = 0
 
     def copy(self) -> None:
-        """Shows what is new."""
+        """Shows the new lines."""
         with contextlib.suppress(OSError), self._path.open("rb") as stream:
             stream.seek(self._read)
             while data := stream.read(_BLOCK):
@@ -97,7 +97,7 @@ class _Tail:
 
 
 class _Asking:
-    """What Slurm says of a job, asked seldom enough for many jobs at once."""
+    """The state of a job, asked of Slurm seldom enough for many jobs at once."""
 
     def __init__(self, job: str) -> None:
         self.state = JobState("PENDING")
@@ -131,7 +131,7 @@ class _Asking:
         except StartError as error:
             if "Invalid job id" not in str(error):
                 raise
-            # Slurm forgets a job some minutes after its end; where it keeps accounts, they know.
+            # Slurm forgets a job some minutes after its end; if it keeps accounts, they know.
             kept = call("sacct", "-j", self._job, "-X", "-n", "-P", "-o", "State,ExitCode")
             name, _, code = (kept.strip().splitlines() or [""])[0].partition("|")
             text = f"JobState={'+'.join(name.split()[:1])} ExitCode={code}"
@@ -143,7 +143,7 @@ class _Asking:
 
 @dataclasses.dataclass
 class _Waiting:
-    """Tells now and then why a job waits, and when it begins."""
+    """Shows now and then why a job waits, and when it begins."""
 
     job: str
     note: Callable[[str, bool], None]
@@ -151,7 +151,7 @@ class _Waiting:
     _told: tuple[str, float] | None = None
 
     def tell(self, state: JobState, midline: bool) -> None:
-        """Tells what is new of a state."""
+        """Shows the changes of a state."""
         now = time.monotonic()
         waits = state.name in ("PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
         if not waits:
@@ -218,7 +218,7 @@ def run(words: Sequence[str], name: str, job: str, requests: Requests) -> tuple[
         requests: the signals that ask to stop.
 
     Returns:
-        The exit status, and what Slurm said on standard error.
+        The exit status, and what Slurm wrote to standard error.
 
     Raises:
         StartError: if Slurm does not end the tasks in time.
@@ -241,7 +241,7 @@ def run(words: Sequence[str], name: str, job: str, requests: Requests) -> tuple[
 
 
 def _passed_on(stream: int, echo: Echo) -> bool:
-    """Passes on what comes within a moment; whether more may come."""
+    """Passes on the output that comes within a moment; whether more may come."""
     if not select.select([stream], [], [], _POLL)[0]:
         return True
     data = os.read(stream, _STEP_BLOCK)
@@ -262,7 +262,7 @@ class _Stop:
         self._deadline = 0.0
 
     def go_on(self, requests: Requests) -> None:
-        """Does what is next, if it is time for it."""
+        """Does the next step, if it is time for it."""
         now = time.monotonic()
         if self._stage == 0:
             self._stage, self._deadline = 1, now + _TO_END

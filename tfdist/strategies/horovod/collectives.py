@@ -1,14 +1,14 @@
 """Collectives between processes by Horovod, as a strategy needs them.
 
 Horovod knows a tensor by the name of its operation: the ranks' tensors of one name belong together,
-and a name may be under way once at a time. A name here says where in the outermost function's graph
-the collective stands, so it is the same on all ranks, even where one has traced more functions than
+and a name may be under way once at a time. A name here is the collective's place in the outermost
+function's graph, so it is the same on all ranks, even if one has traced more functions than
 another. Ranks that are at different places of the program therefore meet with tensors of different
 shapes, which Horovod reports, instead of waiting for each other.
 
 Horovod's operations are not stateful, so TensorFlow runs those of one graph side by side: the sums
 of a step's metrics travel while its gradients are computed. That would bring two of one name
-together where a function is called twice, or in a loop. A variable that a collective reads before
+together if a function is called twice, or in a loop. A variable that a collective reads before
 and writes after keeps those in the order of the program.
 """
 
@@ -26,7 +26,7 @@ from tfdist.types import DType, Scalar, Tensor
 
 __all__ = ["Ring", "RingLink", "as_bits", "combine", "from_bits", "not_folded"]
 
-#: In what a tensor is added up where Horovod cannot do it in the tensor's own type.
+#: The type in which a tensor is added up if Horovod cannot do it in the tensor's own type.
 _ADDED_AS = {
     tf.bfloat16: tf.float32,
     tf.int16: tf.int32,
@@ -35,7 +35,7 @@ _ADDED_AS = {
     tf.uint64: tf.int64,
 }
 
-#: In what the bits of a tensor travel where Horovod does not know the tensor's type.
+#: The type in which the bits of a tensor travel if Horovod does not know the tensor's type.
 _CARRIED_AS = {
     tf.bfloat16: tf.uint16,
     tf.uint32: tf.int32,
@@ -138,7 +138,7 @@ class Ring:
         return tf.ensure_shape(value, tensor.shape)
 
     def _sent(self, kind: str, tensor: Tensor, send: Callable[..., Any]) -> Tensor:
-        """What `send` makes of a tensor's bits, in the tensor's type."""
+        """A tensor's bits after `send`, in the tensor's type."""
         tensor = tf.convert_to_tensor(tensor)
         bits = not_folded(as_bits(tensor))
 
@@ -148,7 +148,7 @@ class Ring:
         return from_bits(self.in_order(kind, launch)[0], tensor.dtype)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
-        """Launches operations; where names may be used again, after those of before."""
+        """Launches operations; if names may be used again, after those of before."""
         name, is_unique = self._names.next(kind)
         if is_unique:
             return launch(name)
@@ -240,7 +240,7 @@ def combine(ring: Ring, gradients: Sequence[Any]) -> list[Any]:
         gradients: this process's, one dense floating-point tensor for each weight.
 
     Raises:
-        ConfigError: if the number of processes is no power of two.
+        ConfigError: if the number of processes is not a power of two.
     """
     if ring.size & (ring.size - 1):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The installed Horovod: found, checked and imported, or an error that says how to get it."""
+"""The installed Horovod: found, checked and imported, or an error with the install command."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def built_for() -> str | None:
 
 
 def problem() -> str | None:
-    """What keeps Horovod from being used here, or None. Imports neither it nor TensorFlow."""
+    """The reason why Horovod cannot be used here, or None. Imports neither it nor TensorFlow."""
     if not is_installed():
         return (
             "Horovod is not installed. PyPI has its source only, which does not compile against "
@@ -54,7 +54,7 @@ def problem() -> str | None:
 
 
 def _tensorflow() -> str | None:
-    """The version of the installed TensorFlow, or None where its package has another name."""
+    """The version of the installed TensorFlow, or None if its package has another name."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("tensorflow")
     return None

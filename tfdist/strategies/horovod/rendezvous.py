@@ -1,4 +1,4 @@
-"""How the processes of a job find each other through Horovod's Gloo, and what Horovod is told.
+"""Connects the processes of a job by Horovod's Gloo, and sets Horovod's variables.
 
 The chief runs Horovod's own rendezvous server and names its port to the others when they join, so
 every job that TF_CONFIG describes needs no other launcher. A job that was started by `horovodrun`
@@ -48,7 +48,7 @@ def offer(cluster: ClusterSpec) -> Mapping[str, str]:
         cluster: the tasks.
 
     Returns:
-        What the others must be told.
+        The values that the others must be given.
     """
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousServer
@@ -62,7 +62,7 @@ def offer(cluster: ClusterSpec) -> Mapping[str, str]:
 
 
 def offer_of(config: StrategyConfig) -> Callable[[ClusterSpec], Mapping[str, str]] | None:
-    """What the chief of a job tells the others before the start, as `join_cluster` takes it."""
+    """The function that makes the chief's offer to the others, as `join_cluster` takes it."""
     return offer if config.strategy == "horovod" else None
 
 
@@ -76,9 +76,9 @@ def prepare(
 
     Args:
         config: the configuration.
-        cluster: the tasks, or None where Horovod's own launcher has set the ranks.
+        cluster: the tasks, or None if Horovod's own launcher has set the ranks.
         task: this one.
-        offered: what the chief said.
+        offered: the chief's offer.
 
     Raises:
         ConfigError: if an option contradicts a variable that the user has set.
@@ -104,7 +104,7 @@ def prepare(
 
 
 def _check_server(now: Mapping[str, str], timeout: float) -> None:
-    """Sees whether the rendezvous server answers of which the launcher has told."""
+    """Checks that the rendezvous server answers at the address that the launcher has set."""
     host = now.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     port = now.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
     if host is None or not port.isdecimal():

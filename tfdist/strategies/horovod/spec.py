@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of the strategy `horovod`."""
+"""The description of the strategy `horovod` for the rest of tfdist."""
 
 from __future__ import annotations
 

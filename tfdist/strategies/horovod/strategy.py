@@ -19,7 +19,7 @@ from tfdist.strategies.horovod.collectives import Ring, RingLink
 __all__ = ["GradientSum", "Horovod"]
 
 
-# How gradients are exchanged on Horovod: in groups, or by Adasum.
+# Exchanges of gradients on Horovod: in groups, or by Adasum.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
     Args:
         device: this process's device, such as `"GPU:0"`.
         gradients: how gradients are exchanged; by default summed as they are, in one group.
-        cluster_resolver: the cluster and this task, where the addresses are known.
-        rule: what happens to gradients before the optimizer applies them.
+        cluster_resolver: the cluster and this task, if the addresses are known.
+        rule: the treatment of gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
@@ -89,13 +89,13 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({}), task_type="worker", task_id=self._ring.rank
         )
-        # Keras gathers predictions where it sees this base class; see its `_multi_worker_concat`.
+        # Keras gathers predictions if it sees this base class; see its `_multi_worker_concat`.
         tf.distribute.Strategy.__init__(self, RingExtended(self, device, self._ring))
         agree_on_seed(self)
 
     @property
     def cluster_resolver(self) -> object:
-        """This process's place among the ranks, and their cluster where it is known."""
+        """This process's place among the ranks, and their cluster if it is known."""
         return self._place
 
     @property

@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of the strategy `mirrored`."""
+"""The description of the strategy `mirrored` for the rest of tfdist."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
     """One replica on each GPU, or logical CPU device, of this process, trained synchronously.
 
     Args:
-        devices: device names, such as `["GPU:0", "GPU:1"]`. By default all GPUs, or where there is
+        devices: device names, such as `["GPU:0", "GPU:1"]`. By default all GPUs, or if there is
             none all logical CPU devices.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
 
     Raises:
         ValueError: if a device is named twice.

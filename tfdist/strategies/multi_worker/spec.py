@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of the strategy `multi_worker`."""
+"""The description of the strategy `multi_worker` for the rest of tfdist."""
 
 from __future__ import annotations
 

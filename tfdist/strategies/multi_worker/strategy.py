@@ -21,8 +21,8 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
     Args:
         cluster_resolver: the cluster and this task; by default read from TF_CONFIG.
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
-        cpu_devices: replicas in this process where there are no GPUs.
-        rule: what happens to gradients before the optimizer applies them.
+        cpu_devices: replicas in this process if there are no GPUs.
+        rule: the treatment of gradients before the optimizer applies them.
     """
 
     name = "multi_worker"

@@ -1,9 +1,9 @@
 """The update of weights on servers: one transaction under the lock of all servers.
 
 The gradients travel first, packed. Then, under the lock, the servers decide by numbers that only
-they change: has this update been applied already (by a worker that died before it could say so),
-how stale is it, are all parts of a global batch there. What is applied is Keras's own optimizer,
-each variable on its server.
+they change: has this update been applied already (by a worker that died before it could report
+that), how stale is it, are all parts of a global batch there. The update itself is Keras's own
+optimizer, each variable on its server.
 
 A worker that dies in the middle may leave one server updated and another not. Each server notes
 what it has applied, so that the step, done again, is applied where it is missing and nowhere twice.
@@ -57,7 +57,7 @@ def contribute(
     Args:
         step: the step.
         payload: its gradients, weighted by the part's share of the examples.
-        change: changes the weights, given the sums; returns what ends when that is done.
+        change: changes the weights, given the sums; returns ops that end when that is done.
         number: the contribution's number.
         tell: adds the step's numbers up.
     """
@@ -68,13 +68,16 @@ def contribute(
     with tf.device(first):
         update, share = tf.identity(step.update), tf.identity(part.share())
     sums = [_Sum(servers, payload, index) for index in range(len(payload.targets))]
+    # The lock is asked for only when everything has arrived: nobody waits for a worker's transfers.
     with tf.control_dependencies([*payload.arrived, number, update, share]):
         held = servers.lock.acquire()
     with tf.control_dependencies([held]), tf.device(first):
         fates = {d: servers.contributions.fate(d, number) for d in servers.devices}
+        # The first server notes last, so a part that it knows as applied is on every server.
         fresh = tf.equal(fates[first], 0)
         # A number too old to be remembered may belong to another model, trained before this one.
         known = tf.not_equal(fates[first], FORGOTTEN)
+        # Rounds are the updates made together: another number means that this one is made already.
         timely = known & tf.equal(servers.rounds[first].read_value(), update)
         added = tf.cond(
             timely & fresh,
@@ -82,6 +85,8 @@ def contribute(
             lambda: only_if(fresh, lambda: discard(servers, servers.contributions, number)),
         )
         told = only_if(fresh, lambda: true_after(tell()))
+        # This does not ask whether the part is fresh: if a worker has added the last part and died
+        # before the update, the part is done again, adds nothing, and applies the sums.
         with tf.control_dependencies([added]):
             full = timely & (servers.count.read_value() >= servers.needed)
         applied = only_if(full, lambda: _apply(servers, sums, change, update))
@@ -90,7 +95,7 @@ def contribute(
 
 
 class _Sum:
-    """What the parts' gradients for one variable, or part of one, are collected in."""
+    """The accumulator of the parts' gradients for one variable, or part of one."""
 
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
@@ -172,6 +177,7 @@ def _apply(
             ops = [each.clear() for each in sums]
     with tf.control_dependencies(ops):
         noted = [_note_round(servers, d, update) for d in others]
+    # The update counts as made when the first server has noted the round: none is `timely` then.
     with tf.control_dependencies([*ops, *noted]):
         noted.append(servers.count.assign(0, read_value=False))
         noted.append(servers.share.assign(0.0, read_value=False))
@@ -193,7 +199,7 @@ def _note_round(servers: Servers, device: str, update: Tensor) -> Operation:
 
 
 def _mean(servers: Servers, total: Gradient) -> Gradient:
-    """The mean over the examples of the parts that were taken, where some may be missing."""
+    """The mean over the examples of the parts that were taken, if some may be missing."""
     if not servers.rule.backup_workers or not total.dtype.is_floating:
         return total
     if isinstance(total, tf.IndexedSlices):
@@ -242,6 +248,8 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
     payload = Payload(step.servers, gradients, changes, common)
     payload.beside += update.beside
     first = step.servers.devices[0]
+    # A step that is done again keeps its job's number, and so its updates keep theirs: by these the
+    # servers recognise an update that they have applied already.
     number = _at(first, step.job * UPDATES_A_STEP + step.updates)
     tell = _teller(first, results, payload)
 
@@ -259,7 +267,7 @@ def _at(device: str, tensor: Tensor) -> Tensor:
 
 
 def _teller(device: str, results: Results | None, payload: Payload) -> Callable[[], list[Any]]:
-    """What adds a step's numbers up; they travel with the payload."""
+    """A function that adds a step's numbers up; they travel with the payload."""
     if results is None:
         return lambda: []
     there = _at(device, results.packed)
@@ -276,6 +284,7 @@ def _weighed(grad: SomeGradient) -> SomeGradient:
 def _weighed_change(change: Tensor, step: ServedStep) -> Tensor:
     if change.dtype.is_floating:
         return _weighed(change)
+    # An integer, such as a counter of steps, has no fractions: one part's change stands for all.
     return change * tf.cast(tf.equal(step.part, 0), change.dtype)
 
 
@@ -295,8 +304,9 @@ def _apply_alone(
         fates = {d: servers.updates.fate(d, number) for d in servers.devices}
         fresh = tf.equal(fates[first], 0)
         forgotten = tf.equal(fates[first], FORGOTTEN)
+        # The lock is held until the update is applied, so no other update changes this number.
         staleness = servers.updates.version.read_value() - read
-        # The first server notes last: where it has not, others may have been updated, by a worker
+        # The first server notes last: if it has not, others may have been updated, by a worker
         # that then died. An update is made as a whole, so that one is not too late.
         begun = [tf.equal(fates[d], APPLIED) for d in servers.devices]
         wanted = fresh & (tf.reduce_any(tf.stack(begun)) | ~_too_late(servers, staleness))

@@ -1,4 +1,4 @@
-"""The seams of Keras where a model's weights are on parameter servers."""
+"""The seams of Keras for models whose weights are on parameter servers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def hooks(serving: Serving) -> list[Hook]:
     ]
 
 
-#: What writes a model's weights to a file.
+#: The seams that write a model's weights to a file.
 _WRITERS = (
     (saving_lib, "save_model"),
     (saving_lib, "save_weights_only"),

@@ -1,4 +1,4 @@
-"""Where the batches of a step come from: the chief sends them, or the workers read them."""
+"""The source of a step's batches: the chief sends them, or the workers read them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["ChiefFeed", "Load", "ServedDataset", "ServedIterator", "load_of", "s
 
 
 class Load:
-    """What a job needs to get its batch.
+    """The batch of a job, as a worker gets it.
 
     Attributes:
-        key: says which graphs can take it: those traced with an equal key.
-        resources: types of what the graph takes besides a box.
-        rows: how many examples there are, where the chief knows.
+        key: identifies the graphs that can take it: those traced with an equal key.
+        resources: types of the graph's inputs besides a box.
+        rows: how many examples there are, if the chief knows.
         lasting: whether the resources are the same for the next batch.
         prefers: the worker that has it at hand, if one has.
     """
@@ -61,7 +61,7 @@ class Feed(Protocol):
 
     @property
     def batches(self) -> int | None:
-        """How many there are; negative where there is no end, None where it is not known."""
+        """The number of batches; negative if there is no end, None if it is not known."""
 
     def batch(self) -> Structure:
         """The next batch itself."""
@@ -97,7 +97,7 @@ class ServedIterator:
         feed: hands out the loads of batches.
 
     Attributes:
-        batches: how many there are; negative where there is no end, None where it is not known.
+        batches: how many there are; negative if there is no end, None if it is not known.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -124,7 +124,7 @@ class ChiefFeed:
 
     Args:
         dataset: yields global batches.
-        batches: how many, where that is known.
+        batches: how many, if that is known.
     """
 
     def __init__(self, dataset: Dataset, batches: int | None = None) -> None:
@@ -164,7 +164,7 @@ class _Sent(Load):
         self.key = (structure, tuple(kinds), tuple(repr(_open(t)) for t in present))
 
     def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
-        """The batch's numbers, and what the step is told."""
+        """A box with the batch's numbers, and the step's."""
         arrays = [t.numpy() for t in self._numeric]
         return self._layout.box([*told, self.rows or 0, self._total, 0], arrays)
 

@@ -63,7 +63,7 @@ def unscaling(scale: Tensor | None) -> Iterator[None]:
 
 
 def rescaled(optimizer: Any, scale: Tensor | None, grads: list[Any]) -> list[Any]:
-    """Gradients as if their loss had been scaled by what the optimizer is going to divide by.
+    """Gradients as if their loss had been scaled by the divisor that the optimizer will use.
 
     Scales are powers of two unless the program starts from another number: nothing is rounded.
     """

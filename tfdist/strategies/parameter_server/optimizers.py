@@ -91,7 +91,7 @@ def _built(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> l
         return list(inner._trainable_variables)
     given: list[Any] = list(variables)
     if not optimizer.built:
-        # Outside of the step's graph, where Keras can say beside which weight it wants its own.
+        # Outside of the step's graph, where Keras can name the weight beside which a new one lies.
         with (
             applying.up(),
             outside_of_function(tf.distribute.get_strategy()),
@@ -112,7 +112,7 @@ def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
 
 
 def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
-    """Refuses what an optimizer cannot do with a variable that is split over servers."""
+    """Rejects optimizers that cannot work on a variable that is split over servers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     split = [v for v in variables if len(parts_of(v)) > 1]
     if not split:

@@ -1,4 +1,4 @@
-"""What a step sends to the servers: gradients and changes, each to where its variable is."""
+"""The payload of a step to the servers: gradients and changes, each to its variable's server."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Payload:
     Args:
         servers: where the variables are.
         gradients: gradients, each with its variable.
-        changes: what else is to be added to variables, each with its variable.
+        changes: other values to be added to variables, each with its variable.
         common: for sparse gradients that other parts of the batch are added to, which of their rows
             all parts have in common, by their place among the gradients: see `common_rows`.
 
     Attributes:
-        targets: the TensorFlow variables, or parts of them, that something is for.
-        values: what it is, on the variable's server.
+        targets: the TensorFlow variables, or parts of them, that have a gradient or a change.
+        values: this gradient or change, on the variable's server.
         common: for places with sparse values, how many of their rows all parts have in common.
             These come first.
         beside: other tensors on the first server that the transaction needs. A worker that is
@@ -87,7 +87,7 @@ class Payload:
         """Gradients, their variables, and the changes, each with its variable.
 
         Args:
-            values: what the gradients and changes have become, in the order of `values`.
+            values: the results for the gradients and changes, in the order of `values`.
         """
         count = self._gradients
         changes = list(zip(self.targets[count:], values[count:], strict=True))
@@ -135,9 +135,9 @@ def _rebuilt(value: Gradient, moved: Iterator[Any]) -> Gradient:
     return next(moved)
 
 
-# Changes on the servers while an update is applied, and where they were made before.
+# Changes on the servers while an update is applied, each made only on servers that lack it.
 
-#: Up where an optimizer changes weights on the servers.
+#: Set while an optimizer changes weights on the servers.
 applying = Flag()
 
 _local = threading.local()
@@ -145,7 +145,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def guards(servers: Servers, todo: dict[str, Any]) -> Iterator[None]:
-    """Guards each server's changes, where there are several of which some may have made them.
+    """Guards each server's changes, if there are several of which some may have made them.
 
     Args:
         servers: the servers.
@@ -159,7 +159,7 @@ def guards(servers: Servers, todo: dict[str, Any]) -> Iterator[None]:
 
 
 def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """Runs `change` on a server that lacks it, `other` where it has been made before."""
+    """Runs `change` on a server that lacks it, `other` if it has been made before."""
     todo = getattr(_local, "todo", None)
     with tf.device(device):
         return tf.cond(todo[device], change, other) if todo else change()
@@ -178,7 +178,7 @@ def only_if(condition: Tensor, change: Callable[[], Any]) -> Tensor:
 def refused_if_forgotten(
     device: str, forgotten: Tensor, number: Tensor, after: Operation
 ) -> Operation:
-    """An op that fails, after another, where an update was refused since it came too late."""
+    """An op that fails, after another, if an update was refused since it came too late."""
     with tf.control_dependencies([after]), tf.device(device):
         return tf.debugging.Assert(
             ~forgotten,
@@ -198,14 +198,14 @@ def true_after(ops: list[Any]) -> Tensor:
 
 
 def guarded(device: str, change: Callable[[], Any]) -> object:
-    """Runs a change of a variable where its server lacks it."""
+    """Runs a change of a variable if its server lacks it."""
     if not getattr(_local, "todo", None):
         return change()
     return done(device, change)
 
 
 def effects_of(change: Callable[[], Any]) -> list[Any]:
-    """Runs a change, and returns what ends when all that it does to the servers is done."""
+    """Runs a change, and returns an op that ends when all its effects on the servers are done."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     change()

@@ -1,8 +1,8 @@
-"""What a worker holds while it runs a step on weights that are on servers.
+"""The state of a worker while it runs a step on weights that are on servers.
 
-A step first reads all weights that it uses, at one moment and in few transfers. What it assigns
-stays with it until its update, which carries the gradients and the differences of what it
-assigned. Metrics start from zero in each step, and the chief adds up what the steps return.
+A step first reads all weights that it uses, at one moment and in few transfers. Assigned values
+stay with the worker until its update, which carries the gradients and the differences of these
+values. Metrics start from zero in each step, and the chief adds up what the steps return.
 
 All this is built while the step's graph is traced: a weight is a placeholder from the moment it
 is first used, and the read that feeds it is put in front when it is known what is read.
@@ -43,7 +43,7 @@ class NotSplittable(BaseException):
     No `Exception`, since Keras adds to the messages of those that pass through a layer.
 
     Args:
-        why: what it does, in words.
+        why: the action that prevents it, in words.
     """
 
 
@@ -229,7 +229,7 @@ class ServedStep:
         self._pending = update
 
     def flush(self, results: Results | None = None) -> None:
-        """Sends what is waiting to be sent.
+        """Sends the pending changes.
 
         Args:
             results: numbers that are to be added up with it.
@@ -253,7 +253,7 @@ class ServedStep:
         return bool(self.updates or self._pending or self._changed)
 
     def take_changes(self) -> list[tuple[Any, Any]]:
-        """What is to be added to variables assigned since the last update, each with its own.
+        """The changes to variables assigned since the last update, each with its variable.
 
         A bool is not added: 1 sets it, -1 takes it back, and 0 leaves it.
         """
@@ -291,7 +291,7 @@ class ServedStep:
         return self._version
 
     def metric_changes(self) -> list[tuple[Any, Any]]:
-        """Metric variables and what this step adds to them."""
+        """Metric variables and the values that this step adds to them."""
         return [(variable, self._local[key]) for key, variable in self.metrics.items()]
 
     @property
@@ -322,7 +322,7 @@ class ServedStep:
         return tf.identity(placeholder)
 
     def _note_version(self) -> None:
-        """Notes how many updates there were before rows are fetched, which are no older."""
+        """Notes the number of updates before rows are fetched, which are at least as new."""
         if not self._early:
             with self.graph.as_default(), tf.control_dependencies(None):
                 self._early = [_read(self.servers.updates.version)]
@@ -358,7 +358,7 @@ def _read(variable: Variable) -> Tensor:
 
 
 def parts_of_value(value: object) -> list[Any]:
-    """A variable's parts; itself where it is whole."""
+    """A variable's parts; itself if it is whole."""
     return list(value.variables) if isinstance(value, Partitioned) else [value]
 
 

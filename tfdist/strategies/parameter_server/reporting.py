@@ -1,4 +1,4 @@
-"""What the user hears of training on parameter servers: placement, staleness, NaNs."""
+"""Reports of training on parameter servers to the user: placement, staleness, NaNs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Report", "check_numbers", "hooks", "placement_table"]
 
 @dataclasses.dataclass
 class Counted:
-    """What happened in a time.
+    """The events of a span of time.
 
     Attributes:
         seconds: how long it was.
@@ -77,7 +77,7 @@ class Report:
         serving.servers.counts.news()
 
     def look(self) -> Counted:
-        """What has happened since the last look. All steps must have ended."""
+        """The events since the last look. All steps must have ended."""
         serving = self._serving
         dropped, staleness = serving.servers.counts.news()
         now, version = time.monotonic(), int(serving.servers.updates.version.numpy())
@@ -209,7 +209,7 @@ def _is_nan(value: Any) -> bool:
 
 
 def placement_table(shelves: Shelves) -> Table:
-    """Who holds what.
+    """A table of the variables on each server.
 
     Args:
         shelves: the servers' variables.
@@ -228,7 +228,7 @@ def placement_table(shelves: Shelves) -> Table:
 
 
 class Placement:
-    """Shows who holds what, where that is news.
+    """Shows the placement of variables, if that is news.
 
     Args:
         serving: runs the steps.

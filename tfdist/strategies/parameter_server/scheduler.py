@@ -1,7 +1,7 @@
 """Running jobs on workers: one thread for each worker takes the next job when it is free.
 
-A job whose worker is lost goes back to the front and is taken by another. What is lost with a
-worker, and how it comes back, is for TensorFlow's coordinator to say (its failure handler). A
+A job whose worker is lost goes back to the front and is taken by another. The state that is lost
+with a worker, and its return, are left to TensorFlow's coordinator (its failure handler). A
 worker that does not end its job in time counts as lost until it does. Only the worker that has a
 job in `_running` ends it: what comes of a job that was taken from its worker is for nobody.
 """
@@ -52,6 +52,7 @@ class Gate:
         """Whether a step that makes that many updates may start now."""
         if self._bound is None or not self._overlapping:
             return True
+        # Its updates may come before those of each step under way, and theirs before its own.
         most = max(self._overlapping.values()) + updates
         return max(most, sum(self._updates.values())) <= self._bound
 
@@ -70,6 +71,7 @@ class Gate:
 
     def end(self, step: int) -> None:
         """Notes the end of a step."""
+        # Steps under way keep their counts: the updates of this one came after their reads.
         self._overlapping.pop(step, None)
         self._updates.pop(step, None)
 
@@ -80,7 +82,8 @@ def gate_of(rule: ServerOptions) -> Gate:
     return Gate(rule.staleness if waits else None)
 
 
-#: Jobs whose numbers lie within this may be under way at the same time.
+#: Jobs whose numbers lie within this may be under way at the same time. With `UPDATES_A_STEP` (16)
+#: updates each, their updates fit in the `WINDOW` (4096) that the servers remember.
 SPAN = 192
 
 #: After an error, seconds for the steps that run to end.
@@ -94,7 +97,7 @@ class Job:
         numbers: its own numbers, rising, which no other job has.
         run: runs it on a worker, and returns its result; may be called again on another worker.
         finish: is given the result, once.
-        gated: updates for which the bound on staleness holds; 0 where it does not.
+        gated: updates for which the bound on staleness holds; 0 if it does not.
         prefers: the only worker that takes it while it is there; None for any.
     """
 
@@ -116,7 +119,7 @@ class Dispatcher:
 
     Args:
         coordinator: TensorFlow's `ClusterCoordinator` of the strategy.
-        gate: says when a gated job may start.
+        gate: decides when a gated job may start.
         step_timeout: seconds after which a job is taken from a worker that has not ended it.
         patience: seconds without any worker after which waiting ends with an error.
 
@@ -147,7 +150,7 @@ class Dispatcher:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return len(self._workers)
 
     def next_number(self) -> int:
@@ -159,7 +162,7 @@ class Dispatcher:
         """Queues a job; waits while there is one in waiting for each worker.
 
         Raises:
-            Exception: what an earlier job has raised.
+            Exception: the error of an earlier job.
         """
 
         def has_room() -> bool:
@@ -175,7 +178,7 @@ class Dispatcher:
         """Waits until all jobs have been finished.
 
         Raises:
-            Exception: what a job has raised.
+            Exception: the error of a job.
         """
         self.wait_until(lambda: not self._waiting and not self._running)
 
@@ -184,7 +187,7 @@ class Dispatcher:
 
         Raises:
             TfdistError: if no worker has been there for the time of patience.
-            Exception: what a job has raised.
+            Exception: the error of a job.
         """
         with self._changed:
             without_worker: float | None = None
@@ -225,7 +228,8 @@ class Dispatcher:
     def drain(self) -> None:
         """Takes waiting jobs back, and waits a while for those that run, whatever they raise.
 
-        What still runs then is for nobody; its updates are to be refused (`Servers.refuse_before`).
+        Jobs that still run then have no receiver; their updates are to be refused
+        (`Servers.refuse_before`).
         """
         end = time.monotonic() + min(_DRAIN_SECONDS, self.step_timeout)
         with self._changed:
@@ -319,6 +323,7 @@ class Dispatcher:
             if job.prefers in (None, index) or job.prefers in self._lost | self._silent:
                 again = job.gated and self.gate.has_started(job.number)
                 admitted = not job.gated or again or self.gate.may_start(job.gated)
+                # A job that waits at the gate is not overtaken by those behind it.
                 return job if admitted else None
         return None
 
@@ -335,6 +340,7 @@ class Dispatcher:
                 with on_worker(worker):
                     result = job.run(index)
                 ended = True
+            # The failure handler does not raise a lost worker's error; there is no result then.
             if ended:
                 self._end(index, job, result)
         except BaseException as error:
@@ -344,6 +350,7 @@ class Dispatcher:
         """Takes a job off its worker; False if it was taken before. The worker has answered."""
         self._silent.discard(index)
         self._changed.notify_all()
+        # A job that was taken from this worker is ended by another; this result does not count.
         if self._running.get(index) is not job:
             return False
         del self._running[index]

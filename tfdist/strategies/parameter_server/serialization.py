@@ -1,7 +1,7 @@
 """Batches as strings of bytes.
 
-Every tensor that the chief hands to a function on a worker is a call of its own. A batch and what
-the step is told about it therefore travel as one.
+Every tensor that the chief hands to a function on a worker is a call of its own. A batch and the
+numbers of its step therefore travel as one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BOX = tf.TensorSpec([None], tf.uint8)
 
 
 class Told:
-    """What a step is told.
+    """The numbers that a step is given by the chief.
 
     Args:
         numbers: int64 vector: the step's number, how many updates there were, which part of the
@@ -38,7 +38,7 @@ class Told:
 
 
 class Layout:
-    """How the tensors of a kind of batch are put into a box.
+    """The layout of the tensors of a kind of batch in a box.
 
     Args:
         tensors: an example, of numeric types; first dimensions may differ from box to box.
@@ -75,7 +75,7 @@ class Layout:
 
 
 def unbox(box: Tensor) -> Told:
-    """What a box tells, in a graph."""
+    """The numbers at the front of a box, in a graph."""
     return Told(_numbers(box, FIELDS))
 
 
@@ -113,7 +113,7 @@ class Packed:
     """Tensors of known shapes, packed in a graph and unpacked on the chief.
 
     Args:
-        tensors: what is packed, of static shapes and numeric types.
+        tensors: the tensors to pack, of static shapes and numeric types.
     """
 
     def __init__(self, tensors: list[Any]) -> None:

@@ -18,7 +18,7 @@ from tfdist.types import DType, IndexedSlices, Operation, Tensor, Variable
 __all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "device_of", "row_ranges"]
 
 
-# Which server holds which variable. Pure arithmetic.
+# The placement of variables on servers. Pure arithmetic.
 #
 # Each variable goes to the server that holds the fewest bytes. Big ones are split by rows into
 # parts that differ by one row at most (the "div" rule of TensorFlow's partitioners).
@@ -30,9 +30,9 @@ class Held:
 
     Attributes:
         name: the variable's name.
-        shape: shape of what is held.
+        shape: the shape of the variable, or of the part.
         bytes: its size.
-        part: number of this part and of all parts; None where the variable is whole.
+        part: number of this part and of all parts; None if the variable is whole.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Held:
 
 
 class Shelves:
-    """What each server holds.
+    """The variables on each server, and their sizes.
 
     Args:
         servers: how many servers there are.
@@ -70,7 +70,7 @@ class Shelves:
         return min(choices, key=self.bytes_on)
 
     def put(self, server: int, held: Held) -> None:
-        """Notes what a server holds."""
+        """Notes the variables of a server."""
         self.held[server].append(held)
 
     def remove(self, server: int, held: Held) -> None:
@@ -175,7 +175,7 @@ def device_of(variable: Variable) -> str:
 
 
 class Servers:
-    """What the chief knows of the servers.
+    """The servers, as the chief knows them.
 
     Args:
         count: how many servers there are.
@@ -184,12 +184,12 @@ class Servers:
 
     Attributes:
         wire: type in which floating-point tensors travel, or None for their own.
-        updates: what became of every update, and how many there were.
+        updates: the record of every update, and their number.
         rounds: on each server, how many of them workers have made together. Only that changes it,
             so that the chief knows it without asking. The first server's comes last, and counts.
-        contributions: what became of the parts of these.
+        contributions: the record of the parts of these.
         count: parts that the next one has already.
-        share: what they weigh.
+        share: the sum of their weights.
     """
 
     def __init__(self, count: int, workers: int, rule: ServerOptions) -> None:
@@ -222,7 +222,7 @@ class Servers:
     def create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Variable:
         """Makes a variable on a server, in parts if it is big, or on the chief if it is a metric's.
 
-        Metrics are added up on the chief, from what each step returns.
+        Metrics are added up on the chief, from the results of each step.
         """
         with tf.device(None):
             if kwargs.get("aggregation") == tf.VariableAggregation.SUM:
@@ -245,7 +245,7 @@ class Servers:
                 return fn(variable, *args, **kwargs)
 
     def sum_for(self, variable: Variable) -> Variable:
-        """Where the workers' gradients for a variable are added up, beside it."""
+        """The sum of the workers' gradients for a variable, beside it."""
         key = id(variable)
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
@@ -274,7 +274,7 @@ class Servers:
         self.share.assign(0.0)
 
     def slices_for(self, variable: Variable) -> Slices:
-        """Where the workers' sparse gradients for a variable are collected, beside it."""
+        """The collection of the workers' sparse gradients for a variable, beside it."""
         key = id(variable)
         if key not in self._slices:
             with tf.init_scope(), eagerly_outside_of_scope():

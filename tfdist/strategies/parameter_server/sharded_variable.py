@@ -82,7 +82,7 @@ def part_of(variable: object) -> tuple[Partitioned, int] | None:
 
 
 def shown_part() -> int | None:
-    """Which part partitioned variables show on this thread; None means the whole."""
+    """The part that partitioned variables show on this thread; None means the whole."""
     part: int | None = getattr(_local, "part", None)
     return part
 

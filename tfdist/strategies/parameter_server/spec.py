@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of the strategy `parameter_server`."""
+"""The description of the strategy `parameter_server` for the rest of tfdist."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _mode(own: ServerOptions, workers: int) -> str:
 
 
 def _weights(own: ServerOptions) -> str:
-    """Where the weights are and how they travel, in words."""
+    """The places of the weights and the way they travel, in words."""
     most = own.ps if own.max_shards is None else own.max_shards
     parts = f"on {own.ps} parameter server{'s' if own.ps > 1 else ''}"
     if own.ps > 1 and most > 1:

@@ -1,4 +1,4 @@
-"""What the steps of all models of a strategy share: servers, workers, and what is under way."""
+"""The state that the steps of all models of a strategy share: servers, workers, running jobs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["PredictFunction", "Serving", "on_chief"]
 
 
 class Serving:
-    """What the training functions of all models of a strategy share.
+    """The state that the training functions of all models of a strategy share.
 
     Args:
         servers: where the weights are.
-        dispatcher: makes what runs jobs on workers, when it is first needed.
+        dispatcher: makes the dispatcher of jobs to workers, when it is first needed.
 
     Attributes:
         steps: for each worker how many training steps it has finished.
         cancelled: parts of global batches that were not needed before they had started.
         functions: the training and test functions of all models.
-        epochs: what happened in each epoch of the `fit` that runs, or ran last.
+        epochs: the events of each epoch of the `fit` that runs, or ran last.
         verbose: whether tables are shown.
-        tell_placement: tells the user which server holds what, where that is news.
+        tell_placement: shows the user which server holds which variable, if that is news.
     """
 
     def __init__(self, servers: Servers, dispatcher: Callable[[], Dispatcher]) -> None:
@@ -107,7 +107,7 @@ class Serving:
             self.servers.refuse_before(self.dispatcher.next_number() * UPDATES_A_STEP)
 
     def known_rounds(self) -> int:
-        """How many updates the workers have made together; asked only where it is not known."""
+        """The updates that the workers have made together; asked only if it is not known."""
         if self._rounds is None:
             self._rounds = int(self.servers.rounds[self.servers.devices[0]].numpy())
         return self._rounds
@@ -131,7 +131,7 @@ class Serving:
         self.dispatcher.gate = gate_of(rule)
 
     def say_once(self, text: str) -> None:
-        """Tells the user something, the first time."""
+        """Shows the user something, the first time."""
         if text not in self._said:
             self._said.add(text)
             print(f"tfdist: {text}", file=sys.stderr, flush=True)
@@ -147,7 +147,7 @@ def on_chief(box: Array) -> Tensor:
 
 
 class PredictFunction:
-    """What Keras calls for each batch that is predicted: `model.predict_function`.
+    """The function that Keras calls for each batch that is predicted: `model.predict_function`.
 
     Args:
         serving: runs the steps.

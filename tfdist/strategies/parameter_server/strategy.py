@@ -44,7 +44,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
     Args:
         cluster_resolver: the cluster, with tasks of type chief, worker and ps; by default read
             from TF_CONFIG.
-        rule: when a gradient becomes an update, and how weights lie and travel. The cluster says
+        rule: when a gradient becomes an update, and how weights lie and travel. The cluster sets
             how many servers there are.
 
     Raises:
@@ -81,7 +81,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
     @property
     def epochs(self) -> list[Counted]:
-        """What happened in each epoch of the last `fit`: updates, staleness, steps by worker."""
+        """The figures of each epoch of the last `fit`: updates, staleness, steps by worker."""
         return list(self.serving.epochs)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
@@ -109,7 +109,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
         Args:
             dataset_fn: makes a worker's data set of a `tf.distribute.InputContext`, whose
-                `num_input_pipelines` and `input_pipeline_id` say which part is the worker's.
+                `num_input_pipelines` and `input_pipeline_id` identify the worker's part.
             options: a `tf.distribute.InputOptions`.
 
         Returns:

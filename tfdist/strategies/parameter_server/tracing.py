@@ -39,9 +39,9 @@ class TracedStep:
     adds them to a tally on the servers; any other returns them.
 
     Attributes:
-        function: takes a load's resources and box; returns the packed numbers, or nothing where
+        function: takes a load's resources and box; returns the packed numbers, or nothing if
             there is a tally, or for a prediction the outputs.
-        tally: where the numbers are added up; None where they are returned.
+        tally: where the numbers are added up; None if they are returned.
         packed: reads the numbers that are returned.
         metrics: Keras variables that the numbers add to, in order.
         logs: the structure that the step returned: for each leaf a metric, the place of a scalar
@@ -169,7 +169,7 @@ def _metrics_are_built(model: Model) -> bool:
 
 
 def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
-    """What a leaf of the logs is: a metric, the place of a scalar, or None."""
+    """The source of a leaf of the logs: a metric, the place of a scalar, or None."""
     if id(leaf) in results:
         return results[id(leaf)][0]
     if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
@@ -204,7 +204,7 @@ class Numbers:
         return bool(self._sums)
 
     def add(self, traced: TracedStep, step: int, numbers: list[Any]) -> None:
-        """Adds what one step has returned.
+        """Adds the results of one step.
 
         Args:
             traced: the kind of step.

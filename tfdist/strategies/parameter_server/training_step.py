@@ -27,7 +27,7 @@ _STEPS_A_CALL, _MOST_STEPS_A_CALL, _SMALL = 8, 32, 1 << 20
 
 
 class StepFunction:
-    """What Keras calls for each step: `model.train_function` or `model.test_function`.
+    """The function that Keras calls for each step: `model.train_function` or `model.test_function`.
 
     Args:
         serving: runs the steps.
@@ -100,7 +100,7 @@ class StepFunction:
             self._serving.dispatcher.wait_until(lambda: self._finished > 0)
 
     def _steps_a_call(self, traced: TracedStep, load: input_feed.Load) -> int:
-        """How many steps go to a worker at once: several where the call costs more than a step."""
+        """The steps that a worker gets at once: several if the call costs more than a step."""
         rule = self._serving.servers.rule
         alone = traced.tally is None or rule.mode == "stale" or load.prefers is not None
         alone = alone or not load.lasting
@@ -205,7 +205,7 @@ def _named(logs: object, values: list[Any], results: dict[str, Any]) -> Any:
 
 
 class JobInfo(NamedTuple):
-    """Which steps a result belongs to.
+    """The steps that a result belongs to.
 
     Attributes:
         worker: number of the worker that ran them.

@@ -1,4 +1,4 @@
-"""What the servers know about updates: how many there were, and which steps they came from.
+"""The servers' record of updates: how many there were, and which steps they came from.
 
 Every update carries a number of its own. A step whose worker died is done again by another; the
 servers then know which of its updates they have applied already, and apply none twice.
@@ -22,7 +22,7 @@ __all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Loc
 #: Numbers of updates that are remembered; those under way must lie within.
 WINDOW = 4096
 
-#: What became of an update. One whose number is too old to be remembered is refused: it may have
+#: Fates of an update. One whose number is too old to be remembered is refused: it may have
 #: been applied, by whoever took over from a worker that was cut off.
 APPLIED, DROPPED, FORGOTTEN = 1, 2, 3
 
@@ -45,11 +45,12 @@ class Ledger:
         self._numbers, self._fates = {}, {}
         for device in devices:
             with tf.device(device):
+                # Update n has place n % WINDOW. No update has the number -1: the place is free.
                 self._numbers[device] = _window("numbers", -1)
                 self._fates[device] = _window("fates", 0)
 
     def fate(self, device: str, number: Tensor) -> Tensor:
-        """What a server did with the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
+        """A server's decision on the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
 
         Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
         been noted if its place has an earlier one, and cannot be remembered if it has a later one.
@@ -59,6 +60,7 @@ class Ledger:
             there = tf.gather(self._numbers[device], slot)
             known = tf.where(tf.equal(there, number), tf.gather(self._fates[device], slot), 0)
             late = there > number
+            # Only the first server decides, so it alone has the floor.
             if device == self.devices[0]:
                 late = tf.logical_or(late, number < self._floor)
             return tf.where(late, tf.constant(FORGOTTEN, tf.int64), known)
@@ -154,13 +156,13 @@ class Tally:
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
     def prepare(self) -> None:
-        """Traces what `news` runs."""
+        """Traces the function that `news` runs."""
         if self._take is None:
             take = tf.function(self._read_and_clear, autograph=False)
             self._take = take.get_concrete_function()
 
     def news(self) -> list[np.ndarray[Any, Any]]:
-        """What was added since the last look, eagerly. The sums start anew, so a NaN does too."""
+        """The numbers added since the last look, eagerly. The sums start anew, and a NaN goes."""
         self.prepare()
         assert self._take is not None
         with tf.device(self._device):
@@ -169,6 +171,7 @@ class Tally:
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _read_and_clear(self) -> Tensor:
+        # Steps add under the same lock, so nothing is added between the read and the clearing.
         held = self._lock.acquire()
         with tf.control_dependencies([held]), tf.device(self._device):
             news = tf.identity(self._sums.read_value())
@@ -179,7 +182,7 @@ class Tally:
 
 
 class Counts:
-    """What became of gradients, as the server that decides counts it.
+    """The numbers of gradients applied and dropped, as the server that decides counts them.
 
     Args:
         device: the first server's device.
@@ -187,6 +190,7 @@ class Counts:
 
     def __init__(self, device: str) -> None:
         self._device = device
+        # Place 0 is for gradients that are dropped, place 1 + s for those applied at staleness s.
         with tf.device(device):
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)

@@ -1,9 +1,9 @@
 """Data sets that the workers read by themselves.
 
 Each worker gets the data set's own graph once. A job names a batch by its place, and the worker
-that runs it passes over the batches that others compute on. Whoever is free takes the next one: a
-slow worker takes fewer, and every batch is taken once. When a worker is lost its batch goes to
-another, which opens the data set anew if it is past that place.
+that runs it passes over the batches that others compute on. The worker that is free first takes
+the next one: a slow worker takes fewer, and every batch is taken once. When a worker is lost its
+batch goes to another, which opens the data set anew if it is past that place.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading:
     Args:
         dataset: the data set, for the chief's own reading.
         graph: its serialized graph.
-        batches: how many batches it has; negative where it has no end.
+        batches: how many batches it has; negative if it has no end.
         recoveries: for each worker how often it was lost, counted by the dispatcher.
     """
 
@@ -51,7 +51,7 @@ class Reading:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
         self._graph, self._recoveries = graph, recoveries
-        # Traced here: where a worker runs, others may be stopped, whom each new graph waits for.
+        # Traced here: while a worker runs, others may be stopped, whom each new graph waits for.
         spec = dataset.element_spec
         self._load, self._iterator, self._first = _loader(), _opener(spec), _drawer(spec)
         self._passes = 0
@@ -78,7 +78,7 @@ class Reading:
         return self._iterator(copy)
 
     def lost(self, worker: int) -> int:
-        """How often a worker was lost."""
+        """The number of times that a worker was lost."""
         return self._recoveries(worker)
 
 
@@ -134,7 +134,7 @@ class ReadLoad(Load):
         self.key = ("read", repr(of.spec), parts)
 
     def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
-        """What the step is told, with how many batches it passes over."""
+        """The numbers of the step, with how many batches it passes over."""
         self._open[worker], skip = self._of.iterator(worker, self._place)
         return Layout([]).box([*told, 0, 0, skip], [])
 
@@ -169,15 +169,15 @@ class ReadLoad(Load):
 def reading_of(
     dataset: Dataset, batches: int | None, recoveries: Callable[[int], int]
 ) -> Reading | None:
-    """The data set for the workers to read; None where they cannot.
+    """The data set for the workers to read; None if they cannot.
 
-    They cannot where the data set runs Python code, holds resources of the chief, has an unknown
+    They cannot if the data set runs Python code, holds resources of the chief, has an unknown
     number of batches or another order each time, or is made of arrays that are too large to be
     sent whole.
 
     Args:
         dataset: a `tf.data.Dataset` of global batches.
-        batches: how many batches it has, where that is known.
+        batches: how many batches it has, if that is known.
         recoveries: for each worker how often it was lost.
     """
     known = int(dataset.cardinality().numpy()) if batches is None else batches
@@ -226,7 +226,7 @@ def _opener(spec: object) -> ConcreteFunction:
 
 
 def _drawer(spec: object) -> ConcreteFunction:
-    """Draws what a pass draws at its start."""
+    """Draws the random numbers of a pass at its start."""
 
     def draw(variant: Tensor) -> Tensor:
         first = next(iter(tf.data.experimental.from_variant(variant, spec)))
@@ -243,10 +243,10 @@ def _drawer(spec: object) -> ConcreteFunction:
 
 
 class ShardedDatasets(DistributedDatasetsFromFunction):  # type: ignore[misc]
-    """What a data set function has made, for `fit` and for TensorFlow's coordinator.
+    """The data sets of a data set function, for `fit` and for TensorFlow's coordinator.
 
     Args:
-        stock: what TensorFlow makes of the function.
+        stock: TensorFlow's own result for the function.
         shards: makes the data sets that the workers read in `fit`.
     """
 
@@ -262,7 +262,7 @@ class ShardedDatasets(DistributedDatasetsFromFunction):  # type: ignore[misc]
 
     @property
     def cardinality(self) -> int:
-        """Batches of a pass; negative where there is no end."""
+        """Batches of a pass; negative if there is no end."""
         return self._made.batches
 
     @property

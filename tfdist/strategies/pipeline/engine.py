@@ -20,12 +20,12 @@ from tfdist.strategies.pipeline.state import Batch, Board, OutOfMemoryError, Sto
 __all__ = ["Apply", "Engine", "Shape"]
 
 
-# How a pipeline is built.
+# The settings with which a pipeline is built.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How a pipeline is built.
+    """The settings with which a pipeline is built.
 
     Attributes:
         schedule: a key of `SCHEDULES`.
@@ -78,7 +78,7 @@ class Shape:
         return 1 if self.schedule == "2bw" else self.stages
 
     def steps_of(self, device: int, count: int, batch: int) -> list[Step]:
-        """A device's steps in a batch of fewer microbatches, where batches are separate."""
+        """A device's steps in a batch of fewer microbatches, if batches are separate."""
         if self.schedule != "interleaved" or count % self.stages == 0:
             program = Program(self.schedule, self.stages, count, device, virtual=self.virtual)
             return program.push(batch)
@@ -94,7 +94,7 @@ class Shape:
 Apply = Callable[[Sequence[tuple[Part, Sequence[GradientSums]]], int | None], None]
 
 
-#: Seconds between two looks whether a thread has failed, where another is waited for.
+#: Seconds between two looks whether a thread has failed, while another is waited for.
 _LOOK_SECONDS = 0.2
 
 
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def number(self) -> int:
-        """How many batches there were."""
+        """The number of batches so far."""
         return self._number
 
     @property
@@ -181,7 +181,7 @@ class Engine:
         return self._store.take_losses()
 
     def wait_for(self, event: threading.Event) -> None:
-        """Waits for what a thread of the pipeline sets.
+        """Waits for an event that a thread of the pipeline sets.
 
         Raises:
             PipelineError: if a thread has failed before, or its waiting has.
@@ -353,7 +353,7 @@ def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[lis
 
 
 def _explained(error: BaseException, engine: Engine) -> BaseException:
-    """The error of a stage; one about memory with what the stages hold."""
+    """The error of a stage; one about memory lists the weights of the stages."""
     if not isinstance(error, OutOfMemoryError):
         return error
     parts = ", ".join(

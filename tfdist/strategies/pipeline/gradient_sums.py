@@ -61,7 +61,7 @@ class GradientSums:
         Args:
             number: of the weight.
             grad: a dense tensor.
-            first: whether it replaces what is there.
+            first: whether it replaces the sum of before.
         """
         variable = self.variables[number]
         (variable.assign if first else variable.assign_add)(grad, read_value=False)

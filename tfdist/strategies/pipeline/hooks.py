@@ -1,4 +1,4 @@
-"""The seams of Keras where a model is trained as a pipeline."""
+"""The seams of Keras for models that are trained as pipelines."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tfdist.types import Functional, KerasVariable, Model, Structure, Tensor
 __all__ = ["KerasObjective", "Totals"]
 
 
-# What a loss over a mask is divided by: a number of the whole batch, before its first microbatch.
+# The divisor of a loss over a mask: a number of the whole batch, before its first microbatch.
 #
 # Such a loss is a sum over what the mask leaves, divided by how much that is; so are those of
 # `reduction="mean_with_sample_weight"`, by the sum of weights. A microbatch knows its own part of
@@ -146,7 +146,7 @@ class _Microbatch(KerasStep):
 
 @dataclasses.dataclass(frozen=True)
 class _WholeBatch(KerasStep):
-    """All of a batch, where losses are asked what they are divided by.
+    """All of a batch, when losses are asked what they are divided by.
 
     Attributes:
         found: that, in their order.
@@ -161,7 +161,7 @@ class _WholeBatch(KerasStep):
 
 
 class KerasObjective:
-    """What a compiled model trains for.
+    """The objective of a compiled model: its losses and metrics.
 
     Args:
         model: the model.
@@ -170,7 +170,7 @@ class KerasObjective:
         lock: held while Keras's variables are changed.
 
     Attributes:
-        totals: computes what losses over masks are divided by.
+        totals: computes the divisors of losses over masks.
         measured: set when Keras's metrics have seen a microbatch, so that they have a result.
     """
 
@@ -193,7 +193,7 @@ class KerasObjective:
         self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
 
     def completed(self, given: Given, batch: Batch, microbatch: int) -> Given:
-        """What the last chunk reads, with labels."""
+        """The inputs of the last chunk, with labels."""
         return dataclasses.replace(
             given,
             labels=batch.labels[microbatch],
@@ -207,14 +207,14 @@ class KerasObjective:
 
         Args:
             forward: runs it.
-            given: what it reads, without labels.
+            given: its inputs, without labels.
             batch: the batch.
             number: of the microbatch.
         """
         try:
             return forward(self.completed(given, batch, number))
         except _NeedsTotalsError:
-            # Raised where the graph is made, before anything has run.
+            # Raised when the graph is made, before anything has run.
             self._needs_totals = True
         return forward(self.completed(given, batch, number))
 
@@ -244,7 +244,7 @@ class KerasObjective:
             )
 
     def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
-        """What losses are divided by; see `tfdist.strategies.pipeline.loss.Denominators`."""
+        """The divisors of losses; see `tfdist.strategies.pipeline.loss.Denominators`."""
         one = tf.ones([], tf.int64)
         step = _WholeBatch(self._model, one, one, False, 1)
         with keras.StatelessScope():  # Keras's means of losses do not count this.
@@ -291,7 +291,7 @@ class KerasObjective:
         self.measured.set()
 
     def _means(self) -> list[Any]:
-        """What Keras adds up of the losses of several outputs."""
+        """The mean losses of several outputs that Keras keeps in metrics."""
         loss = self._model._compile_loss
         metrics = [] if loss is None else loss.metrics
         return [variable for metric in metrics for variable in metric.variables]

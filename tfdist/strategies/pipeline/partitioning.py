@@ -194,7 +194,7 @@ def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
             )
 
 
-# Which layer is in which chunk of a pipeline.
+# The assignment of layers to the chunks of a pipeline.
 
 
 def chunks_of(
@@ -216,7 +216,7 @@ def chunks_of(
             long as each other.
 
     Returns:
-        Chunks by path, and a table of the plan where there was one.
+        Chunks by path, and a table of the plan if there was one.
 
     Raises:
         ConfigError: if the model cannot be cut so.
@@ -234,7 +234,7 @@ def chunks_of(
     if wanted is not None:
         return _beginning(paths, wanted, count), ""
     costs = costs_of(model, inputs)
-    # What a chunk without a layer would have is left out: each begins with another one.
+    # Every chunk has a layer: each begins with another one.
     cuts = split(costs, [float("inf")] * count, filled=True)
     assert cuts is not None
     result = {

@@ -17,7 +17,7 @@ from tfdist.types import KerasVariable, StatelessScope, Tensor
 
 __all__ = ["Part", "Values"]
 
-#: What Keras calls the state of random numbers.
+#: Keras's name for the state of random numbers.
 _SEED = "seed_generator_state"
 
 
@@ -41,7 +41,7 @@ class Part:
         number: which chunk it is.
         chunk: the layers.
         device: the full name of the device that it runs on.
-        copies: the part that has the weights, where this one is of another replica of the pipeline.
+        copies: the part that has the weights, if this one is of another replica of the pipeline.
 
     Attributes:
         weights: Keras's trainable variables.
@@ -112,11 +112,11 @@ class Part:
         Args:
             weights: values for `self.weights`.
             state: values for `self.state`.
-            values: what the chunk reads.
+            values: the inputs of the chunk.
             microbatch: its number, an int64 scalar: random layers draw other numbers for each.
 
         Returns:
-            What it writes; for each variable of the state its new value, None where it stays; and
+            What it writes; for each variable of the state its new value, None if it stays; and
             the sum of the losses that its layers add, with those of regularizers, None for none.
         """
         drawn = [

@@ -21,13 +21,13 @@ __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "
 
 # Many tensors as few: one list of TensorFlow's for each type, which stays on its device.
 
-#: What is in no list.
+#: Types of tensors that are in no list.
 _BARE = (tf.resource, tf.variant)
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How tensors were packed.
+    """The layout of packed tensors.
 
     Attributes:
         places: for each tensor its list and its place in it; no list for one that is left as it is.
@@ -45,7 +45,7 @@ class Packing:
         """The tensors, in a graph.
 
         Args:
-            packed: what `pack` has returned.
+            packed: the result of `pack`.
         """
         lists, bare = packed[: len(self.dtypes)], packed[len(self.dtypes) :]
         result = []
@@ -91,21 +91,21 @@ def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
 
 
 def _known(shape: Shape) -> list[int] | int:
-    """A shape as TensorFlow's lists take it, -1 for what is not known."""
+    """A shape as TensorFlow's lists take it, -1 for an unknown dimension."""
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a forward pass reads, on its device or on the chief's.
+    """The inputs of a forward pass, on its device or on the chief's.
 
     Attributes:
         numbers: int64 `(3,)`: the microbatch, its examples, and those of the batch.
         scale: float32 scalar, what losses are multiplied by before gradients are taken.
         weights: values of the part's weights.
         state: values of its other variables.
-        values: what the chunk reads.
-        labels: of the last chunk: labels and sample weights, flat, None where there are none.
+        values: the inputs of the chunk.
+        labels: of the last chunk: labels and sample weights, flat, None if there are none.
         nest: the structure that the labels are flat of.
         form: the same in words.
         totals: of the last chunk: float32, what losses over masks are divided by.
@@ -149,13 +149,13 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a forward pass makes.
+    """The results of a forward pass.
 
     Attributes:
-        values: what the chunk writes.
-        following: for each variable of the state its new value; None where it stays.
+        values: the outputs of the chunk.
+        following: for each variable of the state its new value; None if it stays.
         loss: the losses in the chunk times the microbatch's share of the examples, or None.
-        noted: what `Objective` notes of the microbatch, or None.
+        noted: the notes of `Objective` on the microbatch, or None.
     """
 
     values: Values
@@ -181,7 +181,7 @@ Objective: TypeAlias = Callable[[Given, Values], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is computed.
+    """The computation of a chunk.
 
     Attributes:
         part: the chunk.
@@ -201,7 +201,7 @@ class Job:
 
     @property
     def sources(self) -> int:
-        """How many tensors the backward pass computes gradients of: weights, then inputs."""
+        """The number of tensors with gradients in the backward pass: weights, then inputs."""
         return len(self.part.weights) + sum(self.wanted)
 
 
@@ -211,7 +211,7 @@ class _Taped:
 
     Attributes:
         outputs: of those the gradients come from later chunks.
-        loss: scaled; None where there is none.
+        loss: scaled; None if there is none.
     """
 
     tape: GradientTape
@@ -240,8 +240,8 @@ class Graphs:
     forward function gives them packed.
 
     Args:
-        job: what is computed.
-        like: what is given, for its structure.
+        job: the computation.
+        like: the inputs, for their structure.
         specs: its leaves as specs, and Nones.
     """
 
@@ -257,14 +257,14 @@ class Graphs:
         self.forward = self._function(self._forward, [spec for spec in specs if spec is not None])
 
     def results(self, flat: Sequence[Any]) -> tuple[Result, list[Any]]:
-        """What the forward function has returned, and what the backward pass reads."""
+        """The results of the forward function, and the tensors that the backward pass reads."""
         assert self._result is not None
         each = iter(flat)
         leaves = [None if leaf is None else next(each) for leaf in self._result.leaves]
         return self._result.replaced(leaves), list(each)
 
     def backward(self, first: bool) -> FlatFunction:
-        """The backward pass: from what is kept, and gradients of the outputs, those of the inputs.
+        """The backward pass: makes gradients of the inputs from kept tensors and the outputs'.
 
         Before those come the gradients of rows: for each weight the tensors of `_rows_of`.
 
@@ -281,14 +281,14 @@ class Graphs:
 
     @property
     def kinds(self) -> list[str | None]:
-        """For each weight, then each input: `"dense"`, `"rows"`, or None where nothing comes."""
+        """For each weight, then each input: `"dense"`, `"rows"`, or None if nothing comes."""
         if self._kinds is None:
             self.backward(True)
         assert self._kinds is not None
         return self._kinds
 
     def reached(self, present: tuple[bool, ...]) -> list[bool]:
-        """Which weights, then inputs, have gradients where those of only some outputs are there."""
+        """For each weight, then input: whether it has a gradient if only some outputs have one."""
         kinds = self.kinds
         if all(present):
             return [kind is not None for kind in kinds]
@@ -415,11 +415,11 @@ _NUMBERS = 1024
 
 
 class Kept:
-    """What a forward pass leaves on its device for the backward pass.
+    """The tensors that a forward pass leaves on its device for the backward pass.
 
     Args:
         graphs: the functions.
-        tensors: what the backward function reads besides gradients.
+        tensors: the inputs of the backward function besides gradients.
         outputs: the tensors whose gradients come from later chunks.
     """
 
@@ -432,7 +432,7 @@ class Passes:
     """The passes of a chunk.
 
     Args:
-        job: what is computed, and where.
+        job: the computation and its chunk.
     """
 
     def __init__(self, job: Job) -> None:
@@ -463,7 +463,7 @@ class Passes:
         """Runs the chunk.
 
         Args:
-            given: what it reads.
+            given: its inputs.
 
         Returns:
             What the backward pass needs, and the results, which have been computed.
@@ -482,8 +482,8 @@ class Passes:
         """Adds gradients of weights to the sums.
 
         Args:
-            kept: what the forward pass has left.
-            grads: of the floating tensors that it has written, None where there is none; nothing
+            kept: the tensors that the forward pass has left.
+            grads: of the floating tensors that it has written, None if there is none; nothing
                 for the last chunk.
 
         Returns:
@@ -529,7 +529,7 @@ class Passes:
 
 
 def _general(known: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
-    """Specs that both are of; the second ones where not the same leaves are there."""
+    """Specs that both are of; the second ones if not the same leaves are there."""
     if [a is None for a in known] != [b is None for b in specs]:
         return list(specs)
     if any(a is not None and a.dtype != b.dtype for a, b in zip(known, specs, strict=True)):
@@ -543,6 +543,6 @@ def _general(known: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
 
 
 def _wait(flat: Sequence[Any]) -> None:
-    """Waits for what a device of another task computes: its shape is known when it is there."""
+    """Waits for a result of another task's device: its shape is known when it is there."""
     for tensor in flat[:1]:
         tensor.shape  # noqa: B018

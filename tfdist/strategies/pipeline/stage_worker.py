@@ -36,7 +36,7 @@ class Worker:
         device: its number in the pipeline.
         replica: which replica of the pipeline it is in.
         parts: the chunks on it, by number.
-        store: what the threads share.
+        store: the state that the threads share.
         board: where other threads' tensors are.
         last: the number of the last chunk.
         recompute: chunks that are run again in their backward step.
@@ -92,7 +92,7 @@ class Worker:
         self._steps.put(None)
 
     def forget(self) -> None:
-        """Drops what steps have left, after an error."""
+        """Drops the tensors that steps have left, after an error."""
         self._kept.clear()
         for sums in self.sums.values():
             sums.clear()
@@ -190,7 +190,7 @@ class Worker:
         return begin
 
     def _received(self, step: Step, part: Part) -> list[Any]:
-        """The gradients of what was written, summed over all chunks that have read it."""
+        """The gradients of written tensors, summed over all chunks that have read them."""
         result = []
         for key in part.chunk.writes:
             if not self._store.is_floating(key):

@@ -1,4 +1,4 @@
-"""What the threads of a pipeline share: weights by version, state, losses, and what is done."""
+"""The state that the threads of a pipeline share: weights by version, losses, and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfdist.types import Structure, Tensor
 __all__ = ["Batch", "Board", "OutOfMemoryError", "PipelineError", "StoppedError", "Store", "Update"]
 
 
-# Where the threads of a pipeline leave tensors for each other.
+# The place in which the threads of a pipeline leave tensors for each other.
 
 
 class PipelineError(TfdistError):
@@ -60,7 +60,7 @@ class Board:
 
         Args:
             key: under which it is left.
-            waiting: who waits for what, for the error.
+            waiting: the stage that waits and the value it waits for, for the error.
 
         Raises:
             PipelineError: if it does not come in time.
@@ -96,7 +96,7 @@ class Board:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What all threads know of a global batch.
+    """The values of a global batch that all threads use.
 
     Attributes:
         number: its number since the pipeline was made.
@@ -107,7 +107,7 @@ class Batch:
         nest: the structure that they are flat of.
         form: the same in words.
         sizes: for each microbatch its examples.
-        scale: what losses are multiplied by before their gradients are taken.
+        scale: the factor of losses before their gradients are taken.
         version: for each chunk the version of its weights.
     """
 
@@ -128,7 +128,7 @@ class Batch:
         return [size / sum(self.sizes) for size in self.sizes]
 
 
-#: Applies the gradients of a device's chunks, where each device does so by itself.
+#: Applies the gradients of a device's chunks, if each device does so by itself.
 Update = Callable[[Step, Batch], None]
 
 
@@ -208,7 +208,7 @@ class Store:
             return [tf.identity(value) for value in self._state[chunk]]
 
     def note_state(self, step: Step, batch: Batch, following: Sequence[Any]) -> None:
-        """Notes what a microbatch makes of the state, which becomes the average over the batch."""
+        """Notes a microbatch's new values of the state, which become the average over the batch."""
         part = self._parts[0][step.chunk]
         if all(value is None for value in following):
             return
@@ -273,7 +273,7 @@ class Store:
             self._changed.notify_all()
 
     def forget(self) -> None:
-        """Drops what a failed training has left."""
+        """Drops the tensors that a failed training has left."""
         with self._changed:
             self._left.clear()
             self._losses.clear()

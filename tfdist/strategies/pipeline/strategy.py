@@ -44,13 +44,13 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         schedule: a key of `tfdist.strategies.pipeline.schedules.SCHEDULES`.
         virtual: with `"interleaved"`, chunks on each device.
         cuts: the paths of the layers that the second chunk and those after it begin with, or rules
-            and chunks as a mapping; planned by measurement where it is left out.
+            and chunks as a mapping; planned by measurement if it is left out.
         recompute: run forward passes again in backward passes, instead of keeping activations: of
             all stages, or those of some numbers.
         vertical_sync: with `"pipedream"`, let all stages use the first stage's version of weights.
         timeout: seconds that a stage may wait for another.
         timeline: see the attribute.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
 
     Raises:
         ConfigError: if the options conflict, or a device does not exist.
@@ -107,7 +107,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
         """The data set itself: batches are read in this process, and go to the stages from here.
 
-        TensorFlow's iterator over one device takes seconds to end where other tasks are connected.
+        TensorFlow's iterator over one device takes seconds to end if other tasks are connected.
         """
         del options
         return dataset
@@ -130,12 +130,12 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
     @property
     def timeline(self) -> str | None:
-        """Where `fit` writes the timeline of its last batches; None writes none.
+        """The file in which `fit` writes the timeline of its last batches; None writes none.
 
         A name that ends in `.png` makes it a picture, any other a trace for chrome://tracing.
 
         Raises:
-            ConfigError: when it is set to a file that cannot be written, or a picture where
+            ConfigError: when it is set to a file that cannot be written, or a picture if
                 Matplotlib is not installed.
         """
         return self._timeline
@@ -181,7 +181,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Devices as people say them, where they differ by that."""
+    """Names of devices for people, if they differ by that."""
     result = [name.replace("/replica:0", "").replace("/device:", " ").lstrip("/") for name in names]
     return [name.removeprefix("job:").replace("/task:", " ") for name in result]
 

@@ -42,10 +42,10 @@ def row_names(boxes: Sequence[Box], names: Sequence[str] = ()) -> list[str]:
 
 
 def numbers(boxes: Sequence[Box]) -> tuple[str, dict[Step, int]]:
-    """The number that tells a step from its neighbours, and what it counts.
+    """The number that distinguishes a step from its neighbours, and what it counts.
 
     Returns:
-        `"microbatch"`, or `"batch"` where batches have one microbatch each; and the number of each
+        `"microbatch"`, or `"batch"` if batches have one microbatch each; and the number of each
         step that is forward or backward.
     """
     steps = [box.step for box in boxes if box.step.kind is not Kind.UPDATE]
@@ -144,7 +144,7 @@ def text(boxes: Sequence[Box], width: int = 100, names: Sequence[str] = ()) -> s
         A line with the bubble and the scale, one for each device, and one that explains the signs.
 
     Raises:
-        ConfigError: if `width` is no whole number of 1 or more.
+        ConfigError: if `width` is not a whole number of 1 or more.
     """
     check_number("width", width, 1, "It counts the characters of a row.")
     rows = row_names(boxes, names)

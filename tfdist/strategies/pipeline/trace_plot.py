@@ -28,17 +28,17 @@ _ROW = 0.82
 _LARGEST, _SMALLEST = 9.0, 5.0
 #: A digit's width, as a part of the font's size.
 _DIGIT = 0.62
-#: A kind's numbers are left out where fewer of its boxes than this have room for them.
+#: A kind's numbers are left out if fewer of its boxes than this have room for them.
 _MOST = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shades:
-    """Which boxes of a kind are lighter.
+    """The rule for lighter boxes of a kind.
 
     Attributes:
         count: the number of shades.
-        words: what they show; empty if there is one.
+        words: their meaning; empty if there is one.
         by_chunk: whether they are the chunks of a device, or else even and odd batches.
         devices: the number of devices.
     """
@@ -59,7 +59,7 @@ class _Shades:
         return cls(1, "", False, devices)
 
     def whiteness(self, step: Step) -> float:
-        """How light a step's box is, from 0."""
+        """The lightness of a step's box, from 0."""
         if step.kind is Kind.UPDATE or self.count == 1:
             return 0.0
         place = step.chunk // self.devices if self.by_chunk else step.batch % 2
@@ -77,7 +77,7 @@ def draw(
     """Draws one row for each device, with time from left to right.
 
     Args:
-        path: the file to write; its ending says the format, such as `.png` or `.svg`.
+        path: the file to write; its ending chooses the format, such as `.png` or `.svg`.
         boxes: the boxes, in any order.
         title: the first line.
         names: the devices' names.
@@ -210,7 +210,7 @@ def _label(axes: Any, boxes: Sequence[Box], of: dict[Step, int], shades: _Shades
 
 
 def _legend(figure: Any, notes: Sequence[str]) -> None:
-    """What colours, numbers and shades mean, above the rows on the right."""
+    """The meaning of colours, numbers and shades, above the rows on the right."""
     patches = _module("matplotlib.patches")
     handles = [
         patches.Patch(facecolor=_colour(kind, 0), label=word) for kind, word in WORDS.items()

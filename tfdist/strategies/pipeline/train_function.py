@@ -101,7 +101,7 @@ def split_rows(data: Structure, sizes: Sequence[int]) -> list[Any]:
 
 
 class PipelineFunction:
-    """What Keras calls for each step: `model.train_function`.
+    """The function that Keras calls for each step: `model.train_function`.
 
     Args:
         model: the model.
@@ -317,7 +317,7 @@ def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, 
 def _sum_of(
     weight: KerasVariable, i: int, parts: Sequence[GradientSums], rows: tuple[Any, Any] | None
 ) -> Gradient | None:
-    """The gradient of a weight, in a graph; None where there is none."""
+    """The gradient of a weight, in a graph; None if there is none."""
     dense = [each.variables[i].read_value() for each in parts if each.touched[i]]
     if rows is None:
         return tf.add_n(dense) if dense else None
@@ -326,11 +326,11 @@ def _sum_of(
 
 
 def _check(model: Model, shape: Shape) -> None:
-    """Refuses what a pipeline cannot run, before the first step.
+    """Rejects models that a pipeline cannot run, before the first step.
 
     Raises:
         ConfigError: for a `train_step` or `compute_loss` of the model's own, for eager steps, and
-            for a clipping over all weights where each stage updates by itself.
+            for a clipping over all weights if each stage updates by itself.
     """
     kind = type(model)
     for name, stock in (("train_step", TensorFlowTrainer), ("compute_loss", Trainer)):

@@ -1,4 +1,4 @@
-"""What the rest of tfdist knows of the strategy `single`."""
+"""The description of the strategy `single` for the rest of tfdist."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[mi
 
     Args:
         device: the device, such as `"/GPU:0"`. By default the first GPU, or the CPU.
-        rule: what happens to gradients before the optimizer applies them.
+        rule: the treatment of gradients before the optimizer applies them.
     """
 
     name = "single"

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# The table of schedules, and what each needs.
+# The table of schedules, and their requirements.
 
 #: From stages, this device's stage, microbatches and chunks per device: how many forwards a device
 #: is ahead of its backwards before they alternate.
@@ -38,7 +38,7 @@ Ahead: TypeAlias = Callable[[int, int, int, int], int]
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """How the devices of a schedule order their steps.
+    """The order of the steps of a schedule's devices.
 
     A device runs the forwards of a batch in one order and its backwards in another, and begins to
     alternate between them once it is a number of forwards ahead.
@@ -61,13 +61,17 @@ def _depth_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> in
 
 
 def _all_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> int:
+    """All forwards of a batch: no backward begins before the last forward."""
     del stages, stage
     return microbatches * virtual
 
 
 def _interleaved_ahead(stages: int, stage: int, microbatches: int, virtual: int) -> int:
-    if microbatches == stages:
+    """The forwards before the first backward comes back through all chunks, as in Megatron-LM."""
+    if microbatches == stages:  # With one group of microbatches, all forwards come first.
         return microbatches * virtual
+    # All chunks but the last of one group; then the group's last chunk and its backward each pass
+    # the stages that come after this one.
     return 2 * (stages - 1 - stage) + (virtual - 1) * stages
 
 
@@ -90,7 +94,7 @@ def is_synchronous(name: str) -> bool:
 
 
 def check(name: str, stages: int, microbatches: int, virtual: int = 1) -> None:
-    """Checks what a schedule needs.
+    """Checks the requirements of a schedule.
 
     Args:
         name: a key of `SCHEDULES`.
@@ -141,7 +145,7 @@ def _check_interleaved(stages: int, microbatches: int, virtual: int) -> None:
 
 
 def check_stage(what: str, value: int, stages: int) -> None:
-    """Refuses what is no number of a stage.
+    """Requires a value to be the number of a stage.
 
     Raises:
         ConfigError: with the numbers there are.
@@ -153,11 +157,11 @@ def check_stage(what: str, value: int, stages: int) -> None:
         )
 
 
-# What a pipeline's devices do, as values.
+# The work of a pipeline's devices, as values.
 
 
 class Kind(enum.Enum):
-    """What a step does."""
+    """The kinds of steps."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -166,10 +170,10 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """What a device does at a time.
+    """The work of a device at a time.
 
     Attributes:
-        kind: what it does.
+        kind: forward, backward or update.
         batch: the number of the global batch, from 0.
         microbatch: its number within the batch, from 0; -1 for an update.
         chunk: the part of the model, from 0 at the input. That of an update is the first one of its
@@ -188,7 +192,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Schedule:
-    """What each device of a pipeline does, in order.
+    """The steps of each device of a pipeline, in order.
 
     Chunk `c` of the model is on device `c % devices`, as Megatron-LM places its virtual stages.
 
@@ -213,7 +217,7 @@ class Box:
 
     Attributes:
         device: its number, from 0. The boxes of a device do not overlap.
-        step: what was done.
+        step: the step.
         begin: when it began, in seconds on a clock that all devices share.
         end: when it ended.
     """
@@ -227,7 +231,7 @@ class Box:
 class Program:
     """A device's steps as batches come, in an order that depends on nothing else.
 
-    `push` gives the steps that one more batch makes possible, `drain` those that are left. Where
+    `push` gives the steps that one more batch makes possible, `drain` those that are left. If
     batches are separate, `push` gives all steps of its batch, and `drain` none.
     """
 
@@ -246,6 +250,8 @@ class Program:
         check(name, stages, microbatches, virtual)
         check_stage("device", device, stages)
         rule = RULES[name]
+        # All devices go through their chunks and the microbatches by one rule, so each needs the
+        # results of its neighbours in the order in which these make them.
         chunks = range(device, stages * virtual, stages)
         self._device = device
         self._forwards = _order(chunks, microbatches, stages)
@@ -268,12 +274,14 @@ class Program:
             before the next batch's first forward.
         """
         backwards = [[Step(Kind.BACKWARD, batch, number, c)] for c, number in self._backwards]
+        # The update is taken with the last backward of its batch: no later forward comes between.
         backwards[-1].append(Step(Kind.UPDATE, batch, -1, self._device))
         self._left.extend(backwards)
         steps = []
         for chunk, microbatch in self._forwards:
             steps.append(Step(Kind.FORWARD, batch, microbatch, chunk))
             self._live += 1
+            # The oldest backward comes next. Without a flush it may be one of the batch before.
             if self._live > self._ahead:
                 steps += self._backward()
         return steps + self.drain() if self._flush else steps
@@ -349,6 +357,8 @@ def version(
     """
     check_choice("schedule", name, SCHEDULES)
     check_stage("stage", stage, stages)
+    # A stage has run as many forwards ahead as stages follow it (`_depth_ahead`). With PipeDream
+    # each is a batch, whose update is still to come when the stage begins this one.
     if name == "pipedream":
         late = stages - 1 - (0 if vertical_sync else stage)
     else:

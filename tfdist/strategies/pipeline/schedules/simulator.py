@@ -1,4 +1,4 @@
-"""What a schedule costs: its time, its idle part and the activations it holds."""
+"""The costs of a schedule: its time, its idle part and the activations it holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dependencies(schedule: Schedule, step: Step) -> list[Step]:
 
     A forward needs that of the chunk before; a backward that of the chunk after, and the forward of
     its own; an update all backwards of its batch on its device. That a forward comes after an
-    update is said by the order of the device's program alone.
+    update follows from the order of the device's program alone.
 
     Args:
         schedule: the schedule.
@@ -76,6 +76,8 @@ def simulate(
     places = [0] * schedule.devices
     clocks = [0.0] * schedule.devices
     going = True
+    # Each round runs every device as far as its needs are met. A round in which no device moves is
+    # the last: all steps are done, or the rest wait for each other for ever.
     while going:
         going = False
         for device, program in enumerate(schedule.programs):
@@ -159,7 +161,7 @@ def ideal_bubble(
         microbatches: the parts of a global batch.
         virtual: the chunks of the model on each device.
         batches: the global batches between an empty pipeline and the next; `math.inf` if it never
-            is empty again. Changes nothing where each batch ends in a flush.
+            is empty again. Changes nothing if each batch ends in a flush.
 
     Returns:
         A number from 0 to 1.
