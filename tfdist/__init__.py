@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from tfdist.utils.lazy import lazy_attributes
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ConfigError",
     "EquivalenceWarning",

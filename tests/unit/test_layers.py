@@ -37,6 +37,7 @@ ROOMS = (
     "exporting",
     "diagnostics",
     "cli",
+    "__main__",
 )
 
 #: Rooms that every process of a job imports before TensorFlow, or without it.

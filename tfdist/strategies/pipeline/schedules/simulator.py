@@ -76,10 +76,8 @@ def simulate(
     places = [0] * schedule.devices
     clocks = [0.0] * schedule.devices
     going = True
-    # Each round runs every device as far as its needs are met. A round in which no device moves is
-    # the last: all steps are done, or the rest wait for each other for ever.
     while going:
-        going = False
+        going = False  # A round in which no device moves is the last: all is done, or a deadlock.
         for device, program in enumerate(schedule.programs):
             while places[device] < len(program):
                 step = program[places[device]]
