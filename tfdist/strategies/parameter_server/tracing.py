@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -110,14 +111,20 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    signature = [*load.resources, BOX]
-    try:
-        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
-    except TraceAgain:
-        traced.function = tf.function(run, signature, autograph=False).get_concrete_function()
+    traced.function = _function_of(run, [*load.resources, BOX])
     if traced.tally is not None:
         traced.tally.prepare()
     return traced
+
+
+def _function_of(run: Callable[..., Any], signature: list[Any], more: int = 2) -> Any:
+    """Traces a step; again if that has built its optimizer, and once more for its metrics."""
+    try:
+        return tf.function(run, signature, autograph=False).get_concrete_function()
+    except TraceAgain:
+        if not more:
+            raise
+    return _function_of(run, signature, more - 1)
 
 
 def _run_step(
