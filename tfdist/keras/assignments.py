@@ -47,7 +47,9 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
             ".all_gather(rows, axis=0)), or train on one replica."
         )
     result = reduction_of(value, step.depends, step.means)
-    if result.unknown or result.is_mean:
+    # The product of a weight's gradient sums over examples whose terms are parts of a mean already.
+    is_gradient = any(leaf.tensor.op.type == "MatMul" for leaf in result.leaves)
+    if result.unknown or result.is_mean or is_gradient:
         return None
     return computed_again(value, result, over_whole_batch(step, result.leaves))
 
