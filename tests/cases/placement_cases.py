@@ -105,13 +105,13 @@ MODELS = {
 }
 
 
-def data(name: str, examples: int = 80) -> tuple[Any, Any]:
+def data(name: str) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     if name == "convolutional":
-        return common.images(examples)
-    x = rng.normal(size=(examples, 12)).astype("float32")
-    y = rng.integers(0, 3, examples)
-    return ([x, rng.integers(0, 20, (examples, 5))] if name == "branched" else x), y
+        return common.images(80)
+    x = rng.normal(size=(80, 12)).astype("float32")
+    y = rng.integers(0, 3, 80)
+    return ([x, rng.integers(0, 20, (80, 5))] if name == "branched" else x), y
 
 
 def compiled(model: keras.Model) -> keras.Model:
@@ -130,7 +130,7 @@ def apart(first: Any, second: Any) -> float:
 def equals_unplaced(strategy: Any, name: str) -> dict[str, Any]:
     """Outputs, gradients and 50 steps of training, beside the same model that is not placed."""
     make, device_map = MODELS[name]
-    x, y = data(name, 400)
+    x, y = data(name)
     plain, placed = make(), make()
     placed.set_weights(plain.get_weights())
     assert place(placed, device_map) is placed
@@ -141,7 +141,7 @@ def equals_unplaced(strategy: Any, name: str) -> dict[str, Any]:
             loss = tf.reduce_sum(out**2) + sum(model.losses)
         found.append(([out], tape.gradient(loss, model.trainable_weights)))
     outputs, gradients = (apart(a, b) for a, b in zip(*found, strict=True))
-    fits = [compiled(m).fit(x, y, 16, 2, verbose=0, shuffle=False) for m in (plain, placed)]
+    fits = [compiled(m).fit(x, y, 16, 10, verbose=0, shuffle=False) for m in (plain, placed)]
     return {
         "outputs": outputs,
         "gradients": gradients,
