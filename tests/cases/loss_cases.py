@@ -51,6 +51,10 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "over own batch": lambda y, p: (
         tf.reduce_sum(_error(y, p)) / tf.cast(tf.shape(p)[0], tf.float32)
     ),
+    "divided first": lambda y, p: tf.reduce_sum(_error(y, p) / tf.cast(tf.shape(p)[0], tf.float32)),
+    "times a share": lambda y, p: tf.reduce_sum(
+        tf.reduce_mean(_error(y, p), axis=1) * (1.0 / tf.cast(tf.shape(p)[0], tf.float32))
+    ),
     "l2": lambda y, p: tf.nn.l2_loss(tf.cast(y, tf.float32) - p),
     "root": lambda y, p: tf.sqrt(tf.reduce_mean(_error(y, p))),
     "norm": lambda y, p: tf.norm(tf.cast(y, tf.float32) - p),

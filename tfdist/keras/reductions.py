@@ -54,6 +54,7 @@ _MOVING = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 )
 _REDUCING = frozenset({"Sum", "Mean"})
+_DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
 _SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
 
@@ -145,7 +146,7 @@ def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf
     if _counts_examples(op, depends):
         return Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
-        return Leaf(tensor, is_sum=op.type == "Sum")
+        return Leaf(tensor, is_sum=op.type == "Sum" and not _is_share(op.inputs[0], depends))
     if op.type == "MatMul" and _contracted(op, depends) == [True, True]:
         return Leaf(tensor, is_sum=True)
     return None
@@ -158,6 +159,33 @@ def _is_linear(op: Operation, depends: Dependence) -> bool:
     if op.type in ("RealDiv", "Div", "DivNoNan"):
         return not own[1]
     return op.type == "Mul" and sum(own) == 1
+
+
+def _is_share(tensor: Tensor, depends: Dependence) -> bool:
+    """Whether each example's value has been divided by the number of them: their sum is a mean."""
+    op = tensor.op
+    own = [x for x in op.inputs if depends(x)]
+    if op.type in _DIVISIONS:
+        return _is_number_of_examples(op.inputs[1], depends) or (
+            len(own) == 1 and own[0] is op.inputs[0] and _is_share(own[0], depends)
+        )
+    if op.type == "Mul":
+        return any(
+            x.op.type in (*_DIVISIONS, *_MOVING, *_SUMS, "Mul") and _is_share(x, depends)
+            for x in own
+        )
+    passes = op.type in (*_SUMS, "StopGradient", "Reshape", "Squeeze", "ExpandDims")
+    return passes and bool(own) and all(_is_share(x, depends) for x in own)
+
+
+def _is_number_of_examples(tensor: Tensor, depends: Dependence) -> bool:
+    """Whether a tensor is the number of examples, or that many times a constant."""
+    op = tensor.op
+    if _counts_examples(op, depends):
+        return True
+    own = [x for x in op.inputs if depends(x)]
+    passes = op.type in ("Cast", "Identity", "Reshape", "ExpandDims", "Mul")
+    return passes and len(own) == 1 and _is_number_of_examples(own[0], depends)
 
 
 def _counts_examples(op: Operation, depends: Dependence) -> bool:
