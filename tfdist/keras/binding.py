@@ -90,12 +90,12 @@ def _made_elsewhere(model: Model, strategy: Strategy, trains: bool) -> Iterator[
     for optimizer in optimizers_of(model) if trains else []:
         if optimizer._distribution_strategy is not strategy:
             yield f"The optimizer {optimizer.name!r}"
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return  # No replica has a copy of its own; a pipeline moves weights to its stages itself.
     made_here = strategy.extended.variable_created_in_scope
     for variable in model.trainable_variables if trains else []:
         if not made_here(variable.value):
             yield f"The model {model.name!r}, or its layer with {variable.path!r},"
-    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        return  # A metric's variables are added to by one device, wherever they were made.
     for metric in (*_compiled_metrics(model), *model.metrics):
         if not all(made_here(variable.value) for variable in metric.variables):
             yield f"The metric {metric.name!r}"
