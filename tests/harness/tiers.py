@@ -6,6 +6,7 @@ Tests that run the same case on several strategies take turns (`tests.harness.tu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -64,8 +65,17 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     most = TIERS.index(config.getoption("tier"))
     done = config.getoption("rest_of")
     least = TIERS.index(done) + 1 if done else 0
-    stay = [least <= TIERS.index(tier_of(item)) <= most for item in items]
-    left = [item for item, stays in zip(items, stay, strict=True) if not stays]
-    items[:] = [item for item, stays in zip(items, stay, strict=True) if stays]
+    keep(config, items, lambda item: least <= TIERS.index(tier_of(item)) <= most)
+
+
+def keep(
+    config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]
+) -> None:
+    """Leaves out the tests that are not wanted, and reports them to pytest."""
+    stay: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        (stay if wanted(item) else left).append(item)
+    items[:] = stay
     if left:
         config.hook.pytest_deselected(items=left)

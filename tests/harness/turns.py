@@ -74,15 +74,12 @@ def can_run(item: pytest.Item, target: Target) -> bool:
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the tests that need what their targets lack, and gives the others their turns."""
-    stay: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item in items:
-        able = case_of(item) is None or can_run(item, TARGETS[target_of(item)])
-        (stay if able else left).append(item)
-    items[:] = stay
-    if left:
-        config.hook.pytest_deselected(items=left)
-    for _, of_file in itertools.groupby(stay, key=lambda item: item.path):
+    tiers.keep(
+        config,
+        items,
+        lambda item: case_of(item) is None or can_run(item, TARGETS[target_of(item)]),
+    )
+    for _, of_file in itertools.groupby(items, key=lambda item: item.path):
         take_turns(of_file)
 
 

@@ -145,6 +145,16 @@ def rows_of(batch: Structure) -> int | None:
     return None if rows is None else int(rows)
 
 
+def open_spec(leaf: Structure) -> tf.TypeSpec | None:
+    """The type of a sparse or ragged tensor of any number of rows; None for other leaves."""
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+    if isinstance(leaf, tf.RaggedTensor):
+        shape, splits = [None, *leaf.shape[1:]], leaf.row_splits.dtype
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, splits)
+    return None
+
+
 def _slice_leaf(leaf: Any, start: Scalar, end: Scalar) -> Structure:
     if _rows(leaf) is None:
         return leaf

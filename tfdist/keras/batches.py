@@ -127,13 +127,8 @@ def _spec(tensor: Tensor, equal: bool) -> tf.TensorSpec:
 
 def _kind(leaf: Structure) -> object:
     """The kind of a leaf: its type if it is a dense tensor, else a specification."""
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-    if isinstance(leaf, tf.RaggedTensor):
-        shape = [None, *leaf.shape[1:]]
-        splits = leaf.row_splits.dtype
-        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, splits)
-    return type(leaf).__name__
+    spec = batch_sharding.open_spec(leaf)
+    return type(leaf).__name__ if spec is None else spec
 
 
 def _restored(kind: object, supply: Iterator[Any]) -> Structure:

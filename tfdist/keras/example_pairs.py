@@ -8,12 +8,13 @@ nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
 from tfdist.types import Operation, Tensor
 
 __all__ = ["NO_EXAMPLES", "ROWS", "paired_by"]
@@ -67,27 +68,28 @@ def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence
         return _RULES[op.type](op, axes)
     if op.type in _REDUCING:
         return _reduced(op, axes)
-    found = frozenset(
-        axis + rank - x.shape.rank
-        for x in op.inputs
-        for axis in axes(x)
-        if x.shape.rank is not None and x.shape.rank <= rank
-    )
     if op.type in _BROADCASTING:
-        return found
+        return frozenset(
+            axis + rank - x.shape.rank
+            for x in op.inputs
+            for axis in axes(x)
+            if x.shape.rank is not None and x.shape.rank <= rank
+        )
     # An op that is not known here keeps the examples apart, as layers do, or hides where they are.
     return ROWS if any(0 in axes(x) for x in op.inputs) else NO_EXAMPLES
 
 
+def _without(axes: Axes, gone: Iterable[int]) -> Axes:
+    """The axes of a tensor once some of all its axes are gone."""
+    gone = set(gone)
+    return frozenset(axis - sum(each < axis for each in gone) for axis in axes - gone)
+
+
 def _reduced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
-    rank, static = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
-    if rank is None or static is None:
-        return NO_EXAMPLES
-    gone = {int(axis) % rank for axis in static.reshape([-1])}
-    left = axes(op.inputs[0]) - gone
+    gone = reduced_axes(op)
     if op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims"):
-        return left
-    return frozenset(axis - sum(each < axis for each in gone) for axis in left)
+        return axes(op.inputs[0]) - set(gone)
+    return _without(axes(op.inputs[0]), gone)
 
 
 def _transposed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
@@ -110,9 +112,7 @@ def _squeezed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank, gone = op.inputs[0].shape.rank, op.get_attr("squeeze_dims")
     if rank is None or not gone:
         return NO_EXAMPLES
-    gone = {axis % rank for axis in gone}
-    own = axes(op.inputs[0]) - gone
-    return frozenset(axis - sum(each < axis for each in gone) for axis in own)
+    return _without(axes(op.inputs[0]), (axis % rank for axis in gone))
 
 
 def _reshaped(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
@@ -211,8 +211,7 @@ def _unpacked(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     rank = op.inputs[0].shape.rank
     if rank is None:
         return NO_EXAMPLES
-    gone = op.get_attr("axis") % rank
-    return frozenset(axis - (axis > gone) for axis in axes(op.inputs[0]) - {gone})
+    return _without(axes(op.inputs[0]), [op.get_attr("axis") % rank])
 
 
 def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
@@ -248,21 +247,5 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "ShapeN": _none,
 }
 #: Ops that compute each element from the elements at its place, after broadcasting from the right.
-_BROADCASTING = frozenset(
-    {
-        *("AddV2", "Add", "AddN", "Sub", "Mul", "RealDiv", "Div", "DivNoNan", "MulNoNan", "Pow"),
-        *("SquaredDifference", "Maximum", "Minimum", "FloorMod", "FloorDiv", "SelectV2", "Xlogy"),
-        *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd"),
-        *("LogicalOr", "Identity", "Cast", "Square", "Sqrt", "Rsqrt", "Exp", "Log", "Log1p", "Abs"),
-        *("Neg", "Sign", "Relu", "Sigmoid", "Tanh", "Softplus", "Softmax", "LogSoftmax"),
-        *(
-            "StopGradient",
-            "PreventGradient",
-            "LogicalNot",
-            "Erf",
-            "Expm1",
-            "Reciprocal",
-            "IsFinite",
-        ),
-    }
-)
+#: `Select`, of TensorFlow 1, has a condition for each row.
+_BROADCASTING = (ELEMENTWISE - {"Select"}) | {"FloorMod", "LogSoftmax", "Softmax"}

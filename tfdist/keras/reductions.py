@@ -24,10 +24,10 @@ import tensorflow as tf
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
-__all__ = ["Leaf", "Reduction", "batch_axis", "reduction_of"]
+__all__ = ["ELEMENTWISE", "Leaf", "Reduction", "batch_axis", "reduced_axes", "reduction_of"]
 
 #: Ops that compute each element of their result from the elements at the same place.
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     {
         *(
             "Identity",
@@ -124,7 +124,7 @@ def _visit(
         found.leaves.append(leaf)
         return
     op = tensor.op
-    if op.type not in (*_ELEMENTWISE, *_MOVING, *_REDUCING) or any(
+    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING) or any(
         depends(x) and batch_axis(x, depends) is not None for x in op.inputs
     ):
         found.unknown.add(op.type)
@@ -170,10 +170,7 @@ def _is_share(tensor: Tensor, depends: Dependence) -> bool:
             len(own) == 1 and own[0] is op.inputs[0] and _is_share(own[0], depends)
         )
     if op.type == "Mul":
-        return any(
-            x.op.type in (*_DIVISIONS, *_MOVING, *_SUMS, "Mul") and _is_share(x, depends)
-            for x in own
-        )
+        return any(_is_share(x, depends) for x in own)
     passes = op.type in (*_SUMS, "StopGradient", "Reshape", "Squeeze", "ExpandDims")
     return passes and bool(own) and all(_is_share(x, depends) for x in own)
 
@@ -209,10 +206,10 @@ def _contracted(op: Operation, depends: Dependence) -> list[bool]:
 def _reduces_batch(op: Operation, depends: Dependence) -> bool:
     source = op.inputs[0]
     axis = batch_axis(source, depends)
-    return axis is not None and axis in _axes(op)
+    return axis is not None and axis in reduced_axes(op)
 
 
-def _axes(op: Operation) -> list[int]:
+def reduced_axes(op: Operation) -> list[int]:
     """The axes that an op reduces; all of them if they are not known."""
     rank = op.inputs[0].shape.rank or 0
     axes = tf.get_static_value(op.inputs[1])
@@ -226,7 +223,7 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     if tensor.shape.rank == 0 or not depends(tensor):
         return None
     op = tensor.op
-    if op.type in _ELEMENTWISE:
+    if op.type in ELEMENTWISE:
         return _aligned_axis(op, tensor, depends)
     if op.type in _REDUCING:
         return _axis_after_reduction(op, depends)
@@ -259,7 +256,7 @@ def _aligned_axis(op: Operation, tensor: Tensor, depends: Dependence) -> int | N
 
 
 def _axis_after_reduction(op: Operation, depends: Dependence) -> int | None:
-    axis, axes = batch_axis(op.inputs[0], depends), _axes(op)
+    axis, axes = batch_axis(op.inputs[0], depends), reduced_axes(op)
     if axis is None or axis in axes:
         return None
     return axis if op.get_attr("keep_dims") else axis - sum(each < axis for each in axes)

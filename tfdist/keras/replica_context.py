@@ -79,6 +79,10 @@ class Step:
             return tf.constant(1.0 / self.replicas, dtype)
         return tf.cast(self.count / self.total, dtype)
 
+    def per_share(self, dtype: DType | str) -> Tensor:
+        """`total / count`; zero if this replica has no examples."""
+        return tf.math.divide_no_nan(tf.ones([], dtype), self.share(dtype))
+
     def weigh(self, value: SomeGradient, scale: float = 1.0) -> SomeGradient:
         """`value * share * scale`; exactly zero if this replica has no examples, even of NaN."""
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
@@ -86,8 +90,7 @@ class Step:
 
     def unweigh(self, value: Gradient) -> Gradient:
         """A gradient divided by `share`; zero if this replica has no examples."""
-        dtype = value.dtype
-        return self._times(value, tf.math.divide_no_nan(tf.ones([], dtype), self.share(dtype)))
+        return self._times(value, self.per_share(value.dtype))
 
     def note_mean(self, tensor: Tensor) -> Tensor:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""

@@ -16,7 +16,7 @@ from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import NO_EXAMPLES, paired_by
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
-from tfdist.types import DType, Operation, Tensor
+from tfdist.types import Operation, Tensor
 
 __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
 
@@ -85,7 +85,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
             step.note_pairs(op)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
-        return [(target, tf.fill(tf.shape(target), _per_share(step, target.dtype)))]
+        return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
     result = reduction_of(target, step.depends, step.means)
     if result.is_mean:
         _warn_of_unknown(result)
@@ -108,7 +108,7 @@ def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list
     parts = []
     for leaf, factor in zip(found.leaves, factors, strict=True):
         if factor is not None and leaf.tensor.dtype.is_floating:
-            scale = _per_share(step, factor.dtype) if leaf.is_sum else tf.ones([], factor.dtype)
+            scale = step.per_share(factor.dtype) if leaf.is_sum else tf.ones([], factor.dtype)
             parts.append((leaf.tensor, factor * scale))
     return total, parts
 
@@ -118,11 +118,7 @@ def _more_of_sum(step: Step, leaf: Leaf, factor: Tensor) -> Tensor | None:
     if not leaf.is_sum or factor is None:
         return None
     _check_static(step, factor)
-    return tf.reduce_sum(factor * leaf.tensor) * (_per_share(step, factor.dtype) - 1.0)
-
-
-def _per_share(step: Step, dtype: DType) -> Tensor:
-    return tf.math.divide_no_nan(tf.ones([], dtype), step.share(dtype))
+    return tf.reduce_sum(factor * leaf.tensor) * (step.per_share(factor.dtype) - 1.0)
 
 
 def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:

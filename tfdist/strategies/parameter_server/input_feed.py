@@ -180,7 +180,8 @@ class _Sent(Load):
             leaf if leaf is None else next(strings if leaf.dtype == tf.string else numeric)
             for leaf in self._leaves
         ]
-        like = tf.nest.map_structure(_open_if_composite, self._batch)
+        # The type of a sparse or ragged part has no number of rows: other parts have others.
+        like = tf.nest.map_structure(_spec_or_leaf, self._batch)
         batch = tf.nest.pack_sequence_as(like, filled, expand_composites=True)
         return batch, told.count, told.total
 
@@ -225,14 +226,9 @@ def _rows(tensors: list[Any]) -> int:
     return next((int(t.shape[0]) for t in tensors if t.shape.rank), 1)
 
 
-def _open_if_composite(leaf: Structure) -> Structure:
-    """The type of a sparse or ragged tensor of any number of rows: other parts have others."""
-    if isinstance(leaf, tf.SparseTensor):
-        return tf.SparseTensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-    if isinstance(leaf, tf.RaggedTensor):
-        shape, splits = [None, *leaf.shape[1:]], leaf.row_splits.dtype
-        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, splits)
-    return leaf
+def _spec_or_leaf(leaf: Structure) -> Structure:
+    spec = batch_sharding.open_spec(leaf)
+    return leaf if spec is None else spec
 
 
 def _open(tensor: Tensor) -> tf.TensorSpec:

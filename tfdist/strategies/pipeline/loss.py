@@ -234,9 +234,10 @@ class KerasObjective:
         return loss, tf.stack(added) if added else None
 
     def _check_pairs(self, loss: Tensor, step: KerasStep, examples: Sequence[Any]) -> None:
-        known = {id(tensor): ROWS for tensor in examples}
-        op = paired_by(loss, step.depends, known)
-        if op is not None and self._microbatches > 1:
+        if self._microbatches == 1:
+            return
+        op = paired_by(loss, step.depends, {id(tensor): ROWS for tensor in examples})
+        if op is not None:
             raise ConfigError(
                 f"microbatches={self._microbatches} conflicts with a loss in which the examples of "
                 f"a batch meet (at {op.name!r}, {op.type}): each microbatch would pair its own "

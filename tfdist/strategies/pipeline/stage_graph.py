@@ -393,7 +393,8 @@ def _rows_of(grad: IndexedSlices) -> list[Any]:
     """Values and numbers of the rows that a microbatch looks up, then of those that all do."""
     common = common_rows(grad.indices)
     if isinstance(common, bool):
-        common = tf.fill(tf.shape(grad.indices), common)
+        every, none = [grad.values, grad.indices], [grad.values[:0], grad.indices[:0]]
+        return [*none, *every] if common else [*every, *none]
     masks = (tf.logical_not(common), common)
     return [tf.boolean_mask(x, mask) for mask in masks for x in (grad.values, grad.indices)]
 
