@@ -13,6 +13,7 @@ from keras.src import ops as keras_ops
 from keras.src import optimizers as keras_optimizers
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow import nn as tensorflow_nn
 from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
@@ -43,6 +44,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
 from keras.src.trainers.data_adapters.array_slicing import convert_to_sliceable
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.trainers.trainer import Trainer
@@ -54,12 +56,14 @@ __all__ = [
     "RNN",
     "Adam",
     "ArrayDataAdapter",
+    "AutocastScope",
     "BackupAndRestore",
     "BaseOptimizer",
     "CallbackList",
     "Embedding",
     "EpochIterator",
     "Functional",
+    "GeneratorDataAdapter",
     "KerasSaveable",
     "KerasVariable",
     "LossScaleOptimizer",

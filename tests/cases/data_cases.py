@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pathlib
 import random
@@ -385,3 +386,38 @@ def sparse_matrices(strategy: Any) -> dict[str, Any]:
         "weights": common.weights(model),
         "predict": predicted,
     }
+
+
+def sparse_rows(strategy: Any) -> dict[str, Any]:
+    """Sparse batches, whose gradient has each row once; Adam squares rows one by one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(EXAMPLES, 8)).astype("float32")
+    y = rng.normal(size=(EXAMPLES, 1)).astype("float32")
+    sparse = tf.sparse.from_dense(x * (rng.random(x.shape) < 0.3))
+    data = tf.data.Dataset.from_tensor_slices((sparse, y)).batch(BATCH)
+    with scope(strategy):
+        given = keras.Input((8,), sparse=True)
+        model = keras.Model(given, keras.layers.Dense(1)(given))
+        model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
+        done = model.fit(data, epochs=2, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def validating_generator(strategy: Any) -> list[float]:
+    """The validation losses of three epochs: means over the numbers of the batches."""
+    x, _ = common.table(BATCH)
+
+    def numbered() -> Iterator[Any]:
+        for number in itertools.count():
+            yield x, np.full((BATCH, 1), number, "float32")
+
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", lambda y, predicted: y + 0.0 * predicted)
+        done = model.fit(
+            *(x, x[:, :1], BATCH, 3),
+            validation_data=numbered(),
+            validation_steps=3,
+            verbose=0,
+        )
+    return [float(value) for value in done.history["val_loss"]]

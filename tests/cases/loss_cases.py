@@ -58,6 +58,9 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "l2": lambda y, p: tf.nn.l2_loss(tf.cast(y, tf.float32) - p),
     "root": lambda y, p: tf.sqrt(tf.reduce_mean(_error(y, p))),
     "norm": lambda y, p: tf.norm(tf.cast(y, tf.float32) - p),
+    "plus a count": lambda y, p: (
+        tf.reduce_mean(_error(y, p)) + 0.01 * tf.cast(tf.shape(p)[0], tf.float32)
+    ),
     "ratio": _ratio,
     "dice": _own_dice,
     "deviation": _deviation,
@@ -105,13 +108,17 @@ class _Adds(keras.layers.Layer):
     def __init__(self, how: str) -> None:
         super().__init__(activity_regularizer="l2" if how == "regularizer" else None)
         self.how = how
+        self.scale = self.add_weight(name="scale", shape=(6,), initializer="ones")
 
     def call(self, inputs: Any) -> Any:
-        """Returns the inputs."""
+        """Returns the inputs, of which it adds a loss."""
         if self.how == "sum":
             self.add_loss(1e-3 * keras.ops.sum(inputs))
         elif self.how == "by example":
             self.add_loss(1e-3 * keras.ops.sum(keras.ops.square(inputs), axis=1))
+        elif self.how == "weights":
+            self.add_loss(0.1 * keras.ops.sum(keras.ops.square(self.scale)) + 0.01)
+            return inputs * self.scale
         elif self.how == "mean":
             self.add_loss(keras.ops.mean(keras.ops.square(inputs)))
         elif self.how == "root":
@@ -119,11 +126,24 @@ class _Adds(keras.layers.Layer):
         return inputs
 
 
+def added_in_double(strategy: Any) -> dict[str, Any]:
+    """A layer adds a loss in float32 to one in float64."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        return added(strategy, how="activity")
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
 def added(strategy: Any, *, how: str) -> dict[str, Any]:
-    """A layer that adds a loss: a sum over the batch, one loss an example, a mean, …"""
+    """A layer that adds a loss: a sum over the batch, one loss an example, a mean, a weight's."""
     x, y = common.table(EXAMPLES)
     with scope(strategy):
-        layers = [keras.layers.Dense(6, "tanh"), _Adds(how), keras.layers.Dense(3)]
+        adds = keras.layers.ActivityRegularization(l2=0.01) if how == "activity" else _Adds(how)
+        layers = [keras.layers.Dense(6, "tanh"), adds, keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((8,)), *layers])
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
         done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
@@ -137,6 +157,8 @@ class OwnStep(keras.Model):
         super().__init__()
         self.out = keras.layers.Dense(1)
         self.loss_of, self.change = LOSSES[name], change
+        if change == "temperature":
+            self.temperature = self.add_weight(name="temperature", initializer="zeros")
         self.tracker = keras.metrics.Mean(name="loss")
         self.total = keras.metrics.Sum(name="total")
 
@@ -149,6 +171,10 @@ class OwnStep(keras.Model):
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.loss_of(y, self(x, training=True))
+            if self.change == "decay":
+                loss += 0.1 * tf.reduce_sum(tf.square(self.out.kernel))
+            elif self.change == "temperature":
+                loss = loss * tf.exp(self.temperature) - 2.0 * self.temperature
         weights = self.trainable_variables
         gradients = tape.gradient(loss, weights)
         if self.change == "clip":
@@ -272,9 +298,13 @@ def _contrast(y: Any, z: Any) -> Any:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(z)[0]), similar)
 
 
+def _centred(values: Any) -> Any:
+    return values - tf.reduce_mean(values)
+
+
 #: Losses in which the examples of a batch meet.
 PAIRS: dict[str, Any] = {
-    "circle": keras.losses.Circle(),
+    "circle": keras.losses.Circle(gamma=2.0),
     "contrast": _contrast,
     "einsum": lambda y, z: tf.reduce_mean(tf.exp(-tf.einsum("id,jd->ij", z, z))),
     "transposed": lambda y, z: tf.reduce_mean(tf.nn.relu(1.0 - z @ keras.ops.transpose(z))),
@@ -282,12 +312,25 @@ PAIRS: dict[str, Any] = {
     "labels": lambda y, z: tf.reduce_mean(
         tf.reduce_mean(z) * tf.cast(tf.equal(y, tf.reshape(y, [1, -1])), tf.float32)
     ),
+    "variance": lambda y, z: tf.reduce_mean(tf.math.reduce_variance(z, axis=0)),
+    "largest": lambda y, z: tf.square(z) / tf.reduce_max(tf.abs(z)),
+    "correlation": lambda y, z: -tf.reduce_mean(_centred(z[:, 0]) * _centred(z[:, 1])),
+    "share of a sum": lambda y, z: tf.reduce_sum(
+        tf.square(z[:, 0]) * tf.math.softmax(z[:, 1] * tf.cast(y[:, 0], tf.float32))
+    ),
+    "hidden": lambda y, z: (
+        0.1 * tf.reduce_logsumexp(z)
+        + tf.cond(tf.reduce_mean(z) > 0.05, lambda: tf.reduce_max(z), lambda: tf.reduce_mean(z * z))
+    ),
+    "divided twice": lambda y, z: tf.reduce_sum(tf.square(z / tf.cast(tf.shape(z)[0], tf.float32))),
 }
 
 
-def pairs(strategy: Any, *, name: str, by_hand: bool) -> dict[str, Any]:
+def pairs(strategy: Any, *, name: str, by_hand: bool, examples: int = EXAMPLES) -> dict[str, Any]:
     """The warnings and the weights of a fit with a loss of `PAIRS`, compiled or by hand."""
-    x, y = common.table(EXAMPLES)
+    x, y = common.table(examples)
+    last = 2 * BATCH + 1
+    others = (x[:last], y[:last, None])
 
     class ByHand(keras.Sequential):
         def train_step(self, data: Any) -> Any:
@@ -304,11 +347,31 @@ def pairs(strategy: Any, *, name: str, by_hand: bool) -> dict[str, Any]:
         model = made([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(1e-3), PAIRS[name])
         try:
-            model.fit(x, y[:, None], BATCH, 1, shuffle=False, verbose=0)
+            # The last batch of `others` has one example: some replicas have none.
+            done = model.fit(x, y[:, None], BATCH, 1, shuffle=False, verbose=0)
+            model.fit(*others, BATCH, 1, shuffle=False, verbose=0)
+            value = None if by_hand else model.evaluate(*others, BATCH, verbose=0)
         except ConfigError as error:
             return {"refused": str(error)}
     named = [str(w.message) for w in caught if w.category is EquivalenceWarning]
-    return {"named": named, "weights": common.weights(model)}
+    report = {"history": {} if by_hand else common.history(done), "value": value}
+    return {"named": named, **report, "weights": common.weights(model)}
+
+
+def normalized_pairs(strategy: Any, *, scaled: bool) -> dict[str, Any]:
+    """Trains by `Circle` behind a BatchNormalization of the whole batch, on uneven batches."""
+    x, y = common.table(BATCH + 5)
+    weights = np.linspace(0.2, 2.0, len(x)).astype("float32")
+    with scope(strategy):
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        layers = [keras.layers.Dense(6), normalization, keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        optimizer = keras.optimizers.SGD(1e-3)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
+        model.compile(optimizer, keras.losses.Circle(gamma=2.0))
+        done = model.fit(x, y, BATCH, 2, sample_weight=weights, shuffle=False, verbose=0)
+    return _report(model, done)
 
 
 def gathered(strategy: Any) -> dict[str, Any]:

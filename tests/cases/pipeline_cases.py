@@ -329,6 +329,16 @@ def _masked() -> keras.Model:
 INTERLEAVED = {"schedule": "interleaved", "virtual": 2}
 
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
+    "assigned": (
+        lambda: keras.Sequential(
+            [
+                keras.Input((12,)),
+                layers.SpectralNormalization(layers.Dense(6), name="normalized"),
+                layers.Dense(3),
+            ]
+        ),
+        {"stages": 2},
+    ),
     "layers": (lambda: dense(1), {"stages": 4}),
     "batch": (dense, {"stages": 2, "microbatches": 3}),
     "device": (dense, {"stages": 5}),

@@ -170,3 +170,19 @@ def _in_process_set(hvd: Any) -> Any:
     summed = hvd.allreduce(tf.ones([2]), op=hvd.Sum, process_set=only) if hvd.rank() == 0 else None
     hvd.remove_process_set(only)
     return None if summed is None else summed.numpy().tolist()
+
+
+def used_by_one(strategy: Any, *, nested: bool) -> Any:
+    """Gathers what rank 0 multiplies by a constant zero, then what both use.
+
+    TensorFlow's optimizer takes out what nothing depends on; that must not be on one rank alone.
+    """
+    ring, used = strategy._ring, strategy.shard.worker > 0
+
+    def step(own: Any) -> Any:
+        first = tf.where(tf.constant([used]), tf.reduce_sum(ring.gather(own)), 0.0)
+        return tf.concat([first, tf.reduce_sum(ring.gather(own))[None]], 0)
+
+    inner = tf.function(step, autograph=False)
+    call = tf.function(lambda own: inner(own) if nested else step(own), autograph=False)
+    return call(tf.ones((3, 4))).numpy()

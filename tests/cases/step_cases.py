@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
+from tfdist.errors import EquivalenceWarning
 
 
 class HandWrittenMean(keras.Model):
@@ -168,13 +170,19 @@ def fine_tuning(strategy: Any) -> dict[str, Any]:
     }
 
 
-def distribute_loop(strategy: Any) -> dict[str, Any]:
-    """A training loop written for `tf.distribute`, after TensorFlow's custom training guide."""
+def distribute_loop(strategy: Any, synchronized: bool | None = None) -> dict[str, Any]:
+    """A training loop written for `tf.distribute`, after TensorFlow's custom training guide.
+
+    With moving statistics of the whole batch or of a replica's own part, or without any.
+    """
     strategy = strategy or tf.distribute.get_strategy()
     x, y = common.table(77)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
     with strategy.scope():
         model = common.dense_model()
+        if synchronized is not None:
+            normalization = keras.layers.BatchNormalization(synchronized=synchronized)
+            model = keras.Sequential([keras.Input((8,)), normalization, model])
         optimizer = keras.optimizers.Adam(0.01)
         loss_object = common.sparse_crossentropy(reduction="none")
         accuracy = keras.metrics.SparseCategoricalAccuracy()
@@ -196,11 +204,14 @@ def distribute_loop(strategy: Any) -> dict[str, Any]:
         losses = strategy.run(train_step, args=(batch,))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
 
-    losses = [[float(distributed_step(batch)) for batch in distributed] for _ in range(3)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquivalenceWarning)
+        losses = [[float(distributed_step(batch)) for batch in distributed] for _ in range(3)]
     return {
         "losses": losses,
         "weights": common.weights(model),
         "accuracy": float(accuracy.result()),
+        "named": [str(w.message) for w in caught if w.category is EquivalenceWarning],
     }
 
 

@@ -348,3 +348,26 @@ def load_other(strategy: Any, first: dict[str, Any], then: dict[str, Any], direc
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def closed_over(strategy: Any, *, rule: dict[str, Any], held: bool) -> list[Any]:
+    """The weights after a fit whose `train_step` applies an optimizer of a closure."""
+    x, y = common.table(BATCH * 5)
+    with ruled(strategy, rule), scope(strategy):
+        optimizer = keras.optimizers.SGD(0.1)
+
+        class Net(keras.Sequential):
+            def train_step(self, data: Any) -> Any:
+                inputs, labels = data
+                with tf.GradientTape() as tape:
+                    predicted = self(inputs, training=True)
+                    loss = tf.reduce_mean(common.sparse_crossentropy()(labels, predicted))
+                optimizer.apply(
+                    tape.gradient(loss, self.trainable_variables), self.trainable_variables
+                )
+                return {"loss": loss}
+
+        model = Net([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(optimizer if held else None)
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        return common.weights(model)

@@ -20,23 +20,29 @@ from tfdist.strategies.parameter_server.transaction_log import WINDOW
 
 
 class _Stopping(keras.callbacks.Callback):
-    """Stops worker 0 in the middle of the second epoch, when all graphs have been traced."""
+    """Stops worker 0 in the second epoch, when all graphs have been traced.
 
-    def __init__(self) -> None:
+    Args:
+        batch: before which batch. At 0 the worker still has its iterator of the first epoch, which
+            is then deleted.
+    """
+
+    def __init__(self, batch: int) -> None:
         super().__init__()
-        self.epoch = 0
+        self.batch, self.epoch, self.is_done = batch, 0, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes the epoch."""
         self.epoch = epoch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stops the worker at the tenth batch."""
-        if (self.epoch, batch) == (1, 10):
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Stops the worker."""
+        if self.epoch == 1 and batch >= self.batch and not self.is_done:
+            self.is_done = True
             os.kill(harness_servers.running("worker", 0).pid, signal.SIGSTOP)
 
 
-def stopped(strategy: Any, *, rule: dict[str, Any]) -> dict[str, Any]:
+def stopped(strategy: Any, *, rule: dict[str, Any], executions: int, batch: int) -> dict[str, Any]:
     """Trains with a worker that is stopped, and again when it goes on."""
     ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
     data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
@@ -46,8 +52,8 @@ def stopped(strategy: Any, *, rule: dict[str, Any]) -> dict[str, Any]:
     try:
         with ruled(strategy, **rule), strategy.scope():
             model = Counter()
-            model.compile(keras.optimizers.SGD(1.0))
-            model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping()])
+            model.compile(keras.optimizers.SGD(1.0), steps_per_execution=executions)
+            model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping(batch)])
             counts.append(np.asarray(model.counts)[:, 0].copy())
             silent = sorted(dispatcher._silent)
             os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)

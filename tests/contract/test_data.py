@@ -59,6 +59,13 @@ def test_passes_that_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> No
     agree("data_cases:passes_that_go_on", seed=seed)
 
 
+def test_a_generator_validates_every_epoch_with_the_same_steps(run: Agree) -> None:
+    """In plain Keras the second epoch's batches depend on how far it has read ahead."""
+    for values in run("data_cases:validating_generator"):
+        # Keras begins with the two batches that it looked at, and goes on where the last one ended.
+        assert values == pytest.approx([(0 + 1 + 2) / 3, (0 + 1 + 3) / 3, (0 + 1 + 4) / 3])
+
+
 @pytest.mark.parametrize("seed", [None, 3])
 def test_shuffles_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> None:
     agree("data_cases:shuffles_that_go_on", seed=seed)
@@ -106,6 +113,11 @@ def test_batches_that_are_namedtuples(agree: Agree) -> None:
 @pytest.mark.needs("any model")
 def test_sparse_matrices_of_a_model_without_an_input(agree: Agree) -> None:
     agree("data_cases:sparse_matrices")
+
+
+@pytest.mark.needs("any model")
+def test_rows_that_sparse_batches_look_up_come_once(agree: Agree) -> None:
+    agree("data_cases:sparse_rows")
 
 
 def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:

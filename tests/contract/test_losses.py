@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases.common import BATCH
 from tests.cases.loss_cases import LOSSES, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
 from tests.harness import Pool
@@ -75,10 +76,20 @@ def test_sample_weights_of_a_loss_that_is_a_number(agree: Agree, name: str) -> N
     agree("loss_cases:compiled", name=name, weighted=True)
 
 
-@pytest.mark.needs("whole batch")
-@pytest.mark.parametrize("how", ["sum", "by example", "mean", "root", "regularizer"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("sum", "by example", "mean", "regularizer", "weights"),
+        pytest.param("root", marks=pytest.mark.needs("whole batch")),
+    ],
+)
 def test_losses_that_layers_add(agree: Agree, how: str) -> None:
     agree("loss_cases:added", how=how)
+
+
+@pytest.mark.needs("whole batch")
+def test_losses_of_two_types(agree: Agree) -> None:
+    agree("loss_cases:added_in_double")
 
 
 @pytest.mark.needs("own steps")
@@ -95,6 +106,13 @@ def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
 
 
 @pytest.mark.needs("own steps")
+@pytest.mark.parametrize("name", ["mean", "sum", "root"])
+@pytest.mark.parametrize("change", ["decay", "temperature"])
+def test_a_train_step_whose_loss_reads_weights(agree: Agree, name: str, change: str) -> None:
+    agree("loss_cases:by_hand", name=name, change=change)
+
+
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize("change", ["clip", "normalize"])
 def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
@@ -107,10 +125,11 @@ def test_weights_that_count(agree: Agree) -> None:
 
 
 @pytest.mark.needs("whole batch")
-def test_weights_that_hold_examples_are_refused(run: Agree) -> None:
+def test_weights_that_hold_examples_are_refused(run: Agree, target: str) -> None:
     for message in run("loss_cases:memory_bank"):
-        assert "rows of the batch" in message
-        assert "queue" in message
+        alone = target == "single"
+        assert ("rows of the batch" in message) is not alone
+        assert ("queue" in message) is not alone
 
 
 @pytest.mark.needs("any model")
@@ -121,25 +140,44 @@ def test_metrics_that_are_no_sums_are_named(run: Agree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "by_hand"), [*((name, False) for name in PAIRS), ("contrast", True), ("einsum", True)]
+    ("name", "by_hand"),
+    [
+        *((name, False) for name in PAIRS),
+        *((name, True) for name in ("contrast", "einsum", "variance", "largest")),
+    ],
 )
 def test_examples_that_meet_in_a_loss(
     cluster: Pool, run: Agree, target: str, name: str, by_hand: bool
 ) -> None:
-    """What is not named is equal: parameter servers leave such a batch to one worker."""
+    """Compiled losses see the whole batch; of a loss by hand what is not named is equal."""
     alone = cluster.plain("tests.cases.loss_cases:pairs", name=name, by_hand=by_hand)
     for result in run("loss_cases:pairs", plain=True, name=name, by_hand=by_hand):
-        if "refused" in result:
-            assert target == "pipeline"
+        if target == "pipeline":
+            assert ("train_step" if by_hand else "microbatches=4") in result["refused"]
         elif result["named"]:
+            assert by_hand
             assert all("The examples of a batch meet" in text for text in result["named"])
         else:
+            assert not by_hand or target in ("parameter_server", "single")
             assert_same(alone, result, TOLERANCE, target)
 
 
 @pytest.mark.needs("collectives")
 def test_examples_that_meet_those_of_all_replicas(agree: Agree) -> None:
     agree("loss_cases:gathered")
+
+
+@pytest.mark.needs("any model")
+def test_examples_that_meet_in_batches_that_are_alike(agree: Agree) -> None:
+    agree("loss_cases:pairs", name="circle", by_hand=False, examples=2 * BATCH)
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_examples_that_meet_after_a_normalization_of_the_whole_batch(
+    agree: Agree, scaled: bool
+) -> None:
+    agree("loss_cases:normalized_pairs", scaled=scaled)
 
 
 def test_layers_that_keep_examples_apart_are_not_named(run: Agree) -> None:

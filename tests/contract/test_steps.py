@@ -39,6 +39,18 @@ def test_loop_written_for_tf_distribute(agree: Agree) -> None:
 
 
 @pytest.mark.needs("loops")
+def test_statistics_of_the_whole_batch_in_a_loop_for_tf_distribute(agree: Agree) -> None:
+    agree("step_cases:distribute_loop", synchronized=True)
+
+
+@pytest.mark.needs("loops")
+def test_own_statistics_in_a_loop_for_tf_distribute_are_named(run: Agree, target: str) -> None:
+    for result in run("step_cases:distribute_loop", synchronized=False):
+        named = " ".join(result["named"])
+        assert ("moving_mean" in named and "keeps its own" in named) is (target != "single")
+
+
+@pytest.mark.needs("loops")
 def test_gather_and_reduce(agree: Agree) -> None:
     agree("step_cases:gathered")
 

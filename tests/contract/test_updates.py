@@ -224,3 +224,10 @@ def test_a_checkpoint_of_another_rule_is_refused(
         assert message.startswith("ConfigError")
         assert "compression=topk" in message
         assert "compression=powersgd rank=4" in message
+
+
+@pytest.mark.parametrize("rule", [{"mode": "local", "period": 3}, {"accumulate": 3}], ids=str)
+def test_an_optimizer_in_a_closure_is_flushed(run: Agree, rule: dict[str, Any]) -> None:
+    held = run("update_cases:closed_over", rule=rule, held=True)
+    for weights in run("update_cases:closed_over", rule=rule, held=False):
+        assert_same({"weights": held[0]}, {"weights": weights}, 1e-6, "the optimizer of a closure")

@@ -24,7 +24,9 @@ from tfdist.errors import TfdistError
 _TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 
 
-def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str, Any]:
+def run(
+    strategy: Any, *, program: dict[str, Any], broken: str = "", noise: int = 0
+) -> dict[str, Any]:
     """What a program comes to: the numbers it saw, all variables, or an error.
 
     Stock Keras's errors and tfdist's refusals are results. Other errors are raised: the processes
@@ -34,13 +36,14 @@ def run(strategy: Any, *, program: dict[str, Any], broken: str = "") -> dict[str
         strategy: what to train on, or None.
         program: a spec as `to_json` writes it.
         broken: a defect to put into the strategy, by which this tool is tested.
+        noise: a seed by which the last bits of the first weights are changed, or 0.
     """
     keras.config.disable_traceback_filtering()
     tf.debugging.disable_traceback_filtering()
     spec = from_json(program)
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
-        with _ruled(strategy, spec.rule), _broken(strategy, broken):
+        with _ruled(strategy, spec.rule), _broken(strategy, broken), _noisy(noise):
             with scope(strategy):
                 _execute(f"{script.HEADER}{script.made(spec)}", "program_made.py", names)
                 if spec.inside:
@@ -135,3 +138,30 @@ def _broken(strategy: Any, kind: str) -> Iterator[None]:
         yield
     finally:
         delattr(strategy, name)
+
+
+@contextlib.contextmanager
+def _noisy(seed: int) -> Iterator[None]:
+    """Changes the weights that layers are built with by a rounding error of their type."""
+    if not seed:
+        yield
+        return
+    rng, original = np.random.default_rng(seed), keras.Layer.add_weight
+
+    def add_weight(layer: Any, shape: Any = None, initializer: Any = None, **options: Any) -> Any:
+        first = keras.initializers.get(initializer or "glorot_uniform")
+
+        def rounded(shape: Any, dtype: Any = None) -> Any:
+            value = first(shape, dtype=dtype)
+            if not tf.as_dtype(value.dtype).is_floating:
+                return value
+            bits = np.finfo(tf.as_dtype(value.dtype).as_numpy_dtype).eps
+            return value * (1 + bits * rng.choice([-1.0, 1.0], size=value.shape))
+
+        return original(layer, shape, rounded, **options)
+
+    keras.Layer.add_weight = add_weight
+    try:
+        yield
+    finally:
+        keras.Layer.add_weight = original

@@ -38,6 +38,11 @@ STEPS = {
     "compute_loss": _LOSS.format(loss=_COMPUTED) + _APPLY,
     "mean": _LOSS.format(loss=f"tf.reduce_mean({_SQUARES})") + _APPLY,
     "sum": _LOSS.format(loss=f"0.01 * tf.reduce_sum({_SQUARES})") + _APPLY,
+    "decayed": _LOSS.format(
+        loss=f"tf.sqrt(tf.reduce_mean({_SQUARES}) + 0.1)"
+        " + 0.05 * tf.add_n([tf.nn.l2_loss(v) for v in self.trainable_variables])"
+    )
+    + _APPLY,
     "clip": _LOSS.format(loss=_COMPUTED)
     + "grads = tape.gradient(loss, self.trainable_variables)\n"
     + "grads, _ = tf.clip_by_global_norm(grads, 0.05)\n"
@@ -340,9 +345,9 @@ def _compile(spec: Spec, optimizer: str) -> str:
         if any(lists):
             arguments += [f"{name}={_each(spec, ['[' + ', '.join(e) + ']' for e in lists])}"]
     lines = ["model.compile(", *(f"    {each}," for each in [*arguments, *spec.compiled]), ")"]
-    if optimizer.startswith("keras.optimizers.ScheduleFreeAdamW"):
+    if "ScheduleFreeAdamW(" in optimizer:
         # Plain Keras loses what it assigns when it is built within a step (docs/promise.md).
-        lines += ["if model.built:", "    model.optimizer.build(model.trainable_variables)"]
+        lines += ["model.optimizer.build(model.trainable_variables)"]
     if spec.step in ("two", "list"):
         second = "keras.optimizers.Adam(0.02, epsilon=1e-3)"
         more = {

@@ -36,6 +36,7 @@ STEPS = (
     "override",
     "mean",
     "sum",
+    "decayed",
     "clip",
     "two",
     "list",
@@ -160,6 +161,9 @@ def from_json(values: dict[str, Any]) -> Spec:
     return Spec(**frozen)
 
 
+_LOOPS = {"loop", "strategy_loop"}
+
+
 def fits(spec: Spec) -> bool:
     """Whether the parts of a program go together, so that stock Keras can run it."""
     kinds = spec.kinds()
@@ -169,8 +173,8 @@ def fits(spec: Spec) -> bool:
     one = len(spec.heads) == 1
     head = spec.heads[0]
     plain_rows = not spec.second and spec.source not in ("ragged", "sparse", "lengths")
-    by_hand = spec.step in ("mean", "sum", "own") or {"loop", "strategy_loop"} & {*spec.calls}
-    loop = {"loop", "strategy_loop"} & {*spec.calls}
+    by_hand = spec.step in ("mean", "sum", "decayed", "own") or _LOOPS & {*spec.calls}
+    loop = _LOOPS & {*spec.calls}
     return all(
         (
             one or spec.style in ("functional", "subclass"),
@@ -185,7 +189,8 @@ def fits(spec: Spec) -> bool:
             spec.source != "ragged" or (first == "ids" and not spec.second),
             spec.source != "sparse" or (spec.data == "table" and not spec.second),
             not by_hand or (one and not spec.weighting and plain_rows),
-            spec.step not in ("mean", "sum", "own") or head.task in ("number", "numbers"),
+            spec.step not in ("mean", "sum", "decayed", "own")
+            or head.task in ("number", "numbers"),
             not loop or (spec.policy in ("float32", "float64") and not spec.step),
             not loop or (spec.calls == tuple(loop) and spec.source in ("arrays", "dataset")),
             spec.policy != "float64" or not _in_float32_only(spec),
@@ -200,7 +205,14 @@ def fits(spec: Spec) -> bool:
             "swap" not in spec.callbacks or "ema" in spec.options,
             "ema_often" not in spec.options or "ema" in spec.options,
             spec.optimizer != "MultiOptimizer" or not spec.options,
-            spec.source != "dataset_unknown" or _ignores_iterations(spec),
+            spec.source != "dataset_unknown" or _counts_no_steps(spec),
+            # Plain Keras reads a generator ahead between two validations (docs/promise.md).
+            spec.source != "generator" or "validation" not in spec.fitted or spec.epochs == 1,
+            # TensorFlow itself asks for the scope where a call makes weights.
+            not loop or spec.inside or spec.style in ("functional", "sequential"),
+            # Only `fit` ends with an average of the replicas' weights.
+            spec.rule.get("mode") != "local" or not {"on_batch", *_LOOPS} & {*spec.calls},
+            spec.optimizer != "ScheduleFreeAdamW" or spec.style in ("functional", "sequential"),
             "frozen" not in spec.calls or spec.style != "subclass",
             # What these compile anew outside of the scope is refused.
             spec.inside or not {"again", "frozen"} & {*spec.calls},
@@ -216,13 +228,15 @@ def _in_float32_only(spec: Spec) -> bool:
     return any("SparseTopK" in metric for head in spec.heads for metric in head.metrics)
 
 
-def _ignores_iterations(spec: Spec) -> bool:
-    """Whether what is trained does not depend on the number of the step.
+def _counts_no_steps(spec: Spec) -> bool:
+    """Whether neither what is trained nor what is shown depends on the number of steps.
 
-    At the end of a data set of unknown length stock Keras counts one iteration too many, since
+    At the end of a data set of unknown length stock Keras counts one step too many, in
+    `optimizer.iterations` and in the mean of the steps' losses that an own step keeps, since
     nothing makes the count wait for the batch.
     """
-    return (
+    mean_of_steps = spec.step not in ("", "override") and len(spec.heads) == 1
+    return not mean_of_steps and (
         spec.optimizer in ("SGD", "Adagrad", "RMSprop", "Adadelta")
         and not {"ema", "ema_often", "accumulated", "accumulated_3"} & {*spec.options}
         and not {"schedule", "cosine_schedule", "loss_scale_optimizer"} & {*spec.options}

@@ -34,6 +34,9 @@ _NUMBERS = (
     "lambda_rows",
     "lambda_mean",
     "lambda_sum",
+    "lambda_root",
+    "lambda_variance",
+    "lambda_pairs",
 )
 _NUMBER_METRICS = (
     "'mae'",
@@ -144,10 +147,19 @@ LOSSES = {
     "sparse_ignored": (
         "keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2{, r})"
     ),
-    "circle": "keras.losses.Circle({r})",
+    "circle": "keras.losses.Circle(gamma=2.0{, r})",
     "function": "'mean_squared_error'",
     "lambda_rows": "lambda t, p: keras.ops.mean(keras.ops.square(t - p), axis=-1)",
     "lambda_mean": "lambda t, p: keras.ops.mean(keras.ops.square(t - p))",
+    "lambda_root": "lambda t, p: keras.ops.sqrt(keras.ops.mean(keras.ops.square(t - p)) + 0.1)",
+    "lambda_variance": (
+        "lambda t, p: keras.ops.mean(keras.ops.square(t - p))"
+        " + 0.1 * keras.ops.mean(keras.ops.var(p, axis=0))"
+    ),
+    "lambda_pairs": (
+        "lambda t, p: keras.ops.mean(keras.ops.square(t - p))"
+        " + 0.1 * keras.ops.mean(keras.ops.abs(p[:, None] - p[None]))"
+    ),
     "lambda_sum": "lambda t, p: 0.01 * keras.ops.sum(keras.ops.square(t - p))",
 }
 

@@ -50,6 +50,12 @@ def test_collectives_of_constants_are_not_folded(cluster: Pool):
         assert found == [3.0, 3.0]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_only_some_processes_use_is_gathered_by_all(cluster: Pool, nested: bool):
+    results = cluster("horovod").call(f"{CASES}:used_by_one", nested=nested)
+    assert [list(result) for result in results] == [[0.0, 24.0], [24.0, 24.0]]
+
+
 def gradients(rank):
     rng = np.random.default_rng(rank)
     dense = [rng.normal(size=s).astype("float32") for s in ((7, 5), (5,), (300, 3))]

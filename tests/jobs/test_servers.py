@@ -41,6 +41,16 @@ model.fit(x, x[:, :1], batch_size=8, epochs=1 if again else 10_000, verbose=0, c
 print("DONE", int(model.optimizer.iterations))
 """
 
+#: Reads a model's weights for ever.
+READING = """
+import pathlib
+import keras
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+while model.get_weights():
+    pathlib.Path("training").touch()
+"""
+
 SUPERVISED = """
 import argparse
 import tensorflow as tf
@@ -74,6 +84,7 @@ with supervisor.managed_session(server.target) as session:
 @pytest.fixture(autouse=True)
 def _scripts(folder: Path) -> None:
     (folder / "endless.py").write_text(ENDLESS)
+    (folder / "reading.py").write_text(READING)
     (folder / "supervised.py").write_text(SUPERVISED)
 
 
@@ -101,8 +112,8 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def kill(folder: Path, kind: str, index: int = 0) -> None:
-    """Kills a task of the job in a folder, not its launcher."""
+def kill(folder: Path, kind: str, index: int = 0, by: int = signal.SIGKILL) -> None:
+    """Sends a signal to a task of the job in a folder, not to its launcher."""
     place = json.dumps({"index": index, "type": kind})
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -110,7 +121,7 @@ def kill(folder: Path, kind: str, index: int = 0) -> None:
                 command = (entry / "cmdline").read_bytes()
                 config = (entry / "environ").read_text()
                 if b"tfdist.cli." in command and b"run" not in command and place in config:
-                    os.kill(int(entry.name), signal.SIGKILL)
+                    os.kill(int(entry.name), by)
                     return
     raise AssertionError(f"{kind} {index} does not run")
 
@@ -188,6 +199,17 @@ def test_a_lost_server_starts_the_job_again(folder):
         "The script goes on from its last checkpoint."
     ) in said
     assert "DONE 8" in said
+    assert left_over(folder) == []
+
+
+def test_a_weight_of_a_stopped_server_is_not_waited_for_without_end(folder):
+    words = ("--strategy", "parameter_server", "--ps", 2, "--step-timeout", 8, "reading.py")
+    with started(folder, *words) as job:
+        wait_for(folder / "training")
+        kill(folder, "ps", 1, by=signal.SIGSTOP)
+        said = job.communicate(timeout=DEADLINE)[0]
+    assert job.returncode == 1, said
+    assert "ps 1 has not answered for step_timeout=8 s. It is stopped, or cut off" in said
     assert left_over(folder) == []
 
 

@@ -42,6 +42,11 @@ _SUPERVISE = "tests/cluster/test_supervise.py"
 _ESTIMATORS = "tests/estimator/test_estimator.py"
 _PIPELINES = "tests/pipelines/test_pipelines.py -k equals_the_whole_model"
 _TRAINING = "tests/contract/test_training.py tests/contract/test_batches.py -k multi_worker"
+_LOSSES = "tests/contract/test_losses.py --tier=all -k 'mirrored and ({})'"
+_ADDED = "tests/contract/test_losses.py --tier=all -k 'pipeline and layers_add'"
+_REDUCED = _LOSSES.format("reductions or masks or reduces_the_batch")
+_READ_WEIGHTS = _LOSSES.format("reads_weights")
+_MEET = _LOSSES.format("meet and ({})")
 
 
 def _of(path: str, tests: str, *pairs: tuple[str, str]) -> list[Mutant]:
@@ -247,5 +252,74 @@ MUTANTS: list[Mutant] = [
             "return start, start + small + tf.cast(position < extra, small.dtype)",
             "return start, start + small",
         ),
+    ),
+    # Losses, which several replicas compute as one does.
+    *_of(
+        "tfdist/keras/losses.py",
+        _REDUCED,
+        ("loss = loss * _correction(step, denominator)", "pass"),
+        ("step.note_mean(_divide(loss, step.share(loss.dtype)))", "step.note_mean(loss)"),
+        ("denominator = tf.stop_gradient(denominator) * step.present(denominator.dtype)", "pass"),
+        ("values = as_average(step, values) if whole else values", "pass"),
+        ("step.share(self.dtype) * step.replicas)", "None)"),
+    ),
+    *_of(
+        "tfdist/keras/reductions.py",
+        _REDUCED,
+        ("is_sum=divided == 0)", "is_sum=False)"),
+        ("_times_divided(op.inputs[0], depends, known) + 1.0", "0.0"),
+        ("return not own[1]", "return True"),
+    ),
+    *_of(
+        "tfdist/keras/reductions.py",
+        _READ_WEIGHTS,
+        ("found.shared.append(tensor)", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/whole_batch.py",
+        _READ_WEIGHTS,
+        ("parts.append((tensor, factor))", "pass"),
+        ("factor if scale is None else factor * scale", "factor"),
+        ("leaf.tensor if scale is None else leaf.tensor * scale", "leaf.tensor"),
+    ),
+    *_of(
+        "tfdist/keras/whole_batch.py",
+        _MEET.format("variance-True or contrast-True"),
+        ("known |= {key: ROWS for", "known |= {key: NO_EXAMPLES for"),
+        ("        step.note_meeting(found)", "        pass"),
+    ),
+    *_of(
+        "tfdist/keras/gathered_loss.py",
+        _MEET.format("circle or contrast or hidden"),
+        ("masks.append(tf.gather(whole._keras_mask, rows))", "pass"),
+        ("own = start + tf.range", "own = tf.range"),
+        ("with entered(None):", "with entered(step):"),
+        ("found = next(iter(", "next(iter("),
+        ("return step.note_mean(whole), mask", "return values, mask"),
+    ),
+    *_of(
+        "tfdist/keras/gathered_loss.py",
+        _LOSSES.format("all_replicas"),
+        ("| dict.fromkeys(step.gathered, NO_EXAMPLES)", ""),
+    ),
+    *_of(
+        "tfdist/keras/replica_context.py",
+        _MEET.format("circle or contrast"),
+        ("size = tf.shape(rows[0])[0] * self.present(tf.int32)", "size = tf.shape(rows[0])[0]"),
+        ("tf.cumsum(sizes, exclusive=True)", "tf.cumsum(sizes)"),
+    ),
+    *_of(
+        "tfdist/keras/example_pairs.py",
+        _MEET.format("share or variance or largest"),
+        ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
+        ("(statistics and meets)", "False"),
+        ("from_reduced = any(id(x) in reduced for x in op.inputs)", "from_reduced = False"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/stage.py",
+        _ADDED,
+        ("if scope.losses and not self._adds_losses:", "if False:"),
+        ("Dependence([*weights, *state])", "Dependence()"),
+        ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
     ),
 ]

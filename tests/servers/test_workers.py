@@ -12,9 +12,21 @@ from tests.harness import Pool
 CASES = "tests.cases.worker_cases"
 
 
-@pytest.mark.parametrize("rule", [{"mode": "stale", "staleness": 4}, {"mode": "sync"}])
-def test_a_stopped_worker_loses_its_step_to_another(cluster: Pool, rule: dict[str, Any]) -> None:
-    [result] = cluster("parameter_server").call(f"{CASES}:stopped", rule=rule)
+@pytest.mark.parametrize(
+    ("rule", "executions", "batch"),
+    [
+        ({"mode": "stale", "staleness": 4}, 1, 10),
+        ({"mode": "sync"}, 1, 10),
+        ({"mode": "async"}, 3, 0),
+    ],
+    ids=["stale", "sync", "async, between epochs"],
+)
+def test_a_stopped_worker_loses_its_step_to_another(
+    cluster: Pool, rule: dict[str, Any], executions: int, batch: int
+) -> None:
+    [result] = cluster("parameter_server").call(
+        f"{CASES}:stopped", rule=rule, executions=executions, batch=batch
+    )
     assert 0 in result["silent"]
     for times, counts in zip((2, 2, 3), result["counts"], strict=True):
         np.testing.assert_array_equal(counts, times)

@@ -39,6 +39,8 @@ SIGNATURES = {
     "TFEpochIterator.__init__": "(self, distribute_strategy=None, *args, **kwargs)",
     "Trainer.get_metrics_result": "(self)",
     "Trainer._assert_compile_called": "(self, method_name=None)",
+    "loss.Loss.__call__": "(self, y_true, y_pred, sample_weight=None)",
+    "layer.Layer.__call__": "(self, *args, **kwargs)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     "variables.Variable.__init__": (

@@ -1,6 +1,6 @@
 """Every private TensorFlow symbol that tfdist subclasses or calls, in one place.
 
-Checked on TensorFlow 2.21. `tests/test_seams.py` fails by name when a release moves one of them.
+Checked on TensorFlow 2.21. `tests/unit/test_seams.py` fails by name when a release moves one.
 """
 
 from __future__ import annotations
@@ -262,14 +262,15 @@ def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
 def on_worker(worker: CoordinatedWorker) -> Iterator[None]:
     """Runs the calls in the block on a worker, as TensorFlow's coordinator does.
 
+    The thread keeps the worker's executor. To set it back, as `context.executor_scope` does, waits
+    for all that is pending in the default executor, and there TensorFlow deletes what other workers
+    hold: one that is stopped would stop this one.
+
     Args:
         worker: one of the coordinator's workers.
     """
-    with (
-        tf.device(worker.device_name),
-        context.executor_scope(worker.executor),
-        coordinator_context.with_dispatch_context(worker),
-    ):
+    context.context().executor = worker.executor
+    with tf.device(worker.device_name), coordinator_context.with_dispatch_context(worker):
         yield
 
 

@@ -7,6 +7,8 @@ is decided by the structure of the graph alone: values that happen to be equal d
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -14,7 +16,7 @@ import tensorflow as tf
 from tfdist._tf.graphs import body_of
 from tfdist.types import Graph, Tensor
 
-__all__ = ["WEIGHT", "Dependence", "Rows", "common_rows", "rows_of"]
+__all__ = ["WEIGHT", "Dependence", "Kind", "Rows", "are_distinct", "common_rows", "rows_of"]
 
 #: The name of placeholders that stand for weights.
 WEIGHT = "tfdist_weight"
@@ -23,6 +25,8 @@ WEIGHT = "tfdist_weight"
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
 #: Ops that pass a tensor's rows on, whatever else they change.
 _SAME_ROWS = frozenset({"Identity", "StopGradient", "Cast", "PreventGradient", "EnsureShape"})
+#: Ops whose first output has each element of a vector once.
+_UNIQUE = frozenset({"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"})
 #: Ops that compute each element of a vector from the same element of others, or from scalars.
 _BY_ELEMENT = frozenset(
     {
@@ -40,10 +44,13 @@ class Dependence:
     one is an argument, such as the batch. Random numbers count as dependent, since each replica
     draws its own. A length that is read off an argument does not, unless it is that of the first
     dimension: replicas hold other examples, which are padded alike.
+
+    Args:
+        independent: arguments that are the same on all replicas, such as values of weights.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bool]] = {}
+    def __init__(self, independent: Sequence[Any] = ()) -> None:
+        self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether a symbolic tensor depends on an argument; False for an eager one."""
@@ -132,6 +139,21 @@ def _is_symbolic(tensor: Tensor) -> bool:
     return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
 
 
+class Kind(enum.Enum):
+    """The relation of the rows of a sparse gradient to those that the parts of a batch have.
+
+    Attributes:
+        COMMON: all parts have the same rows, which one process has once.
+        DISTINCT: one process has each row once, however often it is looked up: the ids of the batch
+            are made unique first, as `tf.nn.embedding_lookup_sparse` does.
+        OWN: one process has the rows of the parts one after the other.
+    """
+
+    COMMON = enum.auto()
+    DISTINCT = enum.auto()
+    OWN = enum.auto()
+
+
 class Rows(NamedTuple):
     """Some of the elements of a vector, next to each other.
 
@@ -142,6 +164,15 @@ class Rows(NamedTuple):
 
     like: Tensor
     sources: tuple[Any, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """Their kind, if they are the places of rows of a sparse gradient."""
+        depends = Dependence()
+        if not any(depends(source) for source in self.sources):
+            return Kind.COMMON
+        is_unique = self.like.op.type in _UNIQUE and self.like.value_index == 0
+        return Kind.DISTINCT if is_unique else Kind.OWN
 
 
 def rows_of(vector: Tensor) -> list[Rows]:
@@ -183,9 +214,19 @@ def common_rows(indices: Tensor) -> Tensor | bool:
     Returns:
         A bool for all rows, or a tensor of shape `(rows,)`.
     """
-    parts, depends = rows_of(indices), Dependence()
-    common = [not any(depends(source) for source in part.sources) for part in parts]
+    parts = rows_of(indices)
+    common = [part.kind is Kind.COMMON for part in parts]
     if len(set(common)) == 1:
         return common[0]
     sizes = [tf.shape(part.like) for part in parts]
     return tf.concat([tf.fill(n, c) for n, c in zip(sizes, common, strict=True)], 0)
+
+
+def are_distinct(indices: Tensor) -> bool | None:
+    """Whether the rows of a sparse gradient are `Kind.DISTINCT`; None if only some are.
+
+    Args:
+        indices: the rows' places in the table, a symbolic tensor of rank 1.
+    """
+    found = {part.kind is Kind.DISTINCT for part in rows_of(indices)}
+    return None if len(found) > 1 else found.pop()

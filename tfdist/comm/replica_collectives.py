@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist._tf.distribute import all_to_all, gather_alike
-from tfdist.comm.batch_dependence import Dependence, rows_of
+from tfdist.comm.batch_dependence import Kind, rows_of
 from tfdist.errors import EquivalenceWarning
 from tfdist.types import Gradient, IndexedSlices, Scalar, Strategy, Tensor
 
@@ -27,6 +27,7 @@ __all__ = [
     "sent_by_ring",
     "size_of",
     "sum_over_replicas",
+    "with_distinct_rows",
 ]
 
 
@@ -39,8 +40,8 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     Dense tensors of one type travel together. Sparse gradients stay sparse. The rows of lookups by
     example are put one after the other, as in one process's gradient of the whole batch. A lookup
     that does not depend on the batch, such as a position embedding, has each row once on one
-    process and on each replica: those rows are added. Optimizers that square gradients row by row
-    distinguish the two.
+    process and on each replica: those rows are added, and so are those of lookups that make the ids
+    of the batch unique. Optimizers that square gradients row by row distinguish them.
 
     Args:
         values: dense tensors and `IndexedSlices`, the same number and types on each replica.
@@ -72,11 +73,11 @@ class Piece(NamedTuple):
 
     Attributes:
         value: a dense tensor or `IndexedSlices`.
-        alike: whether all replicas look up the same rows in it.
+        kind: the kind of its rows.
     """
 
     value: Gradient
-    alike: bool = False
+    kind: Kind = Kind.OWN
 
 
 def is_sparse(value: object) -> TypeIs[IndexedSlices]:
@@ -94,23 +95,19 @@ def pieces_of(value: Gradient) -> list[Piece]:
     if hasattr(value.indices, "numpy"):
         _warn_of_eager_rows()
         return [Piece(value)]
-    depends = Dependence()
     parts = rows_of(value.indices)
-    alike = [not any(depends(source) for source in part.sources) for part in parts]
-    if len(set(alike)) == 1:
-        return [Piece(value, alike[0])]
+    kinds = [part.kind for part in parts]
+    if len(parts) == 1 or {*kinds} in ({Kind.COMMON}, {Kind.OWN}):
+        return [Piece(value, kinds[0])]
     sizes = tf.stack([tf.size(part.like) for part in parts])
     values = tf.split(value.values, sizes, num=len(parts))
     indices = tf.split(value.indices, sizes, num=len(parts))
-    slices = [
-        tf.IndexedSlices(*each, value.dense_shape) for each in zip(values, indices, strict=True)
-    ]
-    return [
-        Piece(
-            _concatenated([p for p, same in zip(slices, alike, strict=True) if same is kind]), kind
-        )
-        for kind in (False, True)
-    ]
+    pieces: dict[tuple[Kind, int], list[Any]] = {}
+    for number, (rows, places, kind) in enumerate(zip(values, indices, kinds, strict=True)):
+        # Rows are distinct within one lookup: those of two come twice.
+        key = (kind, number if kind is Kind.DISTINCT else 0)
+        pieces.setdefault(key, []).append(tf.IndexedSlices(rows, places, value.dense_shape))
+    return [Piece(_concatenated(each), kind) for (kind, _), each in pieces.items()]
 
 
 def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
@@ -121,12 +118,20 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
         gathered: for each piece the sum of a dense tensor, or the rows of all replicas.
         replicas: the number of replicas.
     """
-    return _concatenated(
-        [
-            _added(each, replicas) if piece.alike else each
-            for piece, each in zip(pieces, gathered, strict=True)
-        ]
-    )
+
+    def total(piece: Piece, rows: Any) -> Any:
+        if piece.kind is Kind.COMMON:
+            return _added(rows, replicas)
+        return with_distinct_rows(rows) if piece.kind is Kind.DISTINCT else rows
+
+    return _concatenated([total(*each) for each in zip(pieces, gathered, strict=True)])
+
+
+def with_distinct_rows(slices: IndexedSlices) -> IndexedSlices:
+    """`IndexedSlices` in which each row comes once, with the sum of its values."""
+    indices, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def _added(gathered: IndexedSlices, replicas: int) -> IndexedSlices:

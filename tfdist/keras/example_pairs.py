@@ -1,9 +1,10 @@
-"""Losses in which the examples of a batch meet: contrastive ones, with negatives in the batch.
+"""Losses in which the examples of a batch meet: contrastive ones, and those with statistics.
 
 Each replica has its own examples only, so a loss of all pairs of a batch has fewer pairs there than
 in one process. That is read off the graph: a tensor that has the examples along two axes is about
-pairs of them. The axes are followed through the ops that are known here; if an op hides them,
-nothing is claimed.
+pairs of them, and an example meets all others in what is reduced from them, such as the batch's
+mean. The axes are followed through the ops that are known here; if an op hides them, nothing is
+claimed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
 from tfdist.types import Operation, Tensor
 
-__all__ = ["NO_EXAMPLES", "ROWS", "paired_by"]
+__all__ = ["NO_EXAMPLES", "ROWS", "meeting_of"]
 
 #: The axes along which a tensor holds the examples of a batch.
 Axes: TypeAlias = frozenset[int]
@@ -30,37 +31,67 @@ _REDUCING = frozenset(
 )
 
 
-def paired_by(target: Tensor, depends: Dependence, known: Mapping[int, Axes]) -> Operation | None:
-    """The first op on the way to a target whose result has an axis of examples twice, or None.
+def meeting_of(
+    target: Tensor, depends: Dependence, known: Mapping[int, Axes], *, statistics: bool = False
+) -> str | None:
+    """Finds where examples meet on the way to a tensor.
 
     Args:
         target: a loss, symbolic.
         depends: whether a tensor depends on the batch.
         known: the axes of examples of some tensors, by `id`; the search goes no further than these.
+        statistics: whether an example also meets the others in a number that is reduced from all of
+            them, such as the batch's mean.
+
+    Returns:
+        The first op found, by name and type, or None.
     """
     known = dict(known)
+    reduced: set[int] = set()
     waiting = [target]
     while waiting:
         tensor = waiting[-1]
         if id(tensor) in known:
             waiting.pop()
             continue
-        inputs = [x for x in tensor.op.inputs if id(x) not in known and depends(x)]
-        if inputs:
-            waiting.extend(inputs)
+        op = tensor.op
+        inputs = () if op.type in _SIZES else op.inputs  # A shape holds none of the values.
+        unknown = [x for x in inputs if id(x) not in known and depends(x)]
+        if unknown:
+            waiting.extend(unknown)
             continue
-        known[id(tensor)] = axes = _axes_of(
-            tensor, lambda x: known.get(id(x), NO_EXAMPLES), depends
-        )
-        if len(axes) > 1:
-            return tensor.op
+
+        def axes(x: Tensor) -> Axes:
+            return known.get(id(x), NO_EXAMPLES)
+
+        known[id(tensor)] = own = _axes_of(tensor, axes, depends)
+        from_reduced = any(id(x) in reduced for x in op.inputs)
+        mixes = op.type in _BROADCASTING or op.type in _CONTRACTING
+        meets = (own and from_reduced and mixes) or _runs_along(op, axes)
+        if len(own) > 1 or (statistics and meets):
+            return f"{op.name!r}, {op.type}"
+        if not own and (from_reduced or _is_reduction(op, axes)):
+            reduced.add(id(tensor))
         waiting.pop()
     return None
 
 
+def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
+    """Whether each element of the result is computed from those of all examples."""
+    if op.type not in (*_ALONG_LAST, *_ALONG_GIVEN) or not op.inputs[0].shape.rank:
+        return False
+    at = -1 if op.type in _ALONG_LAST else tf.get_static_value(op.inputs[1])
+    return at is not None and int(at) % op.inputs[0].shape.rank in axes(op.inputs[0])
+
+
+def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
+    """Whether an op that returns nothing by example reduces all examples."""
+    return op.type in {*_REDUCING, *_CONTRACTING, "L2Loss"} and any(axes(x) for x in op.inputs)
+
+
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
     op, rank = tensor.op, tensor.shape.rank
-    if not rank or not depends(tensor):
+    if not rank or op.type in _SIZES or not depends(tensor):
         return NO_EXAMPLES
     if op.type == "Placeholder" or op.op_def.is_stateful:  # An argument, or what an iterator gives.
         return NO_EXAMPLES if "Random" in op.type else ROWS
@@ -224,11 +255,7 @@ def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     return frozenset(kept | {axis + each for each in axes(indices)})
 
 
-def _none(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
-    del op, axes
-    return NO_EXAMPLES
-
-
+_CONTRACTING = frozenset({"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Transpose": _transposed,
     "ExpandDims": _expanded,
@@ -243,9 +270,10 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Pack": _packed,
     "Unpack": _unpacked,
     "GatherV2": _gathered,
-    "Shape": _none,
-    "ShapeN": _none,
 }
+_SIZES = frozenset({"Shape", "ShapeN", "Size"})
+_ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2"})
+_ALONG_GIVEN = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp"})
 #: Ops that compute each element from the elements at its place, after broadcasting from the right.
 #: `Select`, of TensorFlow 1, has a condition for each row.
 _BROADCASTING = (ELEMENTWISE - {"Select"}) | {"FloorMod", "LogSoftmax", "Softmax"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import threading
 import weakref
@@ -17,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._keras import TensorFlowTrainer, TFEpochIterator
+from tfdist._keras import GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterator
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import DataAdapter, EpochIterator, Model
@@ -48,13 +49,20 @@ def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """A data set of no more batches than Keras will read, if it will stop before the end.
 
     A strategy reads ahead. A data set that is shuffled again and again, and is used by a second
-    `fit`, would go on with another order than on one device if more of it were read.
+    `fit`, would go on with another order than on one device if more of it were read. And the
+    workers would each read another number of batches of a generator, which goes on from there when
+    it validates the next epoch.
     """
     iterator = getattr(_local, "iterator", None)
     if iterator is None or not iterator.steps_per_epoch:
         return dataset
     calls = -(-iterator.steps_per_epoch // iterator.steps_per_execution)
-    return dataset.take(calls * iterator.steps_per_execution * getattr(_local, "epochs", 1))
+    count = calls * iterator.steps_per_execution * iterator._tfdist_epochs
+    if isinstance(iterator.data_adapter, GeneratorDataAdapter):
+        # Before Keras itself reads ahead.
+        generate = iterator.data_adapter.generator
+        iterator.data_adapter.generator = lambda: itertools.islice(generate(), count)
+    return dataset.take(count)
 
 
 def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +87,8 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: EpochIterator, *args: object, **kwargs: object) -> None:
         _local.iterator = self
+        # The first one that `fit` makes is read on from epoch to epoch; others are not.
+        self._tfdist_epochs, _local.epochs = getattr(_local, "epochs", 1), 1
         try:
             original(self, *args, **kwargs)
         finally:

@@ -10,15 +10,19 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module, reduction_metrics
+from tfdist.keras import gathered_loss
+from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import Hook, of_weights
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, targets_of
+from tfdist.keras.whole_batch import as_average, is_symbolic, targets_of
 from tfdist.types import DType, Metric, Scalar, Structure, Tensor
 
 
 def hooks() -> list[Hook]:
     """The seams of Keras's losses and of its mean over scalars."""
     return [
+        *gathered_loss.hooks(),
+        Hook(keras.layers.Layer, "__call__", _noted_as_outputs),
         Hook(loss_module, "scale_loss_for_distribution", _unscaled),
         Hook(loss_module, "unscale_loss_for_distribution", _unscaled),
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
@@ -57,6 +61,7 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
         step = current_step()
         if step is None:
             return original(values, sample_weight, mask, reduction, dtype)
+        values, mask = of_whole_batch(step, values, mask)
         # A loss that has reduced the batch by itself: whatever it is, it counts as an average.
         whole = len(getattr(values, "shape", [None])) == 0
         values = as_average(step, values) if whole else values
@@ -167,12 +172,41 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def all_gather(self: object, value: Structure, axis: int, options: object = None) -> Structure:
-        gathered, step = original(self, value, axis, options), current_step()
-        if step is not None:
-            step.gathered.update((id(each), each) for each in tf.nest.flatten(gathered))
+        step = current_step()
+        if step is None:
+            return original(self, value, axis, options)
+        # TensorFlow refuses what has no device, such as an argument of a function.
+        placed = tf.nest.map_structure(
+            lambda x: tf.identity(x) if isinstance(x, tf.Tensor) else x, value
+        )
+        scaled = tf.nest.map_structure(lambda x: _scaled(step, x, inverse=True), placed)
+        gathered = original(self, scaled, axis, options)
+        gathered = tf.nest.map_structure(lambda x: _scaled(step, x), gathered)
+        step.gathered.update((id(each), each) for each in tf.nest.flatten(gathered))
         return gathered
 
     return all_gather
+
+
+def _scaled(step: Step, value: Structure, *, inverse: bool = False) -> Structure:
+    """A tensor with `Step.scale_gradient`, if it has a gradient that this would change."""
+    if step.even or not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    return step.scale_gradient(value, inverse=inverse)
+
+
+def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the outputs of layers: a loss begins there."""
+
+    @functools.wraps(original)
+    def call(self: object, *args: Structure, **kwargs: Structure) -> Structure:
+        outputs, step = original(self, *args, **kwargs), current_step()
+        if step is not None and not step.is_whole:
+            tensors = (each for each in tf.nest.flatten(outputs) if is_symbolic(each))
+            step.outputs.update((id(each), each) for each in tensors)
+        return outputs
+
+    return call
 
 
 def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +225,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
         parts = [targets_of(step, each) for each in targets]
-        if all(part is None for part in parts) and not step.gathered:
+        if all(part is None for part in parts):
             return original(self, target, sources, None, **kwargs)
         pairs = [
             pair
@@ -199,13 +233,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             for pair in ([(each, tf.ones_like(each))] if part is None else part)
         ]
         tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
-        if not step.gathered or step.even:
-            return original(self, tensors, sources, factors, **kwargs)
-        # Gradients come back from the gathered rows of other replicas, which have other shares:
-        # they are weighed on the way out here, and once more by this replica's own share later.
-        weighed = [step.weigh(factor) for factor in factors]
-        grads = original(self, tensors, sources, weighed, **kwargs)
-        return tf.nest.map_structure(lambda g: None if g is None else step.unweigh(g), grads)
+        return original(self, tensors, sources, factors, **kwargs)
 
     return gradient
 

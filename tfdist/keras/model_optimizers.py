@@ -1,19 +1,31 @@
-"""The optimizers that a model holds, in attributes or in containers among its attributes."""
+"""The optimizers of a model: in its attributes, in containers, and those that its steps apply."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
-from tfdist.types import Model
+from tfdist.types import Model, Optimizer
 
-__all__ = ["optimizers_of"]
+__all__ = ["note_applied", "optimizers_of"]
+
+#: For each model the optimizers that its steps have applied, which may be in closures alone: in the
+#: order in which they were, the same on all replicas.
+_applied: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+
+
+def note_applied(model: Model, optimizer: Optimizer) -> None:
+    """Notes an optimizer that a step of a model applies."""
+    noted = _applied.setdefault(model, [])
+    if not any(reference() is optimizer for reference in noted):
+        noted.append(weakref.ref(optimizer))
 
 
 def optimizers_of(model: Model | None) -> list[Any]:
-    """The optimizers of a model, each once, in the order of its attributes.
+    """The optimizers of a model, each once: in the order of its attributes, then those noted.
 
     Lists, tuples, sets and dictionaries are searched, however deeply nested, and
     the attributes of the layers and models within. The optimizer that another one wraps, as
@@ -27,6 +39,9 @@ def optimizers_of(model: Model | None) -> list[Any]:
         for value in [*vars(layer).values(), getattr(layer, "optimizer", None)]:
             for optimizer in _in(value, set()):
                 result[id(optimizer)] = optimizer
+    if model is not None:
+        noted = (reference() for reference in _applied.get(model, ()))
+        result.update((id(each), each) for each in noted if each is not None)
     return list(result.values())
 
 

@@ -22,6 +22,7 @@ from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_unchanged
 from tfdist.keras.hooks import Flag, Hook, exchanged
 from tfdist.keras.losses import has_weights
+from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.types import Adam as AdamOptimizer
@@ -125,8 +126,10 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_optimizer(self, trainable_variables)
-        if step is not None and not step.exchanges_at_tape:
-            check_unchanged(step, grads)
+        if step is not None:
+            note_applied(step.model, self)
+            if not step.exchanges_at_tape:
+                check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
             step_by_rule(updater, self, grads, trainable_variables)

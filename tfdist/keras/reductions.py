@@ -17,6 +17,7 @@ for each example, as the outputs of a model do.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -78,12 +79,15 @@ class Reduction:
 
     Attributes:
         leaves: the means and sums over examples that it is a function of.
+        shared: the other tensors that it is a function of, such as weights: the same on all
+            replicas.
         linear: whether it is a linear function of these, but for what does not depend on the batch.
         unknown: types of the ops, if any, that hide how they reduce the batch.
         between: the ops from the leaves to the tensor, each after its inputs.
     """
 
     leaves: list[Leaf] = dataclasses.field(default_factory=list)
+    shared: list[Any] = dataclasses.field(default_factory=list)
     linear: bool = True
     unknown: set[str] = dataclasses.field(default_factory=set)
     between: list[Any] = dataclasses.field(default_factory=list)
@@ -116,9 +120,13 @@ def _visit(
     seen: dict[int, Any],
 ) -> None:
     """Goes from a tensor to the leaves, depth first."""
-    if id(tensor) in seen or not depends(tensor):
+    if id(tensor) in seen:
         return
     seen[id(tensor)] = tensor
+    if not depends(tensor):
+        if tensor.dtype.is_floating:
+            found.shared.append(tensor)
+        return
     leaf = _leaf_of(tensor, depends, means)
     if leaf is not None:
         found.leaves.append(leaf)
@@ -127,6 +135,7 @@ def _visit(
     if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING) or any(
         depends(x) and batch_axis(x, depends) is not None for x in op.inputs
     ):
+        # Also a sum of what was divided by the number of examples in another way than a mean is.
         found.unknown.add(op.type)
         found.leaves.append(Leaf(tensor, is_sum=False))
         return
@@ -146,10 +155,23 @@ def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf
     if _counts_examples(op, depends):
         return Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
-        return Leaf(tensor, is_sum=op.type == "Sum" and not _is_share(op.inputs[0], depends))
+        divided = _times_divided(op.inputs[0], depends, {}) + (op.type == "Mean")
+        return Leaf(tensor, is_sum=divided == 0) if divided in (0, 1) else None
     if op.type == "MatMul" and _contracted(op, depends) == [True, True]:
         return Leaf(tensor, is_sum=True)
+    if op.type in _DIVISIONS and _is_number_of_examples(op.inputs[1], depends):
+        return Leaf(tensor, is_sum=False) if _is_sum(op.inputs[0], depends, means) else None
     return None
+
+
+def _is_sum(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> bool:
+    """Whether a tensor is a sum over the examples, or that times what is the same on replicas."""
+    leaf = _leaf_of(tensor, depends, means)
+    own = [x for x in tensor.op.inputs if depends(x)]
+    if leaf is not None or len(own) != 1:
+        return leaf is not None and leaf.is_sum and not _counts_examples(tensor.op, depends)
+    passes = tensor.op.type in ("Mul", "Identity", "Cast", "Reshape", "Squeeze")
+    return passes and _is_sum(own[0], depends, means)
 
 
 def _is_linear(op: Operation, depends: Dependence) -> bool:
@@ -161,18 +183,31 @@ def _is_linear(op: Operation, depends: Dependence) -> bool:
     return op.type == "Mul" and sum(own) == 1
 
 
-def _is_share(tensor: Tensor, depends: Dependence) -> bool:
-    """Whether each example's value has been divided by the number of them: their sum is a mean."""
-    op = tensor.op
-    own = [x for x in op.inputs if depends(x)]
-    if op.type in _DIVISIONS:
-        return _is_number_of_examples(op.inputs[1], depends) or (
-            len(own) == 1 and own[0] is op.inputs[0] and _is_share(own[0], depends)
-        )
+def _times_divided(tensor: Tensor, depends: Dependence, known: dict[int, float]) -> float:
+    """Counts the divisions of each example's value by the number of examples; NaN if not known.
+
+    The sum of values that were divided once is a mean.
+    """
+    if id(tensor) not in known:
+        known[id(tensor)] = _divided_by_op(tensor.op, depends, known) if depends(tensor) else 0.0
+    return known[id(tensor)]
+
+
+def _divided_by_op(op: Operation, depends: Dependence, known: dict[int, float]) -> float:
+    if op.type in _DIVISIONS and _is_number_of_examples(op.inputs[1], depends):
+        return _times_divided(op.inputs[0], depends, known) + 1.0
+    if op.type not in (*ELEMENTWISE, "Reshape", "Squeeze", "ExpandDims", *_REDUCING):
+        return 0.0  # As layers do.
+    inputs = op.inputs if op.type in ELEMENTWISE else op.inputs[:1]
+    times = [_times_divided(x, depends, known) for x in inputs]
+    if not any(times):
+        return 0.0
     if op.type == "Mul":
-        return any(_is_share(x, depends) for x in own)
-    passes = op.type in (*_SUMS, "StopGradient", "Reshape", "Squeeze", "ExpandDims")
-    return passes and bool(own) and all(_is_share(x, depends) for x in own)
+        return sum(times)
+    if op.type in _DIVISIONS:
+        return times[0] - times[1]
+    passes = op.type in (*_SUMS, "StopGradient") or op.type not in ELEMENTWISE
+    return times[0] if passes and len(set(times)) == 1 else math.nan
 
 
 def _is_number_of_examples(tensor: Tensor, depends: Dependence) -> bool:

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,13 +24,12 @@ import tensorflow as tf
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
-from tfdist.comm.replica_collectives import is_sparse
+from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
 from tfdist.types import (
     DType,
     Gradient,
     Model,
-    Operation,
     Optimizer,
     SomeGradient,
     Structure,
@@ -55,6 +54,8 @@ class Step:
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: whether a tensor of the step's graph depends on the batch.
         gathered: tensors, by `id`, of the rows of all replicas.
+        outputs: the outputs of layers, by `id`.
+        loss_calls: the losses that are being computed, the innermost last, each with its arguments.
         gradients: gradients of weights that tapes have returned, by `id`.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
@@ -70,6 +71,8 @@ class Step:
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
+    outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
+    loss_calls: list[tuple[Any, Structure, Structure]] = dataclasses.field(default_factory=list)
     gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
     exchanges_at_tape: bool = False
 
@@ -88,30 +91,76 @@ class Step:
         share = self.share(value.dtype) * tf.cast(scale, value.dtype)
         return self._times(value, share)
 
-    def unweigh(self, value: Gradient) -> Gradient:
-        """A gradient divided by `share`; zero if this replica has no examples."""
-        return self._times(value, self.per_share(value.dtype))
+    def scale_gradient(self, value: Tensor, *, inverse: bool = False) -> Tensor:
+        """A tensor as it is, whose gradient is multiplied by the replica's share, or divided by it.
+
+        The gradient of what is exchanged between replicas is the sum of their gradients. A
+        replica's loss counts by its share `w` of the examples, so on replica `s` that gradient is
+        `sum_r w_r u_r / w_s`: the exchange of gradients multiplies by `w_s` again. A loss that an
+        optimizer has scaled is weighed by then, and its gradients are not (see `weigh_scaled`).
+        """
+
+        def identity(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            def grad(upstream: Tensor) -> Tensor:
+                if self.scaled_losses:
+                    return upstream
+                share = self.share(upstream.dtype)
+                if inverse:
+                    return tf.math.divide_no_nan(upstream, share)
+                return tf.math.multiply_no_nan(upstream, share)
+
+            return tf.identity(x), grad
+
+        return tf.custom_gradient(identity)(value)
 
     def note_mean(self, tensor: Tensor) -> Tensor:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""
         self.means[id(tensor)] = tensor
         return tensor
 
-    def note_pairs(self, op: Operation) -> None:
-        """Notes that examples of the batch meet in a loss; a replica pairs its own ones only.
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the batch."""
+        return self.replicas == 1
+
+    def note_meeting(self, where: str) -> None:
+        """Notes that examples of the batch meet in a loss, of which a replica has its own only.
 
         Args:
-            op: where they meet.
+            where: the op in which they meet.
         """
         warnings.warn(
-            f"The examples of a batch meet in the loss (at {op.name!r}, {op.type}), as in "
-            f"contrastive losses. Each of the {self.replicas} replicas pairs its own examples "
-            "only, so this is not the loss of one process. To pair those of the whole batch, "
-            "gather the embeddings first: "
+            f"The examples of a batch meet in the loss (at {where}), as in contrastive losses and "
+            f"in those with statistics of the batch. Each of the {self.replicas} replicas sees its "
+            "own examples only, so this is not the loss of one process. Use a compiled loss, or a "
+            "keras.losses.Loss in the train_step, which tfdist calls with the whole batch; or "
+            "gather what they are computed from first: "
             "tf.distribute.get_replica_context().all_gather(embeddings, axis=0).",
             EquivalenceWarning,
             stacklevel=2,
         )
+
+    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
+        """Gathers the examples of all replicas, with gradients.
+
+        Args:
+            rows: tensors of one row for each of this replica's examples.
+            where: the op that needs them.
+
+        Returns:
+            The tensors of one row for each example of the batch, and the number of the first row
+            that is this replica's.
+        """
+        del where
+        context = tf.distribute.get_replica_context()
+        size = tf.shape(rows[0])[0] * self.present(tf.int32)
+        if self.even:
+            start = size * tf.cast(context.replica_id_in_sync_group, tf.int32)
+        else:
+            rows = [each[:size] for each in rows]
+            sizes = context.all_gather(size[None], axis=0)
+            start = tf.cumsum(sizes, exclusive=True)[context.replica_id_in_sync_group]
+        return [context.all_gather(each, axis=0) for each in rows], start
 
     def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """A loss that an optimizer has scaled, weighed before its gradients are computed.
@@ -147,8 +196,7 @@ class Step:
         Args:
             values: a tensor or a list of tensors.
         """
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        return tf.nest.pack_sequence_as(values, sum_over_replicas(tf.nest.flatten(values)))
 
     def keep_if_empty(self, new: Tensor, old: Tensor) -> Tensor:
         """`new`, or `old` on a replica that has no examples in this step."""
@@ -175,14 +223,29 @@ def weighed(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
 
 
 @contextlib.contextmanager
-def entered(step: Step) -> Iterator[Step]:
-    """Makes `step` the current one on this thread."""
+def entered(step: Step | None) -> Iterator[None]:
+    """Makes `step` the current one on this thread; None as if outside of a Keras step."""
     previous = current_step()
     _local.step = step
     try:
-        yield step
+        yield
     finally:
         _local.step = previous
+
+
+#: The attribute of a graph that holds what loops written by hand have exchanged in it.
+_EXCHANGED = "_tfdist_exchanged"
+
+
+def note_exchanged(tensors: Sequence[Tensor]) -> None:
+    """Notes that tensors of a graph have the values of the whole batch."""
+    graph = tf.compat.v1.get_default_graph()
+    setattr(graph, _EXCHANGED, [*exchanged_in_loop(), *tensors])
+
+
+def exchanged_in_loop() -> list[Tensor]:
+    """The tensors of the graph that is traced whose values are those of the whole batch."""
+    return list(getattr(tf.compat.v1.get_default_graph(), _EXCHANGED, ()))
 
 
 def batch_size_of(data: Structure) -> tuple[int | None, Any]:

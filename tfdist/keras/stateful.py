@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist._keras import RNN
@@ -19,9 +20,9 @@ from tfdist._tf.distribute import local_results
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
-from tfdist.types import Layer, Model, StatefulLayer, Structure, Tensor
+from tfdist.types import KerasVariable, Layer, Model, StatefulLayer, Structure, Tensor
 
-__all__ = ["check_divided", "hooks", "is_stateful"]
+__all__ = ["check_divided", "holds_own_rows", "hooks", "is_stateful"]
 
 _ADVICE = (
     "Each replica keeps the states of its own rows, so all batches must have one size that the "
@@ -41,6 +42,11 @@ def hooks() -> list[Hook]:
 def is_stateful(model: Model) -> bool:
     """Whether a model has an RNN that goes on from the states of the batch before."""
     return any(getattr(layer, "stateful", False) for layer in model._flatten_layers())
+
+
+def holds_own_rows(weight: KerasVariable) -> bool:
+    """Whether a variable is a state of a stateful RNN, of which each replica keeps its rows."""
+    return getattr(weight, "_tfdist_holds_own_rows", False)
 
 
 def check_divided(model: Model, batch: Structure) -> None:
@@ -63,13 +69,15 @@ def check_divided(model: Model, batch: Structure) -> None:
 
 def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def create_state_variables(self: Layer, batch_size: int) -> None:
+    def create_state_variables(self: StatefulLayer, batch_size: int) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         # In a replica's function the layer is built from the replica's own slice. A batch that
         # cannot be divided may still be one that each process predicts by itself.
         if tf.distribute.in_cross_replica_context() and batch_size % replicas == 0:
             batch_size //= replicas
         original(self, batch_size)
+        for state in keras.tree.flatten(self.states):
+            state._tfdist_holds_own_rows = True
 
     return create_state_variables
 

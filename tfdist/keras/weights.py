@@ -8,6 +8,7 @@ assigned at its end, weighted by examples, in one exchange.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,15 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import KerasVariable, SeedGenerator, Variable
 from tfdist._tf.distribute import is_distributed
+from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.replica_collectives import sum_over_replicas
+from tfdist.errors import EquivalenceWarning
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
 from tfdist.keras.hooks import Hook, exchanged
-from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
+from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
+from tfdist.keras.whole_batch import is_symbolic
 from tfdist.types import Tensor
 
 
@@ -68,8 +73,11 @@ def average_assigned(step: Step) -> None:
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
+        if exchanged.is_up:
+            return original(self, value)
         step = current_step()
-        if step is None or exchanged.is_up:
+        if step is None:
+            _warn_of_own_value(self, value)
             return original(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)
@@ -80,6 +88,26 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
         return original(self, value)
 
     return direct_assign
+
+
+def _warn_of_own_value(weight: types.KerasVariable, value: Tensor) -> None:
+    """Warns of a weight that a loop written by hand gives another value on each replica."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1 or tf.distribute.get_replica_context() is None:
+        return
+    if holds_own_rows(weight):
+        return
+    own = not is_symbolic(value) or Dependence(exchanged_in_loop())(value)
+    if own and weight.synchronization != "on_read" and tf.as_dtype(weight.dtype).is_floating:
+        warnings.warn(
+            f"Within Strategy.run the weight {weight.path!r} is given a value that depends on the "
+            "replica's own examples, as moving statistics do, and each of the "
+            f"{strategy.num_replicas_in_sync} replicas keeps its own. Average the value first: "
+            "tf.distribute.get_replica_context().all_reduce('MEAN', value); or train by "
+            "Model.fit, which does so.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
 
 
 def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

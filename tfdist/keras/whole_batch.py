@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.example_pairs import NO_EXAMPLES, paired_by
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.types import Operation, Tensor
@@ -53,10 +53,10 @@ def as_average(step: Step, value: Tensor) -> Tensor:
         _warn_of_unknown(found)
         return value
     total, parts = _derivatives(step, value, found)
-    # The value and the gradient apart: the value of a term is zero, and its gradient is the leaf's.
+    # The value and the gradient apart: the value of a term is zero, and its gradient is the part's.
     terms = [
-        tf.reduce_sum(tf.stop_gradient(factor) * (leaf - tf.stop_gradient(leaf)))
-        for leaf, factor in parts
+        tf.reduce_sum(tf.stop_gradient(factor) * (part - tf.stop_gradient(part)))
+        for part, factor in parts
     ]
     result = tf.add_n([tf.stop_gradient(total), *terms])
     step.note_mean(result)
@@ -79,10 +79,8 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     if not is_symbolic(target) or not target.dtype.is_floating:
         _warn_of_eager(step, target)
         return None
-    if step.replicas > 1:
-        op = paired_by(target, step.depends, dict.fromkeys(step.gathered, NO_EXAMPLES))
-        if op is not None:
-            step.note_pairs(op)
+    if not step.is_whole:
+        _note_meeting(step, target)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
@@ -93,32 +91,52 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     return _derivatives(step, target, result)[1]
 
 
+def _note_meeting(step: Step, target: Tensor) -> None:
+    """Names a loss in which examples meet, unless they are those of all replicas.
+
+    Statistics are looked for from the last layers on: layers that normalize a batch keep them.
+    """
+    known = dict.fromkeys(step.gathered, NO_EXAMPLES)
+    found = meeting_of(target, step.depends, known)
+    if found is None:
+        known |= {key: ROWS for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
+        known |= dict.fromkeys(step.means, NO_EXAMPLES)
+        found = meeting_of(target, step.depends, known, statistics=True)
+    if found is not None:
+        step.note_meeting(found)
+
+
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The value on the whole batch, and for each leaf of floating point its factor."""
+    """The value on the whole batch, and for each tensor that it is a function of its factor.
+
+    If the value is linear in means and sums, a replica's part of it does: the average is the same.
+    """
     _warn_of_unknown(found)
-    here = [leaf.tensor for leaf in found.leaves]
-    if found.linear:
-        factors = tf.gradients(value, here, stop_gradients=here)
-        more = [_more_of_sum(step, leaf, f) for leaf, f in zip(found.leaves, factors, strict=True)]
-        total = tf.add_n([value, *[each for each in more if each is not None]])
+    floating = [leaf.tensor.dtype.is_floating for leaf in found.leaves]
+    scales = [
+        step.per_share(leaf.tensor.dtype) if leaf.is_sum and is_floating else None
+        for leaf, is_floating in zip(found.leaves, floating, strict=True)
+    ]
+    if found.linear and all(floating):  # A count has no parts by share.
+        leaves = [
+            leaf.tensor if scale is None else leaf.tensor * scale
+            for leaf, scale in zip(found.leaves, scales, strict=True)
+        ]
     else:
-        whole = over_whole_batch(step, found.leaves)
-        total = computed_again(value, found, whole)
-        factors = tf.gradients(total, whole, stop_gradients=whole)
+        leaves = over_whole_batch(step, found.leaves)
+    total = computed_again(value, found, leaves)
     parts = []
-    for leaf, factor in zip(found.leaves, factors, strict=True):
+    sources = [*leaves, *found.shared]
+    factors = tf.gradients(total, sources, stop_gradients=sources)
+    for leaf, scale, factor in zip(found.leaves, scales, factors, strict=False):
         if factor is not None and leaf.tensor.dtype.is_floating:
-            scale = step.per_share(factor.dtype) if leaf.is_sum else tf.ones([], factor.dtype)
-            parts.append((leaf.tensor, factor * scale))
+            if found.linear and leaf.is_sum:
+                _check_static(step, factor)
+            parts.append((leaf.tensor, factor if scale is None else factor * scale))
+    for tensor, factor in zip(found.shared, factors[len(leaves) :], strict=True):
+        if factor is not None:
+            parts.append((tensor, factor))
     return total, parts
-
-
-def _more_of_sum(step: Step, leaf: Leaf, factor: Tensor) -> Tensor | None:
-    """By how much a term of a sum has to be larger for its average to be the whole batch's sum."""
-    if not leaf.is_sum or factor is None:
-        return None
-    _check_static(step, factor)
-    return tf.reduce_sum(factor * leaf.tensor) * (step.per_share(factor.dtype) - 1.0)
 
 
 def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:

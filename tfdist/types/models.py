@@ -234,7 +234,13 @@ class DataAdapter(Protocol):
 
 
 class EpochIterator(Protocol):
-    """Keras's loop over the batches of an epoch."""
+    """Keras's loop over the batches of an epoch.
+
+    Attributes:
+        _tfdist_epochs: for how many epochs it is read on.
+    """
+
+    _tfdist_epochs: int
 
     @property
     def data_adapter(self) -> DataAdapter: ...
@@ -275,6 +281,7 @@ class StatefulLayer(Layer, Protocol):
     """A layer that may go on from the states of the batch before."""
 
     stateful: bool
+    states: object
     _expected_batch_size: int | None
 
 

@@ -145,7 +145,19 @@ class Ring:
         def launch(name: str) -> list[Any]:
             return [send(bits, name=name, ignore_name_scope=True)]
 
-        return from_bits(self.in_order(kind, launch)[0], tensor.dtype)
+        (result,) = self.in_order(kind, launch)
+        self._keep(result)
+        return from_bits(result, tensor.dtype)
+
+    def _keep(self, result: Tensor) -> None:
+        """Runs a collective also if nothing uses its result.
+
+        Horovod's ops have no side effects by their registration. So TensorFlow takes one out that
+        only control edges lead to, which may be so on one process alone; the others then wait.
+        """
+        if not tf.executing_eagerly():
+            size = tf.size(tf.compat.v1.placeholder_with_default(result, None))
+            self._order.assign(tf.cast(size, tf.float32), read_value=False)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
         """Launches operations; if names may be used again, after those of before."""

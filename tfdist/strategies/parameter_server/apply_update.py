@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.comm.batch_dependence import common_rows
+from tfdist.comm.batch_dependence import are_distinct, common_rows
+from tfdist.comm.replica_collectives import with_distinct_rows
 from tfdist.keras.hooks import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.replica_context import current_step
@@ -32,10 +33,15 @@ from tfdist.strategies.parameter_server.payload import (
     refused_if_forgotten,
     true_after,
 )
-from tfdist.strategies.parameter_server.remote_step import Results, ServedStep, Update
+from tfdist.strategies.parameter_server.remote_step import (
+    NotSplittable,
+    Results,
+    ServedStep,
+    Update,
+)
 from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.transaction_log import APPLIED, DROPPED, FORGOTTEN, Ledger
-from tfdist.types import Gradient, Operation, SomeGradient, Tensor, Variable
+from tfdist.types import Gradient, IndexedSlices, Operation, SomeGradient, Tensor, Variable
 
 __all__ = ["UPDATES_A_STEP", "contribute", "discard", "send"]
 
@@ -100,6 +106,7 @@ class _Sum:
     def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
         self._target, self._value = payload.targets[place], payload.values[place]
         self._common = payload.common.get(place)
+        self._distinct = place in payload.distinct
         self._parts = servers.needed
         self._device = device_of(self._target)
         find = servers.sum_for if self._common is None else servers.slices_for
@@ -115,11 +122,13 @@ class _Sum:
             with tf.device(self._device):
                 return self._sum.read_value()
         shape = self._target.shape.as_list()
-        return if_missing(
+        taken = if_missing(
             self._device,
             lambda: self._sum.take(self._parts, shape),
             lambda: self._sum.nothing(shape),
         )
+        with tf.device(self._device):
+            return with_distinct_rows(taken) if self._distinct else taken
 
     def clear(self) -> Tensor:
         """Sets a dense sum to zero, unless its server has done so."""
@@ -237,15 +246,15 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
     gradients = [(g, v) for g, v in gradients if g is not None]
     changes = step.take_changes()
     common: dict[int, Any] = {}
+    distinct: list[int] = []
     if step.parts > 1:
-        common = {
-            index: common_rows(grad.indices)
-            for index, (grad, _) in enumerate(gradients)
-            if isinstance(grad, tf.IndexedSlices)
-        }
+        for index, (grad, _) in enumerate(gradients):
+            if isinstance(grad, tf.IndexedSlices):
+                common[index] = common_rows(grad.indices)
+                distinct += [index] if _are_distinct(grad) else []
         gradients = [(_weighed(g), v) for g, v in gradients]
         changes = [(_weighed_change(c, step), v) for c, v in changes]
-    payload = Payload(step.servers, gradients, changes, common)
+    payload = Payload(step.servers, gradients, changes, common, distinct)
     payload.beside += update.beside
     first = step.servers.devices[0]
     # A step that is done again keeps its job's number, and so its updates keep theirs: by these the
@@ -259,6 +268,13 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
     if step.parts > 1:
         return contribute(step, payload, change, number, tell)
     return _apply_alone(step.servers, payload, change, number, _at(first, read), tell)
+
+
+def _are_distinct(grad: IndexedSlices) -> bool:
+    distinct = are_distinct(grad.indices)
+    if distinct is None:
+        raise NotSplittable("looks up rows of one table both one by one and by unique ids")
+    return distinct
 
 
 def _at(device: str, tensor: Tensor) -> Tensor:

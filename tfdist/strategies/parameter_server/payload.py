@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -39,12 +39,14 @@ class Payload:
         changes: other values to be added to variables, each with its variable.
         common: for sparse gradients that other parts of the batch are added to, which of their rows
             all parts have in common, by their place among the gradients: see `common_rows`.
+        distinct: places of such gradients whose rows come once: see `are_distinct`.
 
     Attributes:
         targets: the TensorFlow variables, or parts of them, that have a gradient or a change.
         values: this gradient or change, on the variable's server.
         common: for places with sparse values, how many of their rows all parts have in common.
             These come first.
+        distinct: places with sparse values whose rows come once.
         beside: other tensors on the first server that the transaction needs. A worker that is
             stopped while the lock is held would stop all others if it had anything left to send.
     """
@@ -55,15 +57,19 @@ class Payload:
         gradients: list[tuple[Any, Any]],
         changes: list[tuple[Any, Any]],
         common: dict[int, Any] | None = None,
+        distinct: Collection[int] = (),
     ) -> None:
         self.targets: list[Any] = []
         self.beside: list[Any] = []
         cut: list[Any] = []
         counts: dict[int, Any] = {}
+        self.distinct: set[int] = set()
         for index, (value, variable) in enumerate([*gradients, *changes]):
             if isinstance(value, tf.IndexedSlices):
                 pieces, first = _cut_rows(value, variable, (common or {}).get(index, False))
                 counts.update({len(cut) + i: count for i, count in enumerate(first)})
+                if index in distinct:
+                    self.distinct.update(range(len(cut), len(cut) + len(pieces)))
             else:
                 pieces = _cut(value, variable)
             cut += pieces

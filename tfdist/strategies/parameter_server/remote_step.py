@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._keras import AutocastScope
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT, Dependence
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
@@ -25,7 +26,7 @@ from tfdist.strategies.parameter_server.servers import Servers, device_of
 from tfdist.strategies.parameter_server.sharded_variable import Partitioned
 from tfdist.strategies.parameter_server.transaction_log import Tally
 from tfdist.strategies.parameter_server.transfer import move
-from tfdist.types import Gradient, KerasVariable, Operation, Optimizer, Structure, Tensor, Variable
+from tfdist.types import Gradient, KerasVariable, Optimizer, Structure, Tensor, Variable
 
 __all__ = [
     "NotSplittable",
@@ -86,9 +87,14 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_pairs(self, op: Operation) -> None:
+    def note_meeting(self, where: str) -> None:
         """Leaves the whole batch to one worker."""
-        raise NotSplittable(f"pairs the examples of a batch with each other, at {op.name!r}")
+        raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
+
+    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
+        """Leaves the whole batch to one worker."""
+        del rows
+        raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
 
     def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """The loss itself: gradients are weighed when they are sent."""
@@ -239,7 +245,8 @@ class ServedStep:
             return
         if self.updates and self.parts > 1:
             raise NotSplittable("makes several updates")
-        sent = self._send(self, update or Update(None, [], []), results)
+        with AutocastScope(None):  # a layer in half precision may be what reads the new weights
+            sent = self._send(self, update or Update(None, [], []), results)
         self.updates += 1
         self._after = [sent]
         metrics = {key: value for key, value in self._local.items() if key in self.metrics}

@@ -18,6 +18,7 @@ from tfdist.keras.hooks import HookSet
 from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.parameter_server import hooks
 from tfdist.strategies.parameter_server.input_feed import ChiefFeed, ServedDataset
+from tfdist.strategies.parameter_server.liveness import watch
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.reporting import Counted
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
@@ -70,6 +71,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
                 "Start a worker for each GPU, with CUDA_VISIBLE_DEVICES set to it."
             )
         self._step_timeout = rule.step_timeout
+        watch(self.servers.devices, rule.step_timeout)
         self.serving = Serving(self.servers, self._dispatcher)
         self._hooks = HookSet(lambda: hooks.hooks(self.serving))
         if global_seed() is None:

@@ -30,6 +30,11 @@ from tfdist.types import ConcreteFunction, Model, Structure, Tensor
 
 __all__ = ["Numbers", "TracedStep", "trace"]
 
+#: Keeps a step a function of its own within one of several steps. TensorFlow would put its ops into
+#: that graph, where each one without inputs waits for a signal of the worker, constants of the
+#: servers under their lock included: a worker that is stopped meanwhile would stop all others.
+_APART = {"_noinline": True}
+
 
 @dataclasses.dataclass
 class TracedStep:
@@ -120,7 +125,8 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
 def _function_of(run: Callable[..., Any], signature: list[Any], more: int = 2) -> Any:
     """Traces a step; again if that has built its optimizer, and once more for its metrics."""
     try:
-        return tf.function(run, signature, autograph=False).get_concrete_function()
+        function = tf.function(run, signature, autograph=False, experimental_attributes=_APART)
+        return function.get_concrete_function()
     except TraceAgain:
         if not more:
             raise

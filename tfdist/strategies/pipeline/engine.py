@@ -341,6 +341,7 @@ def _parts(shape: Shape, cut: Cut, devices: Sequence[Sequence[str]]) -> list[lis
         result.append(
             [
                 Part(
+                    cut.graph,
                     number,
                     chunk,
                     names[number % shape.stages],

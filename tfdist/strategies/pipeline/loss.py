@@ -13,11 +13,10 @@ import tensorflow as tf
 
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
-from tfdist.keras.example_pairs import ROWS, paired_by
 from tfdist.keras.replica_context import Step as KerasStep
 from tfdist.keras.replica_context import entered
 from tfdist.strategies.pipeline.partitioning import Key
-from tfdist.strategies.pipeline.stage import Part, Values
+from tfdist.strategies.pipeline.stage import Part, Values, of_any_size
 from tfdist.strategies.pipeline.stage_graph import Given, Result
 from tfdist.strategies.pipeline.state import Batch
 from tfdist.types import Functional, KerasVariable, Model, Structure, Tensor
@@ -82,7 +81,7 @@ class Totals:
             given = Values([tensor for tensor, _ in reads], [mask for _, mask in reads])
             weights = [_unknown(weight, unknown) for weight in part.weights]
             state = [_unknown(variable, unknown) for variable in part.state]
-            values, _, _ = part.run(weights, state, given, tf.zeros([], tf.int64))
+            values, _, _ = part.run(weights, state, given, tf.ones([3], tf.int64))
             pairs = zip(values.tensors, values.masks, strict=True)
             known.update(zip(part.chunk.writes, pairs, strict=True))
         result = self._denominators(values, labels, nest)
@@ -127,10 +126,17 @@ class _Microbatch(KerasStep):
     Attributes:
         totals: the sums over the batch that losses ask for, in their order; None if not known.
         asked: one entry for each that has been asked for.
+        microbatches: parts of the batch.
     """
 
     totals: Tensor | None = None
     asked: list[Any] = dataclasses.field(default_factory=list)
+    microbatches: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the batch."""
+        return self.microbatches == 1
 
     def sum(self, values: Any) -> Any:
         """The sum over all microbatches, in the middle of one.
@@ -142,6 +148,19 @@ class _Microbatch(KerasStep):
             raise _NeedsTotalsError
         self.asked.append(values)
         return tf.cast(self.totals[len(self.asked) - 1], values.dtype)
+
+    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
+        """Refuses: a microbatch is through before the next one comes.
+
+        Raises:
+            ConfigError: always.
+        """
+        del rows
+        raise ConfigError(
+            f"microbatches={self.microbatches} conflicts with a loss in which the examples of a "
+            f"batch meet (at {where}): each microbatch would see its own only. Set microbatches=1, "
+            "or choose another strategy."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,25 +243,16 @@ class KerasObjective:
             self._build(given, outputs)
         means = self._means()
         count, total = given.numbers[1], given.numbers[2]
-        step = _Microbatch(self._model, count, total, False, 1, totals=given.totals)
+        parts = self._microbatches
+        step = _Microbatch(
+            self._model, count, total, False, 1, totals=given.totals, microbatches=parts
+        )
         # From zero: what is left in the variables is what this microbatch adds to them.
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
         with keras.StatelessScope(state_mapping=zeros) as scope:
             loss = self._loss(step, given.labels, given.nest, outputs)
-        self._check_pairs(loss, step, [*outputs.tensors, *given.labels])
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
-
-    def _check_pairs(self, loss: Tensor, step: KerasStep, examples: Sequence[Any]) -> None:
-        if self._microbatches == 1:
-            return
-        op = paired_by(loss, step.depends, {id(tensor): ROWS for tensor in examples})
-        if op is not None:
-            raise ConfigError(
-                f"microbatches={self._microbatches} conflicts with a loss in which the examples of "
-                f"a batch meet (at {op.name!r}, {op.type}): each microbatch would pair its own "
-                "only. Set microbatches=1, or choose strategy='parameter_server' or 'single'."
-            )
 
     def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
         """The divisors of losses; see `tfdist.strategies.pipeline.loss.Denominators`."""
@@ -259,7 +269,7 @@ class KerasObjective:
             return tf.zeros([])
         y, weight = keras.tree.pack_sequence_as(nest, list(labels))
         # Of a size that is known Keras weighs some batches by it, and those of other sizes by 1.
-        y, weight, tensors = keras.tree.map_structure(_of_any_size, (y, weight, outputs.tensors))
+        y, weight, tensors = keras.tree.map_structure(of_any_size, (y, weight, outputs.tensors))
         with entered(step):
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
         return tf.zeros([]) if loss is None else loss
@@ -326,9 +336,3 @@ class KerasObjective:
     ) -> None:
         outputs = self._packed(tensors, masks)
         self._model.compute_metrics(x, y, outputs, sample_weight=weight)
-
-
-def _of_any_size(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or not tensor.shape.rank:
-        return tensor
-    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])

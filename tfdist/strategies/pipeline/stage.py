@@ -11,11 +11,15 @@ import tensorflow as tf
 
 from tfdist._keras import operation_fn
 from tfdist._tf.graphs import FlatFunction, flat_call
+from tfdist.comm.batch_dependence import Dependence
+from tfdist.errors import ConfigError
+from tfdist.keras.replica_context import Step
+from tfdist.keras.whole_batch import as_average
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Chunk
-from tfdist.types import KerasVariable, StatelessScope, Tensor
+from tfdist.types import Functional, KerasVariable, StatelessScope, Structure, Tensor
 
-__all__ = ["Part", "Values"]
+__all__ = ["Part", "Values", "of_any_size"]
 
 #: Keras's name for the state of random numbers.
 _SEED = "seed_generator_state"
@@ -34,10 +38,27 @@ class Values:
     masks: list[Any]
 
 
+class _Microbatch(Step):
+    """A microbatch's share of a Keras step, in the layers."""
+
+    def sum(self, values: Structure) -> Any:
+        """Refuses: the other microbatches come later.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "A loss that a layer adds by `add_loss`, such as a root of a mean, needs the whole "
+            "batch, which conflicts with strategy='pipeline', whose layers see microbatches. Add a "
+            "mean or a sum over the examples, set microbatches=1, or choose another strategy."
+        )
+
+
 class Part:
     """A chunk on a device.
 
     Args:
+        graph: the model that the chunk is of.
         number: which chunk it is.
         chunk: the layers.
         device: the full name of the device that it runs on.
@@ -48,7 +69,15 @@ class Part:
         state: its other variables: moving statistics, states of random numbers.
     """
 
-    def __init__(self, number: int, chunk: Chunk, device: str, copies: Part | None = None) -> None:
+    def __init__(
+        self,
+        graph: Functional,
+        number: int,
+        chunk: Chunk,
+        device: str,
+        copies: Part | None = None,
+    ) -> None:
+        self._graph = graph
         self.number, self.chunk, self.device = number, chunk, device
         variables = [v for layer in chunk.layers for v in layer.variables]
         unique = list({id(v): v for v in variables}.values())
@@ -56,6 +85,7 @@ class Part:
         self.weights = [v for v in unique if id(v) in trainable]
         self.state = [v for v in unique if id(v) not in trainable]
         self._is_copy = copies is not None
+        self._adds_losses = False
         self._calls: dict[Any, FlatFunction] = {}
         for variable in unique if copies is None else ():
             moved(variable, device)
@@ -105,7 +135,7 @@ class Part:
         return sum(int(v.shape.num_elements()) * int(v.dtype.size) for v in values)
 
     def run(
-        self, weights: Sequence[Any], state: Sequence[Any], values: Values, microbatch: Tensor
+        self, weights: Sequence[Any], state: Sequence[Any], values: Values, numbers: Tensor
     ) -> tuple[Values, list[Any], Any]:
         """The chunk as a function without side effects, in a graph.
 
@@ -113,24 +143,40 @@ class Part:
             weights: values for `self.weights`.
             state: values for `self.state`.
             values: the inputs of the chunk.
-            microbatch: its number, an int64 scalar: random layers draw other numbers for each.
+            numbers: see `stage_graph.Given`. Random layers draw other numbers for each microbatch.
 
         Returns:
             What it writes; for each variable of the state its new value, None if it stays; and
             the sum of the losses that its layers add, with those of regularizers, None for none.
+            Its average over the microbatches is the whole batch's.
+
+        Raises:
+            ConfigError: if a loss that a layer adds is neither a mean nor a sum over the examples,
+                or if a layer assigns a weight that is trained.
         """
+        microbatch, count, total = tf.unstack(numbers)
+        depends = Dependence([*weights, *state])
+        step = _Microbatch(self._graph, count, total, even=False, replicas=1, depends=depends)
+        # A sum over a size that is known looks like one times a constant.
+        tensors = [of_any_size(t) for t in values.tensors] if self._adds_losses else values.tensors
         drawn = [
             _for_microbatch(v, value, microbatch)
             for v, value in zip(self.state, state, strict=True)
         ]
         pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
-        known = dict(zip(self.chunk.reads, _masked(values.tensors, values.masks), strict=True))
+        known = dict(zip(self.chunk.reads, _masked(tensors, values.masks), strict=True))
         # Names of layers may begin as names at the root must not.
         scopes = tf.name_scope(f"chunk{self.number}")
         with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope, scopes:
             written = self._through(known)
-            loss = self._losses(scope)
+            if scope.losses and not self._adds_losses:
+                self._adds_losses = True
+                return self.run(weights, state, values, numbers)
+            loss = self._losses(scope, step)
             following = [scope.get_current_value(v) for v in self.state]
+            for weight, given in zip(self.weights, weights, strict=True):
+                if scope.get_current_value(weight) is not given:
+                    raise ConfigError(_assigned_weight(weight))
         outputs = [written[key] for key in self.chunk.writes]
         changed = [
             None if new is None or new is before else new
@@ -149,12 +195,27 @@ class Part:
             known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
         return known
 
-    def _losses(self, scope: StatelessScope) -> Tensor | None:
-        terms = list(scope.losses)
+    def _losses(self, scope: StatelessScope, step: _Microbatch) -> Tensor | None:
+        terms = [as_average(step, tf.reduce_sum(term)) for term in scope.losses]
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()
         terms = [tf.reduce_sum(tf.cast(term, tf.float32)) for term in terms]
         return tf.add_n(terms) if terms else None
+
+
+def _assigned_weight(weight: KerasVariable) -> str:
+    return (
+        f"strategy='pipeline' conflicts with a layer that assigns {weight.path!r}, a weight that "
+        "an optimizer trains, as SpectralNormalization does: each microbatch would assign it "
+        "again. Use strategy='mirrored'."
+    )
+
+
+def of_any_size(tensor: Tensor | None) -> Tensor | None:
+    """A tensor whose number of rows is not known when its graph is made."""
+    if tensor is None or not tensor.shape.rank:
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:

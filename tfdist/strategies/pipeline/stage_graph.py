@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdist._tf.graphs import FlatFunction, flat_call
-from tfdist.comm.batch_dependence import common_rows
+from tfdist.comm.batch_dependence import are_distinct, common_rows
+from tfdist.errors import ConfigError
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.gradient_sums import GradientSums
 from tfdist.strategies.pipeline.stage import Part, Values
-from tfdist.types import DType, GradientTape, IndexedSlices, Shape, Structure, Tensor
+from tfdist.types import DType, Gradient, GradientTape, IndexedSlices, Shape, Structure, Tensor
 
 __all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "Result", "pack"]
 
@@ -335,7 +336,7 @@ class Graphs:
         with tf.GradientTape() as tape:
             tape.watch(sources)
             written, following, loss = job.part.run(
-                given.weights, given.state, given.values, given.numbers[0]
+                given.weights, given.state, given.values, given.numbers
             )
             noted = None
             if job.objective is not None:
@@ -351,7 +352,7 @@ class Graphs:
         flat: list[Any] = []
         self._kinds = []
         for number, grad in enumerate(grads):
-            rows = isinstance(grad, tf.IndexedSlices) and number < len(self._job.part.weights)
+            rows = number < len(self._job.part.weights) and _comes_in_rows(grad)
             self._kinds.append(None if grad is None else "rows" if rows else "dense")
             if rows:
                 flat += _rows_of(grad)
@@ -383,6 +384,19 @@ class Graphs:
 
     def _grads(self) -> list[Any]:
         return self._outputs
+
+
+def _comes_in_rows(grad: Gradient | None) -> bool:
+    """Whether a weight's gradient is of rows that one process, too, has as often as looked up."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return False
+    distinct = are_distinct(grad.indices)
+    if distinct is None:
+        raise ConfigError(
+            "microbatches conflicts with a table whose rows are looked up both one by one and by "
+            "unique ids, as those of sparse inputs. Use two tables, or strategy='mirrored'."
+        )
+    return not distinct
 
 
 #: The tensors that `_rows_of` gives.

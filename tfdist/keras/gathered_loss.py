@@ -1,0 +1,97 @@
+"""Losses in which the examples of a batch meet, computed on the examples of all replicas.
+
+Contrastive losses with negatives in the batch, ranking losses, and those that relate an example to
+a statistic of the batch, have other values on a part of the batch. A `keras.losses.Loss`, or the
+function that `compile` makes one of, can be called again: on the labels and predictions of the
+whole batch, which are gathered. Each replica then goes on with the rows of its own examples. A loss
+that a `train_step` computes by itself cannot be called again: that is named (`whole_batch.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._keras import loss_module
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
+from tfdist.keras.hooks import Hook
+from tfdist.keras.reductions import reduction_of
+from tfdist.keras.replica_context import Step, current_step, entered
+from tfdist.keras.whole_batch import is_symbolic
+from tfdist.types import Structure, Tensor
+
+__all__ = ["hooks", "of_whole_batch"]
+
+
+def hooks() -> list[Hook]:
+    """The seam of Keras's losses."""
+    return [Hook(loss_module.Loss, "__call__", _noted)]
+
+
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes which loss is being computed, and of what."""
+
+    @functools.wraps(original)
+    def call(
+        self: Any, y_true: Structure, y_pred: Structure, sample_weight: Structure = None
+    ) -> Tensor:
+        step = current_step()
+        if step is None:
+            return original(self, y_true, y_pred, sample_weight)
+        step.loss_calls.append((self, y_true, y_pred))
+        try:
+            return original(self, y_true, y_pred, sample_weight)
+        finally:
+            step.loss_calls.pop()
+
+    return call
+
+
+def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The values of a loss for the replica's examples, beside those of all other replicas.
+
+    Args:
+        step: the calling replica's step, in which a loss is being computed.
+        values: the loss of the replica's own examples alone: one value for each, or a number.
+        mask: which of the values count; a loss may decide that, as `Circle` does.
+
+    Returns:
+        Both, as they are if the other replicas' examples make no difference.
+    """
+    if step.is_whole or not step.loss_calls or not is_symbolic(values):
+        return values, mask
+    loss, *arguments = step.loss_calls[-1]
+    examples = tf.nest.flatten(arguments)
+    if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
+        return values, mask
+    known = {id(each): ROWS for each in examples} | dict.fromkeys(step.gathered, NO_EXAMPLES)
+    found = meeting_of(values, step.depends, known, statistics=True)
+    if found is None and values.shape.rank == 0:
+        found = next(iter(reduction_of(values, step.depends, step.means).unknown), None)
+    if found is None:
+        return values, mask
+    gathered, start = step.gather(examples, found)
+    with entered(None):
+        y_true, y_pred = _converted(loss, tf.nest.pack_sequence_as(arguments, gathered))
+        whole = loss.call(y_true, y_pred)
+    if values.shape.rank == 0:
+        return step.note_mean(whole), mask
+    own = start + tf.range(tf.shape(examples[0])[0])
+    rows = tf.minimum(own, tf.shape(whole)[0] - 1)
+    masks = [getattr(arguments[1], "_keras_mask", None)]
+    if hasattr(whole, "_keras_mask"):
+        masks.append(tf.gather(whole._keras_mask, rows))
+    known_masks = [each for each in masks if each is not None]
+    mask = functools.reduce(tf.logical_and, known_masks) if known_masks else None
+    return tf.gather(whole, rows), mask
+
+
+def _converted(loss: Any, values: list[Structure]) -> Any:
+    """As `keras.losses.Loss.__call__` does."""
+    return tf.nest.map_structure(
+        lambda each: keras.ops.convert_to_tensor(each, dtype=loss.dtype), values
+    )
