@@ -130,8 +130,8 @@ def _broken(strategy: Any, kind: str) -> Iterator[None]:
     if not kind or strategy is None:
         yield
         return
-    kinds = {"sum": ("sum_gradients", lambda grads: [1.1 * g for g in grads])}
-    name, spoil = kinds[kind]
+    factor = {"sum": 1.1, "sign": -1.0}[kind]
+    name, spoil = "sum_gradients", lambda grads: [factor * g for g in grads]
     original = getattr(type(strategy), name)
     setattr(strategy, name, lambda values: spoil(original(strategy, values)))
     try:

@@ -12,8 +12,8 @@ import pytest
 from tests.fuzz import script
 from tests.fuzz.oracle import Verdict, judge
 from tests.fuzz.shrink import shrink
-from tests.fuzz.spec import Spec, draw, fits, from_json, simpler, to_json
-from tests.fuzz.trial import Trial, can_run
+from tests.fuzz.spec import Head, Spec, draw, fits, from_json, simpler, to_json
+from tests.fuzz.trial import AMPLIFIES, Trial, can_run
 from tests.harness import Pool
 from tfdist import environment
 
@@ -82,6 +82,16 @@ def test_a_broken_strategy_is_found_and_the_program_shrinks(cluster: Pool) -> No
     smallest, verdict = shrink(spec, verdict, broken)
     assert smallest == Spec(examples=Spec().batch)
     assert verdict.kind == "differs"
+
+
+@pytest.mark.seldom
+def test_the_rounding_of_a_zero_gradient_is_no_defect(cluster: Pool) -> None:
+    """BatchNormalization takes away what a bias in front of it adds; Lion steps by the sign."""
+    head = Head(task="classes", loss="sparse")
+    parts = ("conv2d", "separable", "batch_norm_fast")
+    spec = Spec(data="images", parts=parts, heads=(head,), optimizer="Lion", examples=24)
+    assert Trial(cluster, "mirrored")(spec).signature == AMPLIFIES
+    assert Trial(cluster, "mirrored", broken="sign")(spec).kind == "differs"
 
 
 def test_what_only_one_worker_refuses_is_a_defect() -> None:

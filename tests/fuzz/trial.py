@@ -72,14 +72,14 @@ class Trial:
         """
         if verdict.kind != "differs" or spec.rule or not spec.policy.startswith("float"):
             return verdict
+        amplifies = oracle.Verdict("invalid", AMPLIFIES, verdict.details)
         if spec.policy == "float32":
             double = self(dataclasses.replace(spec, policy="float64"))
-            rounding = double.kind == "equal" or double.signature == AMPLIFIES
-        else:
-            rounding = verdict.places <= self._moved_by_rounding(spec)
-        if not rounding:
-            return verdict
-        return oracle.Verdict("invalid", AMPLIFIES, verdict.details)
+            if double.kind == "equal" or double.signature == AMPLIFIES:
+                return amplifies
+            if double.is_defect:
+                return verdict
+        return amplifies if verdict.places <= self._moved_by_rounding(spec) else verdict
 
     def _moved_by_rounding(self, spec: Spec) -> frozenset[str]:
         """The numbers of stock Keras that the last bits of its first weights move too far."""
