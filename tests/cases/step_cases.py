@@ -52,15 +52,32 @@ class HandWrittenMean(keras.Model):
 class OwnUpdate(HandWrittenMean):
     """A `train_step` that moves the weights itself, without an optimizer."""
 
+    def step_of(self, gradient: Any) -> Any:
+        """The change of a weight."""
+        return 0.05 * gradient
+
     def train_step(self, data: Any) -> dict[str, Any]:
         x, y = data
         with tf.GradientTape() as tape:
             loss = keras.ops.mean((keras.ops.cast(y, "float32")[:, None] - self(x)) ** 2)
         weights = self.trainable_variables
         for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.05 * gradient)
+            weight.assign_sub(self.step_of(gradient))
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
+
+
+class OwnNormalizedUpdate(OwnUpdate):
+    """Steps that are no linear function of the gradients, in which examples are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.Sequential(
+            [self.hidden, keras.layers.PReLU(), keras.layers.LayerNormalization()]
+        )
+
+    def step_of(self, gradient: Any) -> Any:
+        return 0.02 * gradient / (0.1 + keras.ops.abs(gradient))
 
 
 class Adversaries(keras.Model):
@@ -105,7 +122,11 @@ class Adversaries(keras.Model):
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
 
-STEPS = {"hand_written_mean": HandWrittenMean, "own_update": OwnUpdate}
+STEPS = {
+    "hand_written_mean": HandWrittenMean,
+    "own_update": OwnUpdate,
+    "own_normalized_update": OwnNormalizedUpdate,
+}
 
 
 def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
@@ -168,6 +189,17 @@ def fine_tuning(strategy: Any) -> dict[str, Any]:
         "histories": [common.history(first), common.history(second)],
         "weights": common.weights(model),
     }
+
+
+def normalized_kernels(strategy: Any) -> dict[str, Any]:
+    """A layer that assigns its trainable kernel in each step, before the optimizer changes it."""
+    x, y = common.table(77)
+    with scope(strategy):
+        normalized = keras.layers.SpectralNormalization(keras.layers.Dense(6))
+        model = keras.Sequential([keras.Input((8,)), normalized, keras.layers.Dense(3)])
+        model.compile(keras.optimizers.AdamW(0.01, 0.2), common.sparse_crossentropy())
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
 
 
 def distribute_loop(strategy: Any, synchronized: bool | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ ON_GRAPHS = ("parameter_server", "pipeline")
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("kind", ["hand_written_mean", "own_update"])
+@pytest.mark.parametrize("kind", ["hand_written_mean", "own_update", "own_normalized_update"])
 def test_own_train_step(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)
 
@@ -31,6 +31,11 @@ def test_several_models_and_fits(agree: Agree) -> None:
 
 def test_fine_tuning_with_recompile(agree: Agree) -> None:
     agree("step_cases:fine_tuning")
+
+
+@pytest.mark.needs("any model")
+def test_kernels_that_a_layer_assigns(agree: Agree) -> None:
+    agree("step_cases:normalized_kernels")
 
 
 @pytest.mark.needs("loops")

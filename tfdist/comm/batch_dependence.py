@@ -47,9 +47,13 @@ class Dependence:
 
     Args:
         independent: arguments that are the same on all replicas, such as values of weights.
+
+    Attributes:
+        reduced: tensors, by `id`, that are known to hold no example by itself, such as gradients.
     """
 
     def __init__(self, independent: Sequence[Any] = ()) -> None:
+        self.reduced: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}
 
     def __call__(self, tensor: Tensor) -> bool:

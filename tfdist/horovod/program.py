@@ -103,6 +103,7 @@ class _Callable(list[Any]):
 
 
 def _of_today(name: str, original: type) -> Callable[..., Any]:
+    """Keras 3 names the optimizers of Keras 2 only to refuse them."""
     del original  # It only reports that Keras 3 does not have it.
 
     def make(*args: object, **kwargs: object) -> object:

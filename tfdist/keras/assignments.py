@@ -46,10 +46,10 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
             "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
             ".all_gather(rows, axis=0)), or train on one replica."
         )
-    result = reduction_of(value, step.depends, step.means)
-    # The product of a weight's gradient sums over examples whose terms are parts of a mean already.
-    is_gradient = any(leaf.tensor.op.type == "MatMul" for leaf in result.leaves)
-    if result.unknown or result.is_mean or is_gradient:
+    # Losses are brought into a form whose gradients are means. One that is scaled is weighed, too.
+    gradients = {} if step.scaled_losses else step.gradients
+    result = reduction_of(value, step.depends, {**step.means, **gradients})
+    if result.unknown or result.is_mean:
         return None
     return computed_again(value, result, over_whole_batch(step, result.leaves))
 

@@ -54,6 +54,7 @@ def hooks() -> list[Hook]:
 
 
 def _restore_together(original: Callable[..., None]) -> Callable[..., None]:
+    """Each worker would decide by itself whether a backup is there."""
     del original  # it decides on each worker alone
 
     @functools.wraps(BackupAndRestore.on_train_begin)
@@ -90,6 +91,8 @@ def _continue_metrics(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _save_together(original: Callable[..., None]) -> Callable[..., None]:
+    """All workers would write the same files, and a killed one a part of them."""
+
     @functools.wraps(original)
     def save_model(self: Backup) -> None:
         state = _state(self)

@@ -170,6 +170,8 @@ def as_values(batch: Structure) -> Structure:
 
 
 def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras gives each replica the whole batch."""
+
     @functools.wraps(original)
     def train_on_batch(
         self: Model,
@@ -192,6 +194,8 @@ def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras gives each replica the whole batch."""
+
     @functools.wraps(original)
     def test_on_batch(
         self: Model,

@@ -46,6 +46,8 @@ def hooks() -> list[Hook]:
 
 
 def _bind(original: Callable[..., None]) -> Callable[..., None]:
+    """A method that is called after the scope would train without the strategy."""
+
     @functools.wraps(original)
     def init(self: Model, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
@@ -69,6 +71,8 @@ def _in_scope(model: Model, name: str, strategy: Strategy) -> Callable[..., Any]
 
 
 def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
+    """Replicas do not share the variables of what was made outside of the scope."""
+
     @functools.wraps(original)
     def assert_compile_called(self: Model, method_name: str | None = None) -> None:
         original(self, method_name)

@@ -139,6 +139,8 @@ def _build_compiled(model: Model, batch: Structure) -> None:
 
 
 def _left_to_first_step(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras's symbolic build makes variables in a replica's function."""
+
     @functools.wraps(original)
     def maybe_symbolic_build(
         self: Model, iterator: Iterable[Any] | None = None, data_batch: Any = None

@@ -76,6 +76,8 @@ def _together(name: str, call: Callable[[], Any]) -> list[Any]:
 
 
 def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
+    """A callback that fails on one worker leaves the others in their next collective."""
+
     @functools.wraps(original)
     def call(self: object, *args: object, **kwargs: object) -> None:
         _together(f"callbacks {original.__name__}", lambda: original(self, *args, **kwargs))
@@ -114,6 +116,8 @@ def _fail_and_stop_together(original: Callable[..., None]) -> Callable[..., None
 
 
 def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Values that differ in their last bits let workers decide differently whether to save."""
+
     @functools.wraps(original)
     def should_save_model(
         self: Callback, epoch: int, batch: int | None, logs: Logs | None, filepath: str
@@ -132,6 +136,8 @@ def _as_chief_decides(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _on_chief_only(original: Callable[..., None]) -> Callable[..., None]:
+    """Workers that write one file overwrite each other's lines."""
+
     @functools.wraps(original)
     def call(self: object, *args: object, **kwargs: object) -> None:
         if _is_chief():
@@ -162,6 +168,8 @@ def _with_shared_reads(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _refuse(original: Callable[..., None]) -> Callable[..., None]:
+    """Orbax coordinates processes of JAX only."""
+
     @functools.wraps(original)
     def set_model(self: Callback, model: Model) -> None:
         workers = host_collectives.worker_count(_strategy())

@@ -29,6 +29,8 @@ def hooks() -> list[Hook]:
 
 
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    """All workers would write the same files of a checkpoint."""
+
     @functools.wraps(original)
     def save(
         self: object, file_prefix: str | os.PathLike[str], *args: object, **kwargs: object

@@ -331,6 +331,8 @@ def _of_finished_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _elastic(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A job whose workers come and go runs `fit` again from its last commit."""
+
     @functools.wraps(original)
     def fit(self: Model, *args: object, **kwargs: object) -> object:
         if not _jobs or _jobs[0].fitting:

@@ -25,6 +25,8 @@ def hooks() -> list[Hook]:
 
 
 def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras unrolls the steps of a call, of which the last may have no batch on some workers."""
+
     @functools.wraps(original)
     def make_function(self: Model, step_function: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, step_function)

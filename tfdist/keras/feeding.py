@@ -66,6 +66,7 @@ def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """How many batches are read ahead depends on how many epochs there are."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -84,6 +85,8 @@ def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras shards data sets by files or not at all, and cannot divide uneven batches."""
+
     @functools.wraps(original)
     def init(self: EpochIterator, *args: object, **kwargs: object) -> None:
         _local.iterator = self

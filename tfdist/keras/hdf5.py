@@ -125,6 +125,8 @@ class _Sink(io.RawIOBase):
 
 
 def _with_care(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A process that is killed while it writes HDF5 leaves a broken file in place of the former."""
+
     @functools.wraps(original)
     def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> object:
         on_disk = isinstance(path_or_io, pathlib.Path) and not self.archive

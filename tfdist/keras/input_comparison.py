@@ -49,6 +49,8 @@ def show_first_batch(distributed: Dataset) -> Dataset:
 
 
 def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Workers that read other batches train something else without an error."""
+
     @functools.wraps(original)
     def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
         shown = getattr(getattr(self, "_distributed_dataset", None), _SHOWN, False)

@@ -36,6 +36,8 @@ def learning_rate_times(factor: Scalar | None) -> Iterator[None]:
 
 
 def _multiplied(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of learning rates multiplies the rate that is used, not the one that is set."""
+
     @functools.wraps(original)
     def get_current_learning_rate(self: Optimizer) -> Tensor | KerasVariable:
         rate, factor = original(self), getattr(_local, "factor", None)

@@ -38,6 +38,8 @@ def _component(source: Structure) -> Structure:
 
 
 def _of_components(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape knows a replica's own variable, not the one that a loop asks for."""
+
     @functools.wraps(original)
     def gradient(
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
@@ -50,6 +52,8 @@ def _of_components(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_component(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape knows a replica's own variable, not the one that a loop asks for."""
+
     @functools.wraps(original)
     def watch(self: object, tensor: Structure) -> object:
         if tf.distribute.in_cross_replica_context():

@@ -34,6 +34,8 @@ def all_reduce_sum(step: Step, values: list[Any]) -> list[Any]:
 
 
 def _moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras averages the replicas' moments without weighing them by examples."""
+
     @functools.wraps(original)
     def compute_moments_sync(
         x: Tensor, axes: Sequence[int], keepdims: bool

@@ -47,6 +47,8 @@ def adam_while(flag: Flag) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Adam lets a replica update rows of its own where gradients are sparse."""
+
         @functools.wraps(original)
         def update_step(
             self: AdamOptimizer, gradient: Tensor, variable: Variable, learning_rate: Operand
@@ -111,6 +113,8 @@ def exchange(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
 
 
 def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients are averaged before they are clipped, accumulated and applied, as on one device."""
+
     @functools.wraps(original)
     def apply(
         self: Optimizer,
@@ -157,6 +161,7 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
         step.gradients.update((id(each), each) for each in flat if each is not None)
+        step.depends.reduced.update(step.gradients)
         return tf.nest.pack_sequence_as(result, flat)
 
     return gradient
@@ -193,6 +198,8 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that is scaled is weighed by its examples before its gradient is taken."""
+
     @functools.wraps(original)
     def scale_loss(self: Optimizer, loss: Tensor) -> Tensor:
         step, scaled = current_step(), original(self, loss)
@@ -202,6 +209,8 @@ def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _skip_if_exchanged(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TensorFlow would add up gradients that are averages already."""
+
     @functools.wraps(original)
     def all_reduce_sum_gradients(
         self: object, grads_and_vars: Iterable[tuple[Gradient, Variable]]

@@ -72,6 +72,8 @@ def _divided(strategy: Strategy, batch: Structure) -> Structure | _Whole:
 
 
 def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras gives each replica the whole batch, and returns each row once for each."""
+
     @functools.wraps(original)
     def predict_on_batch(self: Model, x: Structure) -> Structure:
         strategy = self.distribute_strategy
@@ -85,6 +87,8 @@ def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_replicas(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras predicts in steps of which each needs a batch for every replica."""
+
     @functools.wraps(original)
     def make_predict_function(self: Model, force: bool = False) -> None:
         original(self, force)
@@ -128,6 +132,8 @@ class _Predictions:
 
 
 def _own_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A process that predicts by itself takes its own replica's outputs."""
+
     @functools.wraps(original)
     def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
         if not _alone.is_up:

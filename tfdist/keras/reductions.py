@@ -255,7 +255,7 @@ def reduced_axes(op: Operation) -> list[int]:
 
 def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     """The axis along which a tensor holds the examples of a batch; None if it has none."""
-    if tensor.shape.rank == 0 or not depends(tensor):
+    if tensor.shape.rank == 0 or id(tensor) in depends.reduced or not depends(tensor):
         return None
     op = tensor.op
     if op.type in ELEMENTWISE:

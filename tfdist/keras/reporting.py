@@ -33,6 +33,8 @@ def _meter() -> Meter | None:
 
 
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
+    """Counts what an epoch exchanges from its first step."""
+
     @functools.wraps(original)
     def on_epoch_begin(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         original(self, epoch, logs)
@@ -44,6 +46,8 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
+    """Adds what the epoch exchanged to its logs."""
+
     @functools.wraps(original)
     def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         meter = _meter()
@@ -57,6 +61,8 @@ def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _show(original: Callable[..., None]) -> Callable[..., None]:
+    """Shows the exchanges of all epochs at the end."""
+
     @functools.wraps(original)
     def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         splits = vars(self).pop(_SPLITS, [])

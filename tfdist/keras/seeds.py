@@ -32,6 +32,8 @@ def hooks() -> list[Hook]:
 
 
 def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers that shuffle by other seeds read some examples twice and others never."""
+
     @functools.wraps(original)
     def get_tf_dataset(self: DataAdapter) -> Dataset:
         strategy = tf.distribute.get_strategy()
@@ -45,6 +47,8 @@ def _of_chiefs_seed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_chiefs_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers that shuffle by other seeds read some examples twice and others never."""
+
     @functools.wraps(original)
     def get_tf_dataset(self: DataAdapter) -> Dataset:
         strategy = tf.distribute.get_strategy()

@@ -68,6 +68,8 @@ def check_divided(model: Model, batch: Structure) -> None:
 
 
 def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
+    """A replica keeps states for its own rows; `Input(batch_shape=...)` names those of all."""
+
     @functools.wraps(original)
     def create_state_variables(self: StatefulLayer, batch_size: int) -> None:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
@@ -83,6 +85,8 @@ def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_equal_slices(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Rows of unequal slices would meet the states of other sequences."""
+
     @functools.wraps(original)
     def call(self: StatefulLayer, sequences: Tensor, *args: object, **kwargs: object) -> object:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

@@ -70,6 +70,8 @@ def _package_of(method: object) -> str:
 
 
 def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
+    """A worker that stops by itself leaves the others in their next collective."""
+
     @functools.wraps(original)
     def on_train_batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
         original(self, batch, logs)

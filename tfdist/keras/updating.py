@@ -176,6 +176,8 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
+    """Callbacks see the weights of all steps of the epoch."""
+
     @functools.wraps(original)
     def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True, late=False)
@@ -185,6 +187,8 @@ def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flush_at_end(original: Callable[..., None]) -> Callable[..., None]:
+    """The weights at the end of `fit` are those of all steps."""
+
     @functools.wraps(original)
     def on_train_end(self: types.CallbackList, logs: Logs | None = None) -> None:
         flush(getattr(self, "_model", None), batches=True)
@@ -221,6 +225,8 @@ def _with_updater(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replicas that train by themselves have clipped their own gradients already."""
+
     @functools.wraps(original)
     def clip_gradients(self: Optimizer, grads: Sequence[Gradient]) -> Sequence[Gradient]:
         return grads if _clipped.is_up else original(self, grads)

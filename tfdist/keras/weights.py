@@ -71,6 +71,8 @@ def average_assigned(step: Step) -> None:
 
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras lets each replica keep the values that its own examples gave a weight."""
+
     @functools.wraps(original)
     def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         if exchanged.is_up:
@@ -114,6 +116,8 @@ def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
     """Reads a variable that is held once for each replica before it is turned into a number."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Reads a variable that is held once for each replica before it is turned into a number."""
+
         @functools.wraps(original)
         def convert(self: types.KerasVariable, *args: object) -> object:
             if not is_distributed(self.value):
@@ -126,6 +130,8 @@ def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callab
 
 
 def _with_value(original: Callable[[Any], str]) -> Callable[[Any], str]:
+    """The text of a variable that is held once for each replica shows no value."""
+
     @functools.wraps(original)
     def text(self: types.KerasVariable) -> str:
         shown = original(self)

@@ -109,8 +109,11 @@ class _Sum:
         self._distinct = place in payload.distinct
         self._parts = servers.needed
         self._device = device_of(self._target)
-        find = servers.sum_for if self._common is None else servers.slices_for
-        self._sum: Any = find(self._target)
+        self._sum: Any = (
+            servers.slices_for(self._target)
+            if self._common is not None
+            else servers.sum_for(self._target, payload.is_change(place))
+        )
 
     def add(self) -> Tensor:
         """Adds this part's, unless its server has it already."""
@@ -368,13 +371,18 @@ def _finish(servers: Servers, number: Tensor, staleness: Tensor, ops: list[Any])
 
 
 def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
-    """Runs the optimizer and adds the changes."""
+    """Adds what the step has assigned, then runs the optimizer, which may read it."""
     grads, variables, changes = payload.divide(values)
-    with applying.up(), exchanged.up():
-        if grads and apply is not None:
-            apply(grads, variables)
+
+    def assign() -> None:
         for variable, change in changes:
             _add(variable, change)
+
+    with applying.up(), exchanged.up():
+        assigned = effects_of(assign)
+        if grads and apply is not None:
+            with tf.control_dependencies(assigned):
+                apply(grads, variables)
 
 
 def _add(variable: Variable, change: Tensor) -> None:

@@ -95,6 +95,8 @@ def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., A
     """Writes weights when no step is under way, so that a file in mid-epoch is of one moment."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A file holds the weights of all steps that were handed out."""
+
         @functools.wraps(original)
         def write(*args: object, **kwargs: object) -> object:
             serving.settle()
@@ -123,6 +125,8 @@ def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[.
     """Leaves no step of a training that ends with an error to those that follow."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """What an interrupted `fit` handed out is not waited for by the next."""
+
         @functools.wraps(original)
         def fit(self: Model, *args: object, **kwargs: object) -> object:
             try:
@@ -166,6 +170,8 @@ def _local_value(original: property) -> property:
 
 
 def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
+    """A worker's step writes to its own copy; the servers get it with the gradients."""
+
     @functools.wraps(original)
     def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         step = _step_for(self)
@@ -195,6 +201,8 @@ def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds on the server: Keras reads and assigns, and loses what came between (keras#18668)."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Several workers add to one variable at a time."""
+
         @functools.wraps(original)
         def add(self: types.KerasVariable, value: Operand) -> Operand:
             if applying.is_up or _step_for(self) is not None or not _is_served(self):
@@ -299,6 +307,8 @@ def _of_parts(
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
+    """XLA cannot compile a step that spans several tasks."""
+
     @functools.wraps(original)
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
@@ -318,6 +328,8 @@ def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Calla
     name = f"{kind}_function"
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Keras runs steps in the chief's process, not on the workers."""
+
         @functools.wraps(original)
         def make_function(self: Model, force: bool = False) -> Callable[..., Any]:
             if getattr(self, name) is not None and not force:
@@ -356,6 +368,8 @@ def _on_one_batch(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     """Reads the metrics of a single step when it has ended."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A batch's numbers are there when all workers have answered."""
+
         @functools.wraps(original)
         def on_batch(
             self: Model, *args: object, return_dict: bool = False, **kwargs: object

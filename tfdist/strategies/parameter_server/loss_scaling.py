@@ -81,6 +81,8 @@ def _times(grad: Gradient, factor: Tensor) -> Gradient:
 
 
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A late gradient is divided by the scale that its loss was multiplied by."""
+
     @functools.wraps(original)
     def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
         step = current_served_step()

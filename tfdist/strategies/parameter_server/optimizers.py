@@ -46,6 +46,8 @@ def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., An
     """Makes an optimizer's `apply` send the gradients to the servers and run there."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Servers apply gradients, in the order in which the chief sends them."""
+
         @functools.wraps(original)
         def apply(
             self: Optimizer,

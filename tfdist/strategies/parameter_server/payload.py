@@ -89,6 +89,10 @@ class Payload:
         leaves = [leaf for value in self.values for leaf in leaves_of(value)]
         return leaves + list(self.common.values()) + self.beside
 
+    def is_change(self, place: int) -> bool:
+        """Whether a value is what a step assigned, not a gradient."""
+        return place >= self._gradients
+
     def divide(self, values: list[Any]) -> tuple[list[Any], list[Any], list[tuple[Any, Any]]]:
         """Gradients, their variables, and the changes, each with its variable.
 

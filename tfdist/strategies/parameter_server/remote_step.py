@@ -179,7 +179,8 @@ class ServedStep:
             value = value if part is None else part.keep_if_empty(value, before)
         elif part is not None and self.parts > 1:
             on_whole_batch(part, value, variable.path)  # ends a step that needs the other parts
-        self._local[id(variable)] = value
+        # A gradient does not pass through an assignment.
+        self._local[id(variable)] = tf.stop_gradient(value)
         if not is_metric(variable):
             self._changed[id(variable)] = variable
 

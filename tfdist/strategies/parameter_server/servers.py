@@ -206,7 +206,7 @@ class Servers:
         with tf.device(self.devices[0]):
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.share = tf.Variable(0.0, trainable=False)
-        self._sums: dict[int, Any] = {}
+        self._sums: dict[tuple[int, bool], Any] = {}
         self._slices: dict[int, Slices] = {}
 
     @property
@@ -244,9 +244,9 @@ class Servers:
             with showing_part(part[1]):
                 return fn(variable, *args, **kwargs)
 
-    def sum_for(self, variable: Variable) -> Variable:
-        """The sum of the workers' gradients for a variable, beside it."""
-        key = id(variable)
+    def sum_for(self, variable: Variable, assigned: bool) -> Variable:
+        """The sum of the workers' gradients for a variable, or of what they assigned, beside it."""
+        key = id(variable), assigned
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
                 dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype

@@ -52,6 +52,8 @@ def flush(model: Model | None) -> None:
 
 def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        """Keras runs a model in one piece; a pipeline runs its stages on devices."""
+
         @functools.wraps(original)
         def make_train_function(self: Model, force: bool = False) -> Callable[..., Any]:
             if self.train_function is not None and not force:
@@ -70,6 +72,8 @@ def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
 
 
 def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The weights of all batches that were begun are evaluated."""
+
     @functools.wraps(original)
     def look(self: Model, *args: object, **kwargs: object) -> object:
         flush(self)
@@ -80,6 +84,8 @@ def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A file holds the weights of all batches that were begun."""
+
         @functools.wraps(original)
         def write(*args: object, **kwargs: object) -> object:
             flush_all()
@@ -92,6 +98,8 @@ def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
 
 def _reported(report: Callable[[PipelineFunction], None]) -> Callable[[Any], Any]:
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        """The batches under way are ended, and their report is shown, before callbacks end."""
+
         @functools.wraps(original)
         def on_train_end(self: types.CallbackList, *args: object, **kwargs: object) -> object:
             model = getattr(self, "_model", None)
@@ -121,6 +129,8 @@ def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Callbacks see the weights of all batches that were begun."""
+
     @functools.wraps(original)
     def callback(self: types.CallbackList, *args: object, **kwargs: object) -> object:
         flush(getattr(self, "_model", None))
