@@ -49,6 +49,22 @@ class HandWrittenMean(keras.Model):
         return {"loss": self.tracker.result(), "raw": loss}
 
 
+class CheckedUpdates(HandWrittenMean):
+    """Two updates in a step, whose values are checked: TensorFlow runs checks in their order."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                errors = tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True))
+                with tf.control_dependencies([tf.debugging.assert_less(errors, 1e6)]):
+                    loss = tf.reduce_mean(errors)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
 class OwnUpdate(HandWrittenMean):
     """A `train_step` that moves the weights itself, without an optimizer."""
 
@@ -124,6 +140,7 @@ class Adversaries(keras.Model):
 
 STEPS = {
     "hand_written_mean": HandWrittenMean,
+    "checked_updates": CheckedUpdates,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,
 }

@@ -96,12 +96,15 @@ def _plain(value: Any) -> Any:
 def is_refusal(error: BaseException) -> bool:
     """Whether tfdist itself raised an error, and so found words of its own for it.
 
-    Of an error in a traced function AutoGraph raises a copy, whose context is the first one.
+    Of an error in a traced function AutoGraph raises a copy, whose context is the first one. Python
+    raises the errors of a mistake in tfdist.
     """
     while error.__context__ is not None and "in user code" in str(error):
         error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, TfdistError) or bool(frames and _TFDIST in frames[-1].filename)
+    mistake = isinstance(error, (AttributeError, LookupError, NameError, AssertionError))
+    own = bool(frames and _TFDIST in frames[-1].filename)
+    return isinstance(error, TfdistError) or (own and not mistake)
 
 
 @contextlib.contextmanager

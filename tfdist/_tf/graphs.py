@@ -6,10 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
 from tfdist import types
 from tfdist.types import ConcreteFunction, FuncGraph, Operation
@@ -19,7 +23,10 @@ __all__ = [
     "Function",
     "body_of",
     "called_in_line",
+    "constant_value_as_shape",
     "flat_call",
+    "on_one_replica",
+    "ordered_apart",
     "partitioned_graphs",
 ]
 
@@ -41,6 +48,56 @@ def flat_call(concrete: ConcreteFunction) -> FlatFunction:
         return list(call(*tensors, *captured) or [])
 
     run.concrete = concrete  # type: ignore[attr-defined]  # It owns the graph.
+    return run
+
+
+@contextlib.contextmanager
+def ordered_apart() -> Iterator[None]:
+    """Lets the checks and prints of one replica wait for each other, but not for those of others.
+
+    A function's ops that act on no resource, such as `Assert`, `PrintV2` and `EagerPyFunc`, run in
+    the order in which they were traced, and replicas are traced one after the other. So replica 1
+    would begin by waiting for all checks of replica 0. If one of those comes after an exchange, in
+    which replica 1 takes part, both wait for ever. TensorFlow's own strategies trace replicas in
+    turns, from exchange to exchange.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    manager = graph.experimental_acd_manager
+    before = len(graph.get_operations())
+    yield
+    last = None
+    for op in graph.get_operations()[before:] if manager is not None else ():
+        if _is_in_order_of_trace(op):
+            if last is not None:
+                op._add_control_input(last)
+            manager.run_independently(op)
+            last = op
+
+
+def _is_in_order_of_trace(op: Operation) -> bool:
+    return bool(
+        op._control_flow_context is None
+        and auto_control_deps.op_is_stateful(op)
+        and op.type not in auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
+        and not any(auto_control_deps._get_resource_inputs(op))
+    )
+
+
+def on_one_replica(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for `Strategy.run`, whose checks and prints are `ordered_apart`.
+
+    TensorFlow makes a `tf.function` the outer one, so that it is left as it is.
+    """
+    if isinstance(fn, Function) or context.executing_eagerly():
+        return fn
+    status = ag_ctx.control_status_ctx()
+    converted = autograph.tf_convert(fn, status, convert_by_default=False)
+
+    @autograph.do_not_convert  # type: ignore[untyped-decorator]
+    def run(*args: object, **kwargs: object) -> object:
+        with ordered_apart():
+            return converted(*args, **kwargs)
+
     return run
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +19,21 @@ from tfdist.types import Logs, Metric, Model
 Results = dict[int, tuple[Any, Any]]
 
 
+def single_metrics(model: Model) -> list[Any]:
+    """The metrics of a model, those of `compile` one by one once they are built."""
+    parts = (getattr(metric, "metrics", None) or [metric] for metric in model.metrics)
+    return list(dict.fromkeys(itertools.chain.from_iterable(parts)))
+
+
 def summed_metrics(model: Model) -> list[Any]:
     """The metrics of a model whose states add up over the replicas.
 
     To be asked before a step is run, so that all replicas have the same answer: the first one to
     trace the step may create more.
     """
-    metrics: dict[Any, None] = {}
-    for metric in model.metrics:
-        for part in getattr(metric, "metrics", None) or [metric]:
-            metrics[part] = None
     return [
         m
-        for m in metrics
+        for m in single_metrics(model)
         if "result" not in vars(m) and all(v.aggregation == "sum" for v in m.variables)
     ]
 

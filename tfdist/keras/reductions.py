@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.graphs import constant_value_as_shape
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
@@ -248,9 +249,25 @@ def reduced_axes(op: Operation) -> list[int]:
     """The axes that an op reduces; all of them if they are not known."""
     rank = op.inputs[0].shape.rank or 0
     axes = tf.get_static_value(op.inputs[1])
-    if axes is None:
-        return list(range(rank))
-    return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
+    if axes is not None:
+        return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
+    widened = _widened_axes(op.inputs[1])
+    return list(range(rank)) if widened is None else widened
+
+
+def _widened_axes(axes: Tensor) -> list[int] | None:
+    """The axes along which the gradient of a tensor that was broadcast is summed.
+
+    An axis of open length is taken not to be one: it would have to be of length 1.
+    """
+    if axes.op.type != "BroadcastGradientArgs":
+        return None
+    shapes = [constant_value_as_shape(each) for each in axes.op.inputs]
+    if any(shape.rank is None for shape in shapes):
+        return None
+    own = shapes[axes.value_index]
+    new = max(shape.rank for shape in shapes) - own.rank
+    return [*range(new), *(new + axis for axis, size in enumerate(own) if size == 1)]
 
 
 def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:

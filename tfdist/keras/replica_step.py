@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._tf.distribute import local_replica, local_results
+from tfdist._tf.graphs import ordered_apart
 from tfdist.comm.batch_sharding import Slice
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
@@ -63,7 +64,7 @@ def run_keras_step(
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with entered(step):
+            with entered(step), ordered_apart():
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
@@ -126,7 +127,8 @@ def run_prediction(
         else:
             _, count = batch_size_of(batch)
             batch = at_least_one(batch, count)
-        outputs = fn(batch, **(kwargs or {}))
+        with ordered_apart():
+            outputs = fn(batch, **(kwargs or {}))
         return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
 
     return run(on_replica, args, None, options)

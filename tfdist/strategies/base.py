@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._tf.distribute import global_seed, is_distributed, unordered_steps
+from tfdist._tf.graphs import on_one_replica
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
@@ -140,7 +141,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
-            return inner(fn, args, kwargs, options)
+            return inner(on_one_replica(fn), args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:

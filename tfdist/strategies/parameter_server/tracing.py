@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import OnlyReplica
 from tfdist.keras import replica_context as keras_step
-from tfdist.keras.logs import NoticedResults, summed_metrics
+from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.whole_batch import as_average
 from tfdist.strategies.parameter_server import apply_update
 from tfdist.strategies.parameter_server.input_feed import Load
@@ -142,17 +142,16 @@ def _run_step(
     count: Tensor,
     total: Tensor,
 ) -> Any:
-    noticed = NoticedResults(summed_metrics(model))
+    known, noticed = single_metrics(model), NoticedResults(summed_metrics(model))
     share, part = tf.constant(1.0, tf.float64), None
-    builds = not _metrics_are_built(model)
     with noticed, contextlib.ExitStack() as stack:
         if step.parts > 1:
             part = Part(model, count, total, even=False, replicas=step.parts)
             stack.enter_context(keras_step.entered(part))
             share = part.share(tf.float64)
         logs = getattr(model, method)(batch)
-        if builds and _metrics_are_built(model):
-            raise TraceAgain  # their results were not noticed: see `summed_metrics`
+        if single_metrics(model) != known:
+            raise TraceAgain  # The results of those that the step has made were not noticed.
         scalars: list[Any] = []
         results = noticed.on_this_replica()
         traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars, part), logs)
@@ -174,11 +173,6 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
         step.close_reads()
     traced.packed = Packed(numbers)
     return traced.packed.box
-
-
-def _metrics_are_built(model: Model) -> bool:
-    compiled = getattr(model, "_compile_metrics", None)
-    return compiled is None or bool(compiled.built)
 
 
 def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:

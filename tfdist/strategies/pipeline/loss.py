@@ -108,9 +108,10 @@ def _check(found: Sequence[Any], unknown: set[str]) -> None:
         left += operation.control_inputs
     if seen & unknown:
         raise ConfigError(
-            "strategy='pipeline' cannot average a loss over a mask that depends on what layers "
-            "with weights or random numbers compute: the number that it is divided by must be "
-            "known before the first microbatch. Give the weights as sample_weight, or use "
+            "strategy='pipeline' cannot compute a loss from sums over the batch that depend on "
+            "layers with weights or random numbers, as Dice, a root of a mean, and a mean over "
+            "a mask of such a layer do: these sums must be known before the first microbatch. Use "
+            "a mean or a sum over the examples, give the mask as sample_weight, or use "
             "strategy='single'."
         )
 
@@ -138,16 +139,21 @@ class _Microbatch(KerasStep):
         """Whether this is all of the batch."""
         return self.microbatches == 1
 
-    def sum(self, values: Any) -> Any:
-        """The sum over all microbatches, in the middle of one.
+    def sum(self, values: Structure) -> Any:
+        """The sums over all microbatches, in the middle of one.
 
         Raises:
             _NeedsTotalsError: if it is not known.
         """
-        if self.totals is None:
+        totals = self.totals
+        if totals is None:
             raise _NeedsTotalsError
-        self.asked.append(values)
-        return tf.cast(self.totals[len(self.asked) - 1], values.dtype)
+
+        def total(value: Tensor) -> Tensor:
+            self.asked.append(value)
+            return tf.cast(totals[len(self.asked) - 1], value.dtype)
+
+        return tf.nest.map_structure(total, values)
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Refuses: a microbatch is through before the next one comes.
@@ -173,9 +179,9 @@ class _WholeBatch(KerasStep):
 
     found: list[Any] = dataclasses.field(default_factory=list)
 
-    def sum(self, values: Any) -> Any:
-        """The value itself, which is noted."""
-        self.found.append(values)
+    def sum(self, values: Structure) -> Any:
+        """The values themselves, which are noted."""
+        self.found.extend(tf.nest.flatten(values))
         return values
 
 
