@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.unit.test_seams import all_seams
 from tfdist.keras.hooks import Hook, HookSet
+from tfdist.strategies import constructors
 from tfdist.strategies.base import Scope
 
 
@@ -107,15 +108,28 @@ def test_an_attribute_that_refuses_to_be_put_back_keeps_no_other():
 def test_sets_may_be_left_in_any_order(first):
     sets = [
         HookSet(lambda: [Hook(Heir, "three", lambda original: lambda: f"a({original()})")]),
-        HookSet(lambda: [Hook(Heir, "three", lambda original: lambda: f"b({original()})")]),
+        HookSet(lambda: [Hook(Heir, "three", lambda original: lambda: f"b({original()})")], 1),
     ]
-    sets[0].enter()
-    sets[1].enter()
+    sets[first].enter()
+    sets[1 - first].enter()
     assert Heir.three() == "b(a(three))"
     sets[first].leave()
     assert Heir.three() == ("b(three)" if first == 0 else "a(three)")
     sets[1 - first].leave()
     assert Heir.three() == "three"
+
+
+def test_two_hooks_of_one_priority_are_refused():
+    hooks = HookSet(lambda: [Hook(Owner, "one", marked("a")), Hook(Owner, "one", marked("b"))])
+    with pytest.raises(ValueError, match=r"Owner\.one have priority 0"):
+        hooks.enter()
+    assert Owner.one == "one"
+
+
+def test_each_hook_says_why_it_is_there():
+    stand_ins = {hook.path for hook in constructors.hooks()}  # These have one reason for all.
+    silent = [hook.path for hook in all_seams() if not hook.reason]
+    assert [path for path in silent if path not in stand_ins] == []
 
 
 class Failing:

@@ -178,6 +178,21 @@ def test_only_one_module_touches_the_environment():
             assert "getenv" not in path.read_text(), path
 
 
+def test_what_a_thread_keeps_is_listed():
+    """In docs/architecture.md, each with the reason why it is no argument."""
+    calls = {
+        module.removeprefix("tfdist.")
+        for module, path in MODULES.items()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.local", "Flag")
+    }
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("### What a thread knows")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    listed = {name.strip(" `") for row in rows for name in row.split(",")}
+    assert listed == calls | {"keras.hooks"}
+
+
 def comparisons_of_strategies() -> list[str]:
     """Where code outside the strategies compares their names, or has tables of them."""
     found = []

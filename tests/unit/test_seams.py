@@ -12,6 +12,7 @@ import pytest
 
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
+from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
 from tfdist.strategies import constructors
 from tfdist.strategies.parameter_server import hooks as served_hooks
 from tfdist.strategies.parameter_server.step_function import Serving
@@ -176,10 +177,10 @@ def all_seams():
     piped = pipeline_hooks.hooks(lambda model: None, lambda function: None, lambda: None)
     return [
         *scope.all_hooks(),
-        *served,
-        *horovod_program.hooks(),
-        *piped,
-        *constructors.hooks(),
+        *HookSet(lambda: served, STRATEGY).wanted(),
+        *HookSet(lambda: piped, STRATEGY + 1).wanted(),  # never together with `served`
+        *HookSet(horovod_program.hooks, PROGRAM).wanted(),
+        *HookSet(constructors.hooks, PROGRAM).wanted(),
     ]
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdist import environment
 from tfdist._keras import TensorFlowTrainer, random_module
-from tfdist.keras.hooks import Hook, HookSet
+from tfdist.keras.hooks import OBSERVER, Hook, HookSet
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.pipeline.train_function import PipelineFunction
 from tfdist.types import Array, KerasVariable, Logs, Model, Structure, Tensor
@@ -147,7 +147,7 @@ def recording_if_asked() -> Iterator[None]:
         yield
         return
     recorder = Recorder(Path(target), int(environment.read("TFDIST_VERIFY_STEPS") or 20))
-    hooks = HookSet(recorder.hooks)
+    hooks = HookSet(recorder.hooks, OBSERVER)
     hooks.enter()
     try:
         yield

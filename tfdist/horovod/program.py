@@ -17,7 +17,7 @@ import keras
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer, Trainer
 from tfdist.horovod.averaging import applier_of, average_before_scaling
 from tfdist.horovod.keras2 import old_arguments
-from tfdist.keras.hooks import Hook, HookSet
+from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.strategies.horovod.library import load
 from tfdist.types import Model
 
@@ -43,7 +43,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-_hooks = HookSet(hooks)
+_hooks = HookSet(hooks, PROGRAM)
 
 
 def init(*args: object, **kwargs: object) -> None:

@@ -49,7 +49,7 @@ def hooks() -> list[Hook]:
         Hook(BackupAndRestore, "_save_model", _save_together),
         Hook(BackupAndRestore, "on_train_end", _end_together),
         Hook(TFEpochIterator, "__init__", _remember),
-        Hook(EpochIterator, "_enumerate_iterator", _skip_done),
+        Hook(EpochIterator, "_enumerate_iterator", _skip_done, priority=1),
     ]
 
 

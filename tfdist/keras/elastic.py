@@ -315,7 +315,7 @@ def leave_state() -> str:
 def hooks() -> list[Hook]:
     """The seams of elastic training."""
     return [
-        Hook(TensorFlowTrainer, "fit", _elastic),
+        Hook(TensorFlowTrainer, "fit", _elastic, priority=1),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _of_finished_epoch),
     ]
 

@@ -29,8 +29,8 @@ _local = threading.local()
 def hooks() -> list[Hook]:
     """The seams at which Keras distributes its data sets, and learns for how many epochs."""
     return [
-        Hook(TFEpochIterator, "__init__", _for_keras),
-        Hook(TensorFlowTrainer, "fit", _note_epochs),
+        Hook(TFEpochIterator, "__init__", _for_keras, priority=2),
+        Hook(TensorFlowTrainer, "fit", _note_epochs, priority=2),
     ]
 
 
@@ -66,7 +66,7 @@ def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """How many batches are read ahead depends on how many epochs there are."""
+    """A strategy may read ahead as many batches as all epochs take."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

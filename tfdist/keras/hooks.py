@@ -8,18 +8,39 @@ is left.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
+#: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
+#: hooks are around those of `tfdist.keras`, whose set has priority 0.
+STRATEGY, PROGRAM, OBSERVER = 10, 20, 30
+
 
 class Hook(NamedTuple):
-    """One attribute to replace: `setattr(owner, name, make(original))`."""
+    """One attribute to replace: `setattr(owner, name, make(original))`.
+
+    Attributes:
+        owner: the class or module that has the attribute.
+        name: the attribute.
+        make: makes the new attribute from the former one. Its docstring is the reason for the hook.
+        priority: the place among the hooks on one seam. The one with the lowest is the innermost:
+            it calls the original. No two hooks on a seam have the same.
+    """
 
     owner: type | ModuleType
     name: str
     make: Callable[[Any], Any]
+    priority: int = 0
+
+    @property
+    def reason(self) -> str:
+        """The difference from one device that the hook mends: the docstring of `make`."""
+        make = self.make.func if isinstance(self.make, functools.partial) else self.make
+        return inspect.getdoc(make) or ""
 
     @property
     def path(self) -> str:
@@ -30,10 +51,11 @@ class Hook(NamedTuple):
 
 
 class _Seam:
-    """One attribute and all hooks on it, the innermost first, whichever set they belong to.
+    """One attribute and all hooks on it, by priority, whichever set they belong to.
 
     Sets are not always left in the reverse order of their entry: Horovod may be initialised within
-    a scope and shut down after it. The hooks that remain are therefore made again on the original.
+    a scope and shut down after it. Whenever a hook comes or goes, all are made again on the
+    original.
     """
 
     def __init__(self, hook: Hook) -> None:
@@ -45,15 +67,25 @@ class _Seam:
         self.hooks: list[Hook] = []
 
     def add(self, hook: Hook) -> None:
-        setattr(self._owner, self._name, hook.make(getattr(self._owner, self._name)))
-        self.hooks.append(hook)
+        for other in self.hooks:
+            if other.priority == hook.priority:
+                raise ValueError(
+                    f"Two hooks on {hook.path} have priority {hook.priority}: {other.make} and "
+                    f"{hook.make}. Give one of them another, the outer one the higher."
+                )
+        wanted = sorted([*self.hooks, hook], key=lambda each: each.priority)
+        self._set(wanted)
+        self.hooks = wanted
 
     def remove(self, hook: Hook) -> None:
         self.hooks = [other for other in self.hooks if other is not hook]
-        if self.hooks:
-            made = self._original
-            for other in self.hooks:
-                made = other.make(made)
+        self._set(self.hooks)
+
+    def _set(self, hooks: list[Hook]) -> None:
+        made = self._original
+        for hook in hooks:
+            made = hook.make(made)
+        if hooks:
             setattr(self._owner, self._name, made)
         elif self._own:
             setattr(self._owner, self._name, self._kept)
@@ -84,10 +116,15 @@ def _remove(hook: Hook) -> None:
 
 
 class HookSet:
-    """Hooks that are installed while at least one scope is open."""
+    """Hooks that are installed while at least one scope is open.
 
-    def __init__(self, hooks: Callable[[], list[Hook]]) -> None:
-        self._hooks = hooks
+    Args:
+        hooks: makes the hooks.
+        priority: is added to that of each hook.
+    """
+
+    def __init__(self, hooks: Callable[[], list[Hook]], priority: int = 0) -> None:
+        self._hooks, self._priority = hooks, priority
         self._depth = 0
         self._installed: list[Hook] = []
 
@@ -95,6 +132,10 @@ class HookSet:
     def installed(self) -> bool:
         """Whether Keras is hooked at this moment."""
         return self._depth > 0
+
+    def wanted(self) -> list[Hook]:
+        """The hooks, with the priorities that they are installed with."""
+        return [each._replace(priority=each.priority + self._priority) for each in self._hooks()]
 
     def enter(self) -> None:
         """Installs the hooks unless an outer scope has done so.
@@ -105,7 +146,7 @@ class HookSet:
         with _lock:
             if self._depth == 0:
                 try:
-                    for hook in self._hooks():
+                    for hook in self.wanted():
                         _install(hook)
                         self._installed.append(hook)
                 except BaseException:

@@ -29,7 +29,7 @@ def hooks() -> list[Hook]:
         Hook(reduction_metrics.Mean, "update_state", _weigh_scalars),
         Hook(reduction_metrics.Sum, "update_state", _weigh_scalars_of_sum),
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
-        Hook(tf.GradientTape, "gradient", _of_whole_batch),
+        Hook(tf.GradientTape, "gradient", _of_whole_batch, priority=1),
         Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
         Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
         Hook(tf.nn, "scale_regularization_loss", _regularization_as_if_alone),

@@ -85,7 +85,7 @@ def hooks() -> list[Hook]:
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
         Hook(LossScaleOptimizer, "scale_loss", _weigh_scaled_loss),
-        Hook(tf.GradientTape, "gradient", _note_gradients),
+        Hook(tf.GradientTape, "gradient", _note_gradients, priority=2),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
         Hook(Adam, "update_step", adam_while(exchanged)),
     ]

@@ -45,7 +45,7 @@ def hooks() -> list[Hook]:
     return [
         Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
         Hook(TensorFlowTrainer, "make_predict_function", _by_replicas),
-        Hook(TFEpochIterator, "__init__", _without_pipeline),
+        Hook(TFEpochIterator, "__init__", _without_pipeline, priority=1),
         Hook(trainer, "reduce_per_replica", _own_if_alone),
     ]
 

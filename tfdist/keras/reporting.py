@@ -23,8 +23,8 @@ def hooks() -> list[Hook]:
     """The seams at which `fit` begins, ends an epoch, and ends."""
     return [
         Hook(CallbackList, "on_epoch_begin", _begin),
-        Hook(CallbackList, "on_epoch_end", _add_to_logs),
-        Hook(CallbackList, "on_train_end", _show),
+        Hook(CallbackList, "on_epoch_end", _add_to_logs, priority=1),
+        Hook(CallbackList, "on_train_end", _show, priority=1),
     ]
 
 
@@ -33,7 +33,7 @@ def _meter() -> Meter | None:
 
 
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
-    """Counts what an epoch exchanges from its first step."""
+    """Counts the exchanges of an epoch from its first step."""
 
     @functools.wraps(original)
     def on_epoch_begin(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
@@ -46,7 +46,7 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
-    """Adds what the epoch exchanged to its logs."""
+    """Adds the exchanges of an epoch to its logs."""
 
     @functools.wraps(original)
     def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:

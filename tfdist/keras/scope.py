@@ -31,28 +31,27 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
-        # First, so that what skips batches does not take previews for batches.
-        input_comparison,
-        saving,
-        callbacks,
-        checkpoints,
         batches,
-        predictions,
         binding,
         building,
+        callbacks,
+        checkpoints,
         elastic,
         executions,
         feeding,
+        input_comparison,
         learning_rate,
         loops,
         losses,
         normalization,
         optimizers,
+        predictions,
         reporting,
+        saving,
         seeds,
         stateful,
-        weights,
         updating,
+        weights,
     )
     return [hook for room in rooms for hook in room.hooks()]
 

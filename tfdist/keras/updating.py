@@ -40,9 +40,9 @@ def hooks() -> list[Hook]:
     return [
         Hook(TensorFlowTrainer, "evaluate", _flush_first),
         Hook(TensorFlowTrainer, "predict", _flush_first),
-        Hook(CallbackList, "on_epoch_end", _flush_at_epoch_end),
-        Hook(CallbackList, "on_train_end", _flush_at_end),
-        Hook(CallbackList, "on_train_batch_end", _say_rate),
+        Hook(CallbackList, "on_epoch_end", _flush_at_epoch_end, priority=2),
+        Hook(CallbackList, "on_train_end", _flush_at_end, priority=2),
+        Hook(CallbackList, "on_train_batch_end", _say_rate, priority=1),
         Hook(BaseOptimizer, "build", _with_updater),
         Hook(BaseOptimizer, "_clip_gradients", _unless_clipped),
     ]

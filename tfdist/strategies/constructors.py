@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import Hook, HookSet
+from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.types import Strategy
 
 __all__ = ["Given", "hooks"]
@@ -87,7 +87,7 @@ def hooks() -> list[Hook]:
     return result
 
 
-_hooks = HookSet(hooks)
+_hooks = HookSet(hooks, PROGRAM)
 
 
 class _StandIn(type):

@@ -371,7 +371,7 @@ def _finish(servers: Servers, number: Tensor, staleness: Tensor, ops: list[Any])
 
 
 def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
-    """Adds what the step has assigned, then runs the optimizer, which may read it."""
+    """Adds the values that the step has assigned, then runs the optimizer, which may read them."""
     grads, variables, changes = payload.divide(values)
 
     def assign() -> None:

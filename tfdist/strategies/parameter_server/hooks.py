@@ -125,7 +125,7 @@ def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[.
     """Leaves no step of a training that ends with an error to those that follow."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """What an interrupted `fit` handed out is not waited for by the next."""
+        """A `fit` does not wait for steps that an interrupted one handed out."""
 
         @functools.wraps(original)
         def fit(self: Model, *args: object, **kwargs: object) -> object:

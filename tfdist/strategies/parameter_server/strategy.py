@@ -14,7 +14,7 @@ from tfdist._tf.distribute import ServerExtended, ServerStrategy, global_seed
 from tfdist.config.server_options import ServerOptions
 from tfdist.errors import ConfigError
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
-from tfdist.keras.hooks import HookSet
+from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.parameter_server import hooks
 from tfdist.strategies.parameter_server.input_feed import ChiefFeed, ServedDataset
@@ -73,7 +73,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         self._step_timeout = rule.step_timeout
         watch(self.servers.devices, rule.step_timeout)
         self.serving = Serving(self.servers, self._dispatcher)
-        self._hooks = HookSet(lambda: hooks.hooks(self.serving))
+        self._hooks = HookSet(lambda: hooks.hooks(self.serving), STRATEGY)
         if global_seed() is None:
             keras.utils.set_random_seed(secrets.randbelow(2**32))
 

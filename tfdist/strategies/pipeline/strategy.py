@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.pipeline_options import replicas_of
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import HookSet
+from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
 from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.pipeline import hooks
@@ -98,7 +98,9 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         self.timeline = timeline
         super().__init__("/CPU:0")
         self._functions: weakref.WeakSet[PipelineFunction] = weakref.WeakSet()
-        self._hooks = HookSet(lambda: hooks.hooks(self._function, self._report, self._flush_all))
+        self._hooks = HookSet(
+            lambda: hooks.hooks(self._function, self._report, self._flush_all), STRATEGY
+        )
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
