@@ -113,8 +113,6 @@ def _warn_of_own_value(weight: types.KerasVariable, value: Tensor) -> None:
 
 
 def _read_first(to: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Reads a variable that is held once for each replica before it is turned into a number."""
-
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         """Reads a variable that is held once for each replica before it is turned into a number."""
 
