@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test-fast test test-all test-everything fuzz mutants shape lint clean
+.PHONY: demo test-fast test test-all test-everything fuzz mutants shape versions lint clean
 
 demo: $(STAMP)examples
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -32,6 +32,14 @@ fuzz: $(STAMP)dev
 # Lines, modules, hooks, types and rooms of the package, beside their aims.
 shape: $(STAMP)dev
 	$(BIN)/python -m tests.shape
+
+# The seams of Keras, in the versions around the supported one. The nightly may have moved some.
+versions: $(STAMP)dev
+	for version in keras==3.14.1 keras-nightly; do \
+	    $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/other/$$version $$version && \
+	    PYTHONPATH=$(VENV)/other/$$version $(BIN)/python -m pytest -p no:cacheprovider \
+	        tests/unit/test_seams.py tests/keras/test_hooks.py || failed=1; \
+	done; test -z "$$failed"
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

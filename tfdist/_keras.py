@@ -1,6 +1,7 @@
-"""Every private name of Keras that tfdist uses, as of Keras 3.15.
+"""Every private name of Keras that tfdist uses, as of Keras 3.14 to 3.16.
 
-`tests/unit/test_seams.py` pins the signatures of those that are hooked.
+The names are those of 3.15. `tests/unit/test_seams.py` pins the signatures of those that are
+hooked.
 """
 
 from __future__ import annotations
@@ -14,13 +15,9 @@ from keras.src import optimizers as keras_optimizers
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.tensorflow import nn as tensorflow_nn
 from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
-from keras.src.backend.tensorflow.core import Variable
-from keras.src.backend.tensorflow.export import TFExportArchive
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.callbacks import BackupAndRestore
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
@@ -32,11 +29,9 @@ from keras.src.losses import loss as loss_module
 from keras.src.losses.loss import unscale_loss_for_distribution
 from keras.src.metrics import reduction_metrics
 from keras.src.models import Functional
-from keras.src.models.functional import operation_fn
 from keras.src.optimizers.adam import Adam
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-from keras.src.optimizers.multi_optimizer import MultiOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from keras.src.saving import object_registration, saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable
@@ -47,10 +42,27 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator
-from keras.src.trainers.trainer import Trainer
 from keras.src.utils import file_utils, io_utils
 from keras.src.utils.naming import to_snake_case
 from keras.src.utils.python_utils import pythonify_logs
+
+try:  # Keras 3.16
+    from keras.src.backend.tensorflow.export import SavedModelExportArchive as TFExportArchive
+    from keras.src.backend.tensorflow.ops import nn as tensorflow_nn
+    from keras.src.backend.tensorflow.ops.core import Variable
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from keras.src.backend.tensorflow.trainer import Trainer as TensorFlowTrainer
+    from keras.src.trainers.trainer import BaseTrainer as Trainer
+except ImportError:
+    from keras.src.backend.tensorflow import nn as tensorflow_nn
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.backend.tensorflow.export import TFExportArchive
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+    from keras.src.trainers.trainer import Trainer
+try:  # Keras 3.15
+    from keras.src.optimizers.multi_optimizer import MultiOptimizer
+except ImportError:
+    MultiOptimizer = None
 
 __all__ = [
     "RNN",
@@ -93,7 +105,6 @@ __all__ = [
     "load_optimizer_weights_from_hdf5_group",
     "loss_module",
     "object_registration",
-    "operation_fn",
     "pythonify_logs",
     "random_module",
     "reduction_metrics",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 
+import keras
 import pytest
 
 from tfdist.horovod import program as horovod_program
@@ -171,6 +172,34 @@ SIGNATURES = {
 }
 
 
+#: Signatures that differ in other versions of Keras; None of what they do not have.
+IN_VERSION = {
+    "3.14": {
+        "MultiOptimizer.apply": None,
+        "keras.src.export.export_litert": ("(model, filepath, input_signature=None, **kwargs)"),
+        "variables.Variable.__init__": SIGNATURES["variables.Variable.__init__"].replace(
+            "layout=None, ", ""
+        ),
+    },
+    "3.16": {
+        "keras.src.saving.saving_lib.save_model": "(model, filepath, zipped=True)",
+    },
+}
+#: Names of Keras 3.16, and those of 3.15.
+RENAMED = {
+    "tensorflow.trainer.Trainer.": "tensorflow.trainer.TensorFlowTrainer.",
+    "SavedModelExportArchive": "TFExportArchive",
+    "tensorflow.ops.nn.": "tensorflow.nn.",
+}
+VERSION = ".".join(keras.__version__.split(".")[:2])
+
+
+def expected_signatures():
+    """The signatures of the version of Keras that is installed."""
+    every = {**SIGNATURES, **IN_VERSION.get(VERSION, {})}
+    return {name: signature for name, signature in every.items() if signature is not None}
+
+
 def all_seams():
     """Every hook of tfdist."""
     served = served_hooks.hooks(Serving(_Servers(), lambda: None))
@@ -185,7 +214,13 @@ def all_seams():
 
 
 def seams():
-    return {hook.path: hook for hook in all_seams()}
+    found = {}
+    for hook in all_seams():
+        path = hook.path
+        for new, old in RENAMED.items():
+            path = path.replace(new, old)
+        found[path] = hook
+    return found
 
 
 class _Servers:
@@ -194,14 +229,14 @@ class _Servers:
     shelves = None
 
 
-@pytest.mark.parametrize("name", sorted(SIGNATURES))
+@pytest.mark.parametrize("name", sorted(expected_signatures()))
 def test_a_seam_is_where_it_was(name):
     found = [hook for path, hook in seams().items() if path.endswith(name)]
     assert found, f"tfdist hooks {name} no longer: take it out of this test"
     original = getattr(found[0].owner, found[0].name)
     is_property = isinstance(original, property)
     shown = "a property" if is_property else str(inspect.signature(original))
-    assert shown == SIGNATURES[name], f"Keras moved {name}"
+    assert shown == expected_signatures()[name], f"Keras moved {name}"
 
 
 def test_every_seam_is_listed_above():
@@ -266,9 +301,6 @@ def test_private_symbols_of_sessions():
 
 def test_what_placement_and_pipelines_read_of_keras():
     """Graphs that are taken apart, and methods that are replaced on single objects."""
-    import keras
-    from keras.src.models.functional import operation_fn
-
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, kernel_regularizer="l2")])
     graph = model._functional
     (node,) = [n for nodes in graph._nodes_by_depth.values() for n in nodes if not n.is_input]
@@ -280,7 +312,7 @@ def test_what_placement_and_pipelines_read_of_keras():
     assert model.layers[0]._losses == []
     for name in ("_standardize_inputs", "_outputs_struct", "_inputs_struct"):
         assert hasattr(graph, name), name
-    assert str(inspect.signature(operation_fn)) == "(operation, **call_context_args)"
+    assert "training" in keras.layers.Dropout(0.5)._call_context_args
     model.compile(keras.optimizers.Adam(), "mse")
     for name in ("_compile_loss", "_loss_tracker", "train_function", "jit_compile"):
         assert hasattr(model, name), name

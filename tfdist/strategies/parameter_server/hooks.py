@@ -54,6 +54,7 @@ def hooks(serving: Serving) -> list[Hook]:
     Args:
         serving: runs the models' steps.
     """
+    several = [MultiOptimizer] if MultiOptimizer is not None else []
     return [
         Hook(KerasVariable, "value", _local_value),
         Hook(KerasVariable, "assign_add", _atomic("assign_add")),
@@ -65,7 +66,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(tf.GradientTape, "gradient", _of_local_values),
         Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
         Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
-        Hook(MultiOptimizer, "apply", optimizers.sent_to(serving.servers)),
+        *(Hook(owner, "apply", optimizers.sent_to(serving.servers)) for owner in several),
         Hook(Adam, "update_step", adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),

@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._keras import operation_fn
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
@@ -191,7 +190,9 @@ class Part:
                 for symbol, key in zip(call.node.input_tensors, call.reads, strict=True)
             }
             args, kwargs = call.node.arguments.fill_in(given)
-            outputs = operation_fn(call.node.operation, training=True)(*args, **kwargs)
+            if "training" in getattr(call.node.operation, "_call_context_args", ()):
+                kwargs["training"] = True
+            outputs = call.node.operation(*args, **kwargs)
             known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
         return known
 
