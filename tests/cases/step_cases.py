@@ -264,6 +264,49 @@ def distribute_loop(strategy: Any, synchronized: bool | None = None) -> dict[str
     }
 
 
+def checked_loop(strategy: Any, *, inside: bool) -> dict[str, Any]:
+    """A loop for `tf.distribute` with two updates in a step, whose values are checked.
+
+    Args:
+        strategy: what to train on.
+        inside: whether the function of a replica is the `tf.function`, not the one around it.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    x, y = common.table(77)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+    with strategy.scope():
+        model = common.dense_model()
+        optimizer = keras.optimizers.SGD(0.05)
+    loss_object = common.sparse_crossentropy(reduction="none")
+
+    def train_step(features: Any, labels: Any) -> Any:
+        weights = model.trainable_variables
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                each = loss_object(labels, model(features, training=True))
+                if tf.reduce_any(each > 1e6):  # AutoGraph's
+                    tf.print("large")
+                with tf.control_dependencies([tf.debugging.assert_less(each, 1e6)]):
+                    loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    if inside:
+        run_one = tf.function(train_step)
+
+        def everywhere(batch: Any) -> Any:
+            return strategy.run(run_one, args=batch)
+    else:
+
+        @tf.function
+        def everywhere(batch: Any) -> Any:
+            return strategy.run(train_step, args=batch)
+
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        everywhere(batch)
+    return {"weights": common.weights(model)}
+
+
 def gathered(strategy: Any) -> dict[str, Any]:
     """`strategy.gather` and the reductions, on per-replica values."""
     strategy = strategy or tf.distribute.get_strategy()

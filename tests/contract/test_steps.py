@@ -46,6 +46,12 @@ def test_loop_written_for_tf_distribute(agree: Agree) -> None:
 
 
 @pytest.mark.needs("loops")
+@pytest.mark.parametrize("inside", [False, True])
+def test_loop_that_checks_its_values(agree: Agree, inside: bool) -> None:
+    agree("step_cases:checked_loop", inside=inside)
+
+
+@pytest.mark.needs("loops")
 def test_statistics_of_the_whole_batch_in_a_loop_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop", synchronized=True)
 

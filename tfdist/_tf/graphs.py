@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
@@ -83,16 +85,29 @@ def _is_in_order_of_trace(op: Operation) -> bool:
     )
 
 
+#: The functions that run in place of those that `Strategy.run` was given.
+_ON_ONE_REPLICA: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
 def on_one_replica(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function for `Strategy.run`, whose checks and prints are `ordered_apart`.
 
-    TensorFlow makes a `tf.function` the outer one, so that it is left as it is.
+    TensorFlow makes a `tf.function` the outer one, in which it runs the replicas. So does this.
     """
-    if isinstance(fn, Function) or context.executing_eagerly():
-        return fn
-    status = ag_ctx.control_status_ctx()
+    if not isinstance(fn, Function):
+        return fn if context.executing_eagerly() else _apart(fn, ag_ctx.control_status_ctx())
+    if fn not in _ON_ONE_REPLICA:
+        status = ag_ctx.Status.ENABLED if fn._autograph else ag_ctx.Status.DISABLED
+        run = _apart(fn.python_function, ag_ctx.ControlStatusCtx(status))
+        # Marked, so that AutoGraph does not wrap it in a function that is no `tf.function`.
+        _ON_ONE_REPLICA[fn] = autograph.autograph_artifact(fn._clone(python_function=run))
+    return cast("Callable[..., Any]", _ON_ONE_REPLICA[fn])
+
+
+def _apart(fn: Callable[..., Any], status: object) -> Callable[..., Any]:
     converted = autograph.tf_convert(fn, status, convert_by_default=False)
 
+    @functools.wraps(fn)
     @autograph.do_not_convert  # type: ignore[untyped-decorator]
     def run(*args: object, **kwargs: object) -> object:
         with ordered_apart():
