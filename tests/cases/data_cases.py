@@ -403,6 +403,33 @@ def sparse_rows(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "weights": common.weights(model)}
 
 
+class LookedUpTwice(keras.layers.Layer):
+    """Reads rows of a table for each id, and once for each that the batch has."""
+
+    def build(self, shape: Any) -> None:
+        del shape
+        self.table = self.add_weight(shape=(6, 4), initializer="glorot_uniform", name="table")
+
+    def call(self, ids: Any) -> Any:
+        table = tf.convert_to_tensor(self.table)
+        each, (unique, places) = tf.gather(table, ids), tf.unique(tf.reshape(ids, [-1]))
+        once = tf.gather(tf.gather(table, unique), tf.reshape(places, tf.shape(ids)))
+        return tf.reduce_mean(each * (1.0 + once), axis=1)
+
+
+def looked_up_twice(strategy: Any) -> dict[str, Any]:
+    """A table whose gradient has some rows as often as they are looked up, and others once."""
+    rng = np.random.default_rng(0)
+    ids, y = rng.integers(0, 6, (EXAMPLES, 5)), rng.normal(size=(EXAMPLES, 1)).astype("float32")
+    with scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((5,), dtype="int32"), LookedUpTwice(), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
+        done = model.fit(ids, y, BATCH, 2, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
 def validating_generator(strategy: Any) -> list[float]:
     """The validation losses of three epochs: means over the numbers of the batches."""
     x, _ = common.table(BATCH)

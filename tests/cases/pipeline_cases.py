@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cases import placement_cases as placed
+from tests.cases.data_cases import LookedUpTwice
 from tests.cases.placement_cases import apart
 from tfdist.strategies.pipeline.schedules import Kind, live_activations, make
 from tfdist.strategies.pipeline.stage_worker import Worker
@@ -320,6 +321,11 @@ def _own_step() -> keras.Model:
     return OwnStep(x, layers.Dense(3, name="head")(layers.Dense(4, name="mid")(x)))
 
 
+def _looked_up() -> keras.Model:
+    x = keras.Input((12,), dtype="int32")
+    return keras.Model(x, layers.Dense(3, name="head")(LookedUpTwice(name="table")(x)))
+
+
 def _masked() -> keras.Model:
     x = keras.Input((12, 1))
     h = layers.Dense(4, "relu", name="hidden")(x)
@@ -346,6 +352,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "stateful": (_stateful, {"stages": 2}),
     "subclassed": (placed.subclassed, {"stages": 2}),
     "own step": (_own_step, {"stages": 2}),
+    "looked up": (_looked_up, {"stages": 2}),
     "masked": (_masked, {"stages": 2}),
     "border": (dense, {"stages": 2, "cuts": ["dance1"]}),
     "order": (dense, {"stages": 3, "microbatches": 4, "cuts": ["dense4", "dense2"]}),

@@ -120,6 +120,11 @@ def test_rows_that_sparse_batches_look_up_come_once(agree: Agree) -> None:
     agree("data_cases:sparse_rows")
 
 
+@pytest.mark.needs("any model")
+def test_a_table_that_is_looked_up_in_both_ways(agree: Agree) -> None:
+    agree("data_cases:looked_up_twice")
+
+
 def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:
     start = 0
     for number, length in enumerate(lengths):

@@ -133,6 +133,7 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("assigned", ["normalized/dense/kernel", "SpectralNormalization"]),
         ("subclassed", ["Subclassed", "functional API"]),
         ("own step", ["OwnStep.train_step conflicts with strategy='pipeline'"]),
+        ("looked up", ["both one by one and by unique ids", "two tables"]),
         ("masked", ["a mask of such a layer", "sample_weight"]),
         ("border", ["no layer 'dance1'", "dense1"]),
         ("order", ["not in the order of the model"]),
