@@ -35,6 +35,7 @@ _SERVERS = "tests/unit/test_servers.py"
 _HALVES = "tests/unit/test_compression.py"
 _SCHEDULES = "tests/unit/test_schedules.py"
 _PLACES = "tests/estimator/test_planning.py"
+_STEPS = "tests/contract/test_steps.py --tier=everything -k '{}'"
 _SPEC = "tests/cluster/test_spec.py"
 _JOIN = "tests/cluster/test_join.py"
 _ELASTIC = "tests/cluster/test_elastic.py"
@@ -321,5 +322,30 @@ MUTANTS: list[Mutant] = [
         ("if scope.losses and not self._adds_losses:", "if False:"),
         ("Dependence([*weights, *state])", "Dependence()"),
         ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
+    *_of(
+        "tfdist/keras/assignments.py",
+        _STEPS.format("own_train_step and mirrored"),
+        ("{} if step.scaled_losses else step.gradients", "{}"),
     ),
-]
+    *_of(
+        "tfdist/keras/optimizers.py",
+        _STEPS.format("own_train_step and mirrored"),
+        ("step.depends.reduced.update(step.gradients)", "pass"),
+    ),
+    *_of(
+        "tfdist/_tf/graphs.py",
+        _STEPS.format("checked_updates and mirrored"),
+        ("            manager.run_independently(op)", "            pass"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/remote_step.py",
+        _STEPS.format("kernels and parameter_server"),
+        ("= tf.stop_gradient(value)", "= value"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/apply_update.py",
+        _STEPS.format("kernels and parameter_server"),
+        ("payload.is_change(place)", "False"),
+        ("with tf.control_dependencies(assigned):", "if True:"),
+    ),
+)
