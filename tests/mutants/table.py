@@ -322,6 +322,7 @@ MUTANTS: list[Mutant] = [
         ("if scope.losses and not self._adds_losses:", "if False:"),
         ("Dependence([*weights, *state])", "Dependence()"),
         ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
+    ),
     *_of(
         "tfdist/keras/assignments.py",
         _STEPS.format("own_train_step and mirrored"),
@@ -348,4 +349,4 @@ MUTANTS: list[Mutant] = [
         ("payload.is_change(place)", "False"),
         ("with tf.control_dependencies(assigned):", "if True:"),
     ),
-)
+]
