@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -191,6 +192,20 @@ def test_what_a_thread_keeps_is_listed():
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     listed = {name.strip(" `") for row in rows for name in row.split(",")}
     assert listed == calls | {"keras.hooks"}
+
+
+def test_the_documentation_names_files_that_exist():
+    files = {
+        str(path.relative_to(ROOT)) for path in ROOT.glob("**/*.py") if ".venv" not in str(path)
+    }
+    texts = [*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = {
+        (text.name, name)
+        for text in texts
+        for name in re.findall(r"`([a-z_/0-9]+\.py)`", text.read_text())
+    }
+    gone = [each for each in named if not any(f"/{file}".endswith(f"/{each[1]}") for file in files)]
+    assert sorted(gone) == []
 
 
 def comparisons_of_strategies() -> list[str]:
