@@ -131,6 +131,20 @@ def masked(strategy: Any, *, per_token: bool) -> dict[str, Any]:
     }
 
 
+def masked_but_for_zeros(strategy: Any) -> dict[str, Any]:
+    """A mask that keeps zeros, and a last batch of one example: some replicas have none."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(2 * BATCH + 1, 5, 2)).astype("float32")
+    x[rng.random(x.shape[:2]) < 0.4] = -1.0
+    y = x.sum(-1, keepdims=True)
+    with scope(strategy):
+        layers = [keras.layers.Masking(-1.0), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5, 2)), *layers])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
 def several_outputs(strategy: Any) -> dict[str, Any]:
     """Dict inputs, dict outputs, loss weights, a metric for each, sample weights for one."""
     layers = keras.layers

@@ -48,6 +48,11 @@ def test_masks(agree: Agree, per_token: bool) -> None:
     agree(f"{CASES}:masked", per_token=per_token)
 
 
+@pytest.mark.needs("collectives")
+def test_a_mask_that_keeps_zeros_beside_replicas_without_examples(agree: Agree) -> None:
+    agree(f"{CASES}:masked_but_for_zeros")
+
+
 def test_several_outputs(agree: Agree) -> None:
     agree(f"{CASES}:several_outputs")
 

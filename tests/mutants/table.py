@@ -45,7 +45,7 @@ _PIPELINES = "tests/pipelines/test_pipelines.py -k equals_the_whole_model"
 _TRAINING = "tests/contract/test_training.py tests/contract/test_batches.py -k multi_worker"
 _LOSSES = "tests/contract/test_losses.py --tier=all -k 'mirrored and ({})'"
 _ADDED = "tests/contract/test_losses.py --tier=all -k 'pipeline and layers_add'"
-_REDUCED = _LOSSES.format("reductions or masks or reduces_the_batch")
+_REDUCED = _LOSSES.format("reductions or mask or reduces_the_batch")
 _READ_WEIGHTS = _LOSSES.format("reads_weights")
 _MEET = _LOSSES.format("meet and ({})")
 
