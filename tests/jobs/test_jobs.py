@@ -177,8 +177,11 @@ def test_a_program_with_its_own_flag_needs_no_launcher(folder):
     ]
     lines = [task.communicate(timeout=DEADLINE)[0].splitlines() for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], lines
-    assert lines[0][-1].startswith("accuracy on unseen digits")
-    assert lines[0][-3:] == lines[1][-3:]
+    # The last one to end may hear from TensorFlow that the other one has gone.
+    shown = [[x for x in each if x.startswith(("epoch", "accuracy"))] for each in lines]
+    assert shown[0][-1].startswith("accuracy on unseen digits")
+    assert len(shown[0]) == 3
+    assert shown[0] == shown[1]
 
 
 def test_env_only_runs_a_script_that_builds_its_own_strategy(folder):

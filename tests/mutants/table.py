@@ -262,6 +262,10 @@ MUTANTS: list[Mutant] = [
         ("step.note_mean(_divide(loss, step.share(loss.dtype)))", "step.note_mean(loss)"),
         ("denominator = tf.stop_gradient(denominator) * step.present(denominator.dtype)", "pass"),
         ("values = as_average(step, values) if whole else values", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        _STEPS.format("own_train_step and mirrored"),
         ("step.share(self.dtype) * step.replicas)", "None)"),
     ),
     *_of(
