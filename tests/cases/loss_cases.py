@@ -302,8 +302,30 @@ def _centred(values: Any) -> Any:
     return values - tf.reduce_mean(values)
 
 
+class _MaskedByLabels(keras.losses.Loss):
+    """A loss that decides itself which examples count, as `Circle` does."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        each = tf.reduce_logsumexp(y_pred @ tf.transpose(y_pred), axis=1)
+        each._keras_mask = y_true[:, 0] > 0
+        return each
+
+
+class _OfAnotherLoss(keras.losses.Loss):
+    """A loss of all pairs, computed by another loss."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        alike = tf.cast(tf.equal(y_true, tf.transpose(y_true)), y_pred.dtype)
+        return keras.losses.MeanSquaredError()(alike, y_pred @ tf.transpose(y_pred))
+
+
 #: Losses in which the examples of a batch meet.
 PAIRS: dict[str, Any] = {
+    "masked by labels": _MaskedByLabels(),
+    "of another loss": _OfAnotherLoss(),
+    "in a condition": lambda y, z: tf.cond(
+        tf.reduce_mean(z) > 0.05, lambda: tf.reduce_max(z), lambda: tf.reduce_mean(z * z)
+    ),
     "circle": keras.losses.Circle(gamma=2.0),
     "contrast": _contrast,
     "einsum": lambda y, z: tf.reduce_mean(tf.exp(-tf.einsum("id,jd->ij", z, z))),

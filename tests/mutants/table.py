@@ -295,7 +295,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/gathered_loss.py",
-        _MEET.format("circle or contrast or hidden"),
+        _MEET.format("circle or contrast or hidden or labels or another or condition"),
         ("masks.append(tf.gather(whole._keras_mask, rows))", "pass"),
         ("own = start + tf.range", "own = tf.range"),
         ("with entered(None):", "with entered(step):"),

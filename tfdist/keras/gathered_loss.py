@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist._keras import loss_module
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Step, current_step, entered
 from tfdist.keras.whole_batch import is_symbolic
@@ -75,7 +75,7 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     if found is None:
         return values, mask
     gathered, start = step.gather(examples, found)
-    with entered(None):
+    with entered(None), on_whole_batch.up():
         y_true, y_pred = _converted(loss, tf.nest.pack_sequence_as(arguments, gathered))
         whole = loss.call(y_true, y_pred)
     if values.shape.rank == 0:

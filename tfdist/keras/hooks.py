@@ -198,5 +198,8 @@ exchanged = Flag()
 #: Set while `fit` runs, in which all workers make the same calls.
 fitting = Flag()
 
+#: Set while a loss is computed on the examples of all replicas.
+on_whole_batch = Flag()
+
 #: Set while a tape is asked for gradients of weights by tensors that stand for them.
 of_weights = Flag()

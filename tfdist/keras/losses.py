@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist._keras import Trainer, loss_module, reduction_metrics
 from tfdist.keras import gathered_loss
 from tfdist.keras.gathered_loss import of_whole_batch
-from tfdist.keras.hooks import Hook, of_weights
+from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, is_symbolic, targets_of
 from tfdist.types import DType, Metric, Scalar, Structure, Tensor
@@ -37,12 +37,12 @@ def hooks() -> list[Hook]:
 
 
 def _unscaled(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Leaves a loss alone in a Keras step, and in a loop that computes the whole batch's itself."""
+    """Leaves a loss alone in a Keras step, and where it is computed on the whole batch."""
 
     @functools.wraps(original)
     def scale(value: Tensor) -> Tensor:
-        whole_batch = tf.distribute.in_cross_replica_context()
-        return value if current_step() or whole_batch else original(value)
+        whole = on_whole_batch.is_up or tf.distribute.in_cross_replica_context()
+        return value if current_step() or whole else original(value)
 
     return scale
 
