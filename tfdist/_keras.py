@@ -12,9 +12,8 @@ from keras.src import callbacks as keras_callbacks
 from keras.src import export as keras_export
 from keras.src import ops as keras_ops
 from keras.src import optimizers as keras_optimizers
-from keras.src.backend.common import KerasVariable
+from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -68,7 +67,6 @@ __all__ = [
     "RNN",
     "Adam",
     "ArrayDataAdapter",
-    "AutocastScope",
     "BackupAndRestore",
     "BaseOptimizer",
     "CallbackList",
@@ -94,6 +92,7 @@ __all__ = [
     "convert_to_sliceable",
     "data_adapter_utils",
     "file_utils",
+    "global_state",
     "in_stateless_scope",
     "io_utils",
     "keras_backend",

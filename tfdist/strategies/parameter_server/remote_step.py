@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist._keras import AutocastScope
+from tfdist._keras import global_state
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT, Dependence
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
@@ -246,7 +246,7 @@ class ServedStep:
             return
         if self.updates and self.parts > 1:
             raise NotSplittable("makes several updates")
-        with AutocastScope(None):  # a layer in half precision may be what reads the new weights
+        with _without_autocast():  # a layer in half precision may be what reads the new weights
             sent = self._send(self, update or Update(None, [], []), results)
         self.updates += 1
         self._after = [sent]
@@ -352,6 +352,17 @@ class ServedStep:
         if len(pieces) == 1:
             return pieces[0]
         return tf.dynamic_stitch(places, pieces)
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Takes the scope of a layer away; under `AutocastScope(None)` types are those of `floatx`."""
+    before = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", before)
 
 
 def _change(new: Tensor, old: Tensor) -> Tensor:
