@@ -219,6 +219,32 @@ def normalized_kernels(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "weights": common.weights(model)}
 
 
+class Gated(keras.layers.Layer):
+    """A layer that makes another one when it is built, as it is first called."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = keras.layers.Dense(shape[-1], "tanh")
+        self.gate = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x + self.gate * self.dense(x)
+
+
+def made_in_the_first_step(strategy: Any) -> dict[str, Any]:
+    """Layers that are made within the first step have the program's dtype policy."""
+    x, y = common.table(77)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        with scope(strategy):
+            model = keras.Sequential([Gated(), keras.layers.Dense(3, dtype="float32")])
+            model.compile(keras.optimizers.SGD(0.01), common.sparse_crossentropy())
+            model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+            types = [layer.compute_dtype for layer in model._flatten_layers()]
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {"types": types}
+
+
 def distribute_loop(strategy: Any, synchronized: bool | None = None) -> dict[str, Any]:
     """A training loop written for `tf.distribute`, after TensorFlow's custom training guide.
 

@@ -40,6 +40,13 @@ def test_kernels_that_a_layer_assigns(agree: Agree) -> None:
     agree("step_cases:normalized_kernels")
 
 
+@pytest.mark.needs("any model")
+def test_layers_that_are_made_in_the_first_step(run: Agree, cluster: Pool) -> None:
+    alone = cluster.plain("tests.cases.step_cases:made_in_the_first_step")
+    for result in run("step_cases:made_in_the_first_step", plain=True):
+        assert result["types"] == alone["types"]
+
+
 @pytest.mark.needs("loops")
 def test_loop_written_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop")

@@ -89,28 +89,40 @@ def _is_in_order_of_trace(op: Operation) -> bool:
 _ON_ONE_REPLICA: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def on_one_replica(fn: Callable[..., Any]) -> Callable[..., Any]:
+def on_one_replica(
+    fn: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Callable[..., Any]:
     """A function for `Strategy.run`, whose checks and prints are `ordered_apart`.
 
     TensorFlow makes a `tf.function` the outer one, in which it runs the replicas. So does this.
+
+    Args:
+        fn: the function of a replica.
+        around: a context in which it is to run, unless it is a `tf.function`.
     """
     if not isinstance(fn, Function):
-        return fn if context.executing_eagerly() else _apart(fn, ag_ctx.control_status_ctx())
+        status = ag_ctx.control_status_ctx()
+        return fn if context.executing_eagerly() else _apart(fn, status, around)
     if fn not in _ON_ONE_REPLICA:
         status = ag_ctx.Status.ENABLED if fn._autograph else ag_ctx.Status.DISABLED
-        run = _apart(fn.python_function, ag_ctx.ControlStatusCtx(status))
+        context_of = ag_ctx.ControlStatusCtx(status)
+        run = _apart(fn.python_function, context_of, contextlib.nullcontext)
         # Marked, so that AutoGraph does not wrap it in a function that is no `tf.function`.
         _ON_ONE_REPLICA[fn] = autograph.autograph_artifact(fn._clone(python_function=run))
     return cast("Callable[..., Any]", _ON_ONE_REPLICA[fn])
 
 
-def _apart(fn: Callable[..., Any], status: object) -> Callable[..., Any]:
+def _apart(
+    fn: Callable[..., Any],
+    status: object,
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Callable[..., Any]:
     converted = autograph.tf_convert(fn, status, convert_by_default=False)
 
     @functools.wraps(fn)
     @autograph.do_not_convert  # type: ignore[untyped-decorator]
     def run(*args: object, **kwargs: object) -> object:
-        with ordered_apart():
+        with around(), ordered_apart():
             return converted(*args, **kwargs)
 
     return run

@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._keras import global_state
 from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
@@ -203,6 +204,25 @@ class Step:
         if self.even:
             return new
         return tf.where(self.count > 0, new, old)
+
+
+def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which a replica's thread has the calling thread's state of Keras.
+
+    Keras keeps its dtype policy, custom objects and more for each thread. TensorFlow runs a replica
+    on a thread of its own, where layers that are made in the first step would have none of it.
+    """
+    state, caller = dict(vars(global_state.GLOBAL_STATE_TRACKER)), threading.get_ident()
+
+    @contextlib.contextmanager
+    def carried() -> Iterator[None]:
+        if threading.get_ident() != caller:
+            # Lists are stacks, such as that of name scopes: replicas that take turns have their own.
+            own = {key: list(v) if isinstance(v, list) else v for key, v in state.items()}
+            vars(global_state.GLOBAL_STATE_TRACKER).update(own)
+        yield
+
+    return carried
 
 
 _local = threading.local()

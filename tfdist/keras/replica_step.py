@@ -20,7 +20,14 @@ from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
 from tfdist.keras.hooks import Flag
 from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
-from tfdist.keras.replica_context import Step, at_least_one, batch_size_of, entered, measure
+from tfdist.keras.replica_context import (
+    Step,
+    at_least_one,
+    batch_size_of,
+    entered,
+    keras_state,
+    measure,
+)
 from tfdist.types import Logs, Model, Strategy, Structure, Tensor
 
 #: Set while calls of `Strategy.run` are Keras's predictions.
@@ -59,12 +66,12 @@ def run_keras_step(
     meter = strategy.meter if fn.__name__ == "train_step" else None
 
     def traced(fn: Callable[..., Any]) -> Logs:
-        noticed = NoticedResults(summed_metrics(model))
+        noticed, carried = NoticedResults(summed_metrics(model)), keras_state()
 
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with entered(step), ordered_apart():
+            with carried(), entered(step), ordered_apart():
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
@@ -120,6 +127,7 @@ def run_prediction(
     options: object,
 ) -> Structure:
     """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
+    carried = keras_state()
 
     def on_replica(batch: Structure) -> Structure:
         if isinstance(batch, Slice):
@@ -127,7 +135,7 @@ def run_prediction(
         else:
             _, count = batch_size_of(batch)
             batch = at_least_one(batch, count)
-        with ordered_apart():
+        with carried(), ordered_apart():
             outputs = fn(batch, **(kwargs or {}))
         return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
 

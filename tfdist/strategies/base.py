@@ -27,6 +27,7 @@ from tfdist.keras.building import on_built_model
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.input_comparison import show_first_batch
+from tfdist.keras.replica_context import keras_state
 from tfdist.keras.replica_step import (
     after_its_batch,
     predicting,
@@ -141,7 +142,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
-            return inner(on_one_replica(fn), args, kwargs, options)
+            return inner(on_one_replica(fn, keras_state()), args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
