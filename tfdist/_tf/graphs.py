@@ -107,7 +107,7 @@ def on_one_replica(
         status = ag_ctx.Status.ENABLED if fn._autograph else ag_ctx.Status.DISABLED
         context_of = ag_ctx.ControlStatusCtx(status)
         run = _apart(fn.python_function, context_of, contextlib.nullcontext)
-        # Marked, so that AutoGraph does not wrap it in a function that is no `tf.function`.
+        # Marked, so that AutoGraph does not wrap it in an ordinary function.
         _ON_ONE_REPLICA[fn] = autograph.autograph_artifact(fn._clone(python_function=run))
     return cast("Callable[..., Any]", _ON_ONE_REPLICA[fn])
 

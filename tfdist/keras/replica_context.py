@@ -217,7 +217,7 @@ def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     @contextlib.contextmanager
     def carried() -> Iterator[None]:
         if threading.get_ident() != caller:
-            # Lists are stacks, such as that of name scopes: replicas that take turns have their own.
+            # Lists are stacks, such as that of name scopes: each replica has its own.
             own = {key: list(v) if isinstance(v, list) else v for key, v in state.items()}
             vars(global_state.GLOBAL_STATE_TRACKER).update(own)
         yield
