@@ -352,6 +352,5 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/parameter_server/apply_update.py",
         _STEPS.format("kernels and parameter_server"),
         ("payload.is_change(place)", "False"),
-        ("with tf.control_dependencies(assigned):", "if True:"),
     ),
 ]
