@@ -134,13 +134,12 @@ def _broken(strategy: Any, kind: str) -> Iterator[None]:
         yield
         return
     factor = {"sum": 1.1, "sign": -1.0}[kind]
-    name, spoil = "sum_gradients", lambda grads: [factor * g for g in grads]
-    original = getattr(type(strategy), name)
-    setattr(strategy, name, lambda values: spoil(original(strategy, values)))
+    original = type(strategy).sum_gradients
+    strategy.sum_gradients = lambda values: [factor * g for g in original(strategy, values)]
     try:
         yield
     finally:
-        delattr(strategy, name)
+        del strategy.sum_gradients
 
 
 @contextlib.contextmanager

@@ -334,9 +334,9 @@ MUTANTS: list[Mutant] = [
         ("{} if step.scaled_losses else step.gradients", "{}"),
     ),
     *_of(
-        "tfdist/keras/optimizers.py",
+        "tfdist/keras/reductions.py",
         _STEPS.format("own_train_step and mirrored"),
-        ("step.depends.reduced.update(step.gradients)", "pass"),
+        ("id(tensor) in depends.reduced or not depends(tensor)", "not depends(tensor)"),
     ),
     *_of(
         "tfdist/_tf/graphs.py",

@@ -65,10 +65,13 @@ def ordered_apart() -> Iterator[None]:
     """
     graph = tf.compat.v1.get_default_graph()
     manager = graph.experimental_acd_manager
+    if manager is None:
+        yield
+        return
     before = len(graph.get_operations())
     yield
     last = None
-    for op in graph.get_operations()[before:] if manager is not None else ():
+    for op in graph.get_operations()[before:]:
         if _is_in_order_of_trace(op):
             if last is not None:
                 op._add_control_input(last)
@@ -90,7 +93,8 @@ _ON_ONE_REPLICA: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary
 
 
 def on_one_replica(
-    fn: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[None]]
+    fn: Callable[..., Any],
+    around: Callable[[], Callable[[], contextlib.AbstractContextManager[None]]],
 ) -> Callable[..., Any]:
     """A function for `Strategy.run`, whose checks and prints are `ordered_apart`.
 
@@ -98,11 +102,11 @@ def on_one_replica(
 
     Args:
         fn: the function of a replica.
-        around: a context in which it is to run, unless it is a `tf.function`.
+        around: makes, on the calling thread, the contexts of the replicas; not of a `tf.function`.
     """
     if not isinstance(fn, Function):
         status = ag_ctx.control_status_ctx()
-        return fn if context.executing_eagerly() else _apart(fn, status, around)
+        return fn if context.executing_eagerly() else _apart(fn, status, around())
     if fn not in _ON_ONE_REPLICA:
         status = ag_ctx.Status.ENABLED if fn._autograph else ag_ctx.Status.DISABLED
         context_of = ag_ctx.ControlStatusCtx(status)

@@ -161,7 +161,6 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
         step.gradients.update((id(each), each) for each in flat if each is not None)
-        step.depends.reduced.update(step.gradients)
         return tf.nest.pack_sequence_as(result, flat)
 
     return gradient

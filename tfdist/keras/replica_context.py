@@ -57,7 +57,6 @@ class Step:
         gathered: tensors, by `id`, of the rows of all replicas.
         outputs: the outputs of layers, by `id`.
         loss_calls: the losses that are being computed, the innermost last, each with its arguments.
-        gradients: gradients of weights that tapes have returned, by `id`.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
     """
@@ -74,8 +73,12 @@ class Step:
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
     loss_calls: list[tuple[Any, Structure, Structure]] = dataclasses.field(default_factory=list)
-    gradients: dict[int, Any] = dataclasses.field(default_factory=dict)
     exchanges_at_tape: bool = False
+
+    @property
+    def gradients(self) -> dict[int, Any]:
+        """Gradients of weights that tapes have returned, by `id`: no example is in them alone."""
+        return self.depends.reduced
 
     def share(self, dtype: DType | str = tf.float32) -> Tensor:
         """`count / total`: the weight of this replica in an average over examples."""

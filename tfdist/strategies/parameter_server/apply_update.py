@@ -373,16 +373,11 @@ def _finish(servers: Servers, number: Tensor, staleness: Tensor, ops: list[Any])
 def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
     """Adds the values that the step has assigned, then runs the optimizer, which may read them."""
     grads, variables, changes = payload.divide(values)
-
-    def assign() -> None:
-        for variable, change in changes:
-            _add(variable, change)
-
     with applying.up(), exchanged.up():
-        assigned = effects_of(assign)
+        for variable, change in changes:  # TensorFlow keeps the order of changes of a variable.
+            _add(variable, change)
         if grads and apply is not None:
-            with tf.control_dependencies(assigned):
-                apply(grads, variables)
+            apply(grads, variables)
 
 
 def _add(variable: Variable, change: Tensor) -> None:
