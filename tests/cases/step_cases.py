@@ -245,6 +245,28 @@ def made_in_the_first_step(strategy: Any) -> dict[str, Any]:
     return {"types": types}
 
 
+def made_in_the_first_run(strategy: Any, kind: str) -> dict[str, Any]:
+    """The same for what `Strategy.run` is given: Python functions and a `tf.function`."""
+    strategy = strategy or tf.distribute.get_strategy()
+    types: list[str] = []
+
+    def on_replica() -> None:
+        types.append(keras.layers.Dense(3).compute_dtype)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        with strategy.scope():
+            run = {
+                "eager": lambda: strategy.run(on_replica),
+                "outer": tf.function(lambda: strategy.run(on_replica)),
+                "inner": lambda: strategy.run(tf.function(on_replica)),
+            }
+            run[kind]()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return {"types": sorted(set(types))}
+
+
 def distribute_loop(strategy: Any, synchronized: bool | None = None) -> dict[str, Any]:
     """A training loop written for `tf.distribute`, after TensorFlow's custom training guide.
 

@@ -48,6 +48,13 @@ def test_layers_that_are_made_in_the_first_step(run: Agree, cluster: Pool) -> No
 
 
 @pytest.mark.needs("loops")
+@pytest.mark.parametrize("kind", ["eager", "outer", "inner"])
+def test_layers_that_are_made_in_the_first_run(run: Agree, kind: str) -> None:
+    for result in run("step_cases:made_in_the_first_run", kind=kind):
+        assert result["types"] == ["bfloat16"]
+
+
+@pytest.mark.needs("loops")
 def test_loop_written_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop")
 

@@ -88,13 +88,12 @@ def _is_in_order_of_trace(op: Operation) -> bool:
     )
 
 
-#: The functions that run in place of those that `Strategy.run` was given.
-_ON_ONE_REPLICA: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+#: The functions that run in place of those that `Strategy.run` was given, and their contexts.
+_ON_ONE_REPLICA: weakref.WeakKeyDictionary[Any, tuple[Any, list[Any]]] = weakref.WeakKeyDictionary()
 
 
 def on_one_replica(
-    fn: Callable[..., Any],
-    around: Callable[[], Callable[[], contextlib.AbstractContextManager[None]]],
+    fn: Callable[..., Any], around: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> Callable[..., Any]:
     """A function for `Strategy.run`, whose checks and prints are `ordered_apart`.
 
@@ -102,18 +101,20 @@ def on_one_replica(
 
     Args:
         fn: the function of a replica.
-        around: makes, on the calling thread, the contexts of the replicas; not of a `tf.function`.
+        around: a context in which each replica is to run it.
     """
     if not isinstance(fn, Function):
-        status = ag_ctx.control_status_ctx()
-        return fn if context.executing_eagerly() else _apart(fn, status, around())
+        return _apart(fn, ag_ctx.control_status_ctx(), around)
     if fn not in _ON_ONE_REPLICA:
         status = ag_ctx.Status.ENABLED if fn._autograph else ag_ctx.Status.DISABLED
-        context_of = ag_ctx.ControlStatusCtx(status)
-        run = _apart(fn.python_function, context_of, contextlib.nullcontext)
+        latest: list[Any] = []  # A later call may trace it anew, in a context of its own.
+        run = _apart(fn.python_function, ag_ctx.ControlStatusCtx(status), lambda: latest[0]())
         # Marked, so that AutoGraph does not wrap it in an ordinary function.
-        _ON_ONE_REPLICA[fn] = autograph.autograph_artifact(fn._clone(python_function=run))
-    return cast("Callable[..., Any]", _ON_ONE_REPLICA[fn])
+        marked = autograph.autograph_artifact(fn._clone(python_function=run))
+        _ON_ONE_REPLICA[fn] = marked, latest
+    function, latest = _ON_ONE_REPLICA[fn]
+    latest[:] = [around]
+    return cast("Callable[..., Any]", function)
 
 
 def _apart(

@@ -142,7 +142,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
-            return inner(on_one_replica(fn, keras_state), args, kwargs, options)
+            return inner(on_one_replica(fn, keras_state()), args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
