@@ -51,6 +51,8 @@ def run(
             if not spec.inside:
                 _execute(script.used(spec), "program_used.py", names)
             with scope(strategy):
+                if strategy is not None and spec.rule:
+                    strategy.flush(names["model"])  # As docs/updates.md asks of `train_on_batch`.
                 return _found(names)
     except Exception as error:
         if strategy is None:
