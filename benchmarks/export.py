@@ -17,12 +17,12 @@ import numpy as np
 import tensorflow as tf
 import typer
 from rich.console import Console
-from sklearn.datasets import load_digits
 
 import tfdist
 from tfdist.exporting import comparison
 
-_RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "export.md"
+_ROOT = Path(__file__).parents[1]
+_RESULTS = _ROOT / "benchmarks/results/export.md"
 _PRECISIONS = ("float32", "float16", "int8", "int8_static")
 _PACKAGES = ("tfdist", "tensorflow", "keras", "tf2onnx", "onnxruntime")
 _TRAINED, _BATCH, _CALIBRATION = 1200, 32, 100
@@ -59,7 +59,7 @@ def _convnet() -> tuple[Any, np.ndarray[Any, Any]]:
         x = layers.ReLU()(layers.BatchNormalization(momentum=0.9)(x))
         x = layers.MaxPooling2D()(x)
     x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
-    pixels = load_digits().images.astype("float32") / 16
+    pixels = _digits()[0].reshape(-1, 8, 8).astype("float32") / 16
     data = np.kron(pixels, np.ones((4, 4), "float32"))[..., None]
     return keras.Model(image, layers.Dense(10)(x), name="convnet"), data
 
@@ -81,7 +81,7 @@ def _transformer() -> tuple[Any, np.ndarray[Any, Any]]:
         wide = layers.Dense(384, activation="gelu")(x)
         x = layers.LayerNormalization()(x + layers.Dense(96)(wide))
     x = layers.Dense(10)(layers.GlobalAveragePooling1D()(x))
-    return keras.Model(tokens, x, name="transformer"), load_digits().data.astype("int32")
+    return keras.Model(tokens, x, name="transformer"), _digits()[0].astype("int32")
 
 
 _MODELS = {"convnet": (_convnet, 4), "transformer": (_transformer, 12)}
@@ -112,12 +112,18 @@ def main(
     console.print(f"Written: {output}")
 
 
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """The digits of the examples: 64 grey values each, up to 16, and classes."""
+    table = np.loadtxt(_ROOT / "examples/digits.csv.gz", delimiter=",", dtype="int64")
+    return table[:, :64], table[:, 64]
+
+
 def _measured(name: str, rounds: int) -> list[str]:
     """The lines of one model's table."""
     make, epochs = _MODELS[name]
     keras.utils.set_random_seed(1)
     model, x = make()
-    y = load_digits().target
+    y = _digits()[1]
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.fit(x[:_TRAINED], y[:_TRAINED], epochs=epochs, batch_size=32, verbose=0)
     with tempfile.TemporaryDirectory() as folder:

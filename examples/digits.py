@@ -1,4 +1,4 @@
-"""A convnet on scikit-learn's handwritten digits: plain Keras 3, the same file for every strategy.
+"""A convnet on handwritten digits: plain Keras 3, the same file for every strategy.
 
 Run it by one of:
 
@@ -8,10 +8,10 @@ Run it by one of:
 """
 
 import argparse
+import pathlib
 
 import keras
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+import numpy as np
 
 parser = argparse.ArgumentParser(description="Train a convnet on 1,797 handwritten digits.")
 parser.add_argument("--epochs", type=int, default=6)
@@ -20,11 +20,10 @@ parser.add_argument("--save", metavar="FILE.keras", help="where to save the trai
 args = parser.parse_args()
 
 keras.utils.set_random_seed(0)
-digits = load_digits()
-images = digits.images[..., None].astype("float32") / 16
-x_train, x_validation, y_train, y_validation = train_test_split(
-    images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
-)
+digits = np.loadtxt(pathlib.Path(__file__).with_name("digits.csv.gz"), delimiter=",")
+images = digits[:, :64].reshape(-1, 8, 8, 1).astype("float32") / 16
+labels = digits[:, 64].astype("int32")
+train, validation = np.split(np.random.default_rng(0).permutation(len(images)), [1437])
 
 model = keras.Sequential(
     [
@@ -42,13 +41,13 @@ model = keras.Sequential(
 )
 model.compile(keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"])
 model.fit(
-    x_train,
-    y_train,
+    images[train],
+    labels[train],
     batch_size=args.batch_size,
     epochs=args.epochs,
-    validation_data=(x_validation, y_validation),
+    validation_data=(images[validation], labels[validation]),
 )
-loss, accuracy = model.evaluate(x_validation, y_validation, verbose=0)
+loss, accuracy = model.evaluate(images[validation], labels[validation], verbose=0)
 if args.save:
     model.save(args.save)
 print(f"validation accuracy {accuracy:.2%}, validation loss {loss:.4f}")

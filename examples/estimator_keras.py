@@ -8,11 +8,11 @@ has a gradient.
 """
 
 import argparse
+import pathlib
 
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from tfdist import estimator
 
@@ -51,8 +51,8 @@ def main():
     args = parser.parse_args()
     tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.INFO)
     keras.utils.set_random_seed(1)
-    digits = load_digits()
-    images, labels = digits.data.astype(np.float32) / 16, digits.target.astype(np.int32)
+    digits = np.loadtxt(pathlib.Path(__file__).with_name("digits.csv.gz"), delimiter=",")
+    images, labels = digits[:, :64].astype(np.float32) / 16, digits[:, 64].astype(np.int32)
 
     def train_input():
         data = tf.data.Dataset.from_tensor_slices(({"image": images[:TRAINED]}, labels[:TRAINED]))

@@ -10,10 +10,10 @@ become `tfdist.estimator`.
 """
 
 import argparse
+import pathlib
 
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_breast_cancer
 
 from tfdist import estimator
 
@@ -26,18 +26,17 @@ parser.add_argument("--max_steps", type=int, default=600)
 parser.add_argument("--save_steps", type=int, default=200)
 
 TRAINED = 426  # of 569 tumours
-TELLING = ("mean radius", "mean texture", "worst concave points")
+TELLING = ("mean_radius", "mean_texture", "worst_concave_points")
 
 
 def tumours():
     """Measurements by name, in units of their spread over what is trained on, and diagnoses."""
-    data = load_breast_cancer()
-    order = np.random.default_rng(0).permutation(len(data.target))
-    values = data.data[order].astype(np.float32)
+    path = pathlib.Path(__file__).with_name("tumours.csv.gz")
+    names, *rows = np.loadtxt(path, str, delimiter=",")
+    rows = np.random.default_rng(0).permutation(rows)
+    values = rows[:, :-1].astype(np.float32)
     values = (values - values[:TRAINED].mean(0)) / values[:TRAINED].std(0)
-    names = [str(name).replace(" ", "_") for name in data.feature_names]
-    diagnoses = np.array(["malignant", "benign"])[data.target[order]]
-    return dict(zip(names, values.T, strict=True)), diagnoses
+    return dict(zip(names[:-1].tolist(), values.T, strict=True)), rows[:, -1]
 
 
 def columns(features):
@@ -45,7 +44,6 @@ def columns(features):
     numbers = [column.numeric_column(name) for name in features]
     ranges = []
     for name in TELLING:
-        name = name.replace(" ", "_")
         bounds = np.quantile(features[name][:TRAINED], [0.2, 0.4, 0.6, 0.8])
         ranges.append(column.bucketized_column(column.numeric_column(name), bounds.tolist()))
     crossed = column.crossed_column(ranges, hash_bucket_size=200)

@@ -11,12 +11,12 @@ from TF_CONFIG, or from the flags of TensorFlow 1's tutorials.
 import argparse
 import json
 import os
+import pathlib
 import threading
 import time
 
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 tf1 = tf.compat.v1
 
@@ -78,8 +78,8 @@ def main():
     if kind == "ps":
         server.join()  # Never returns: `tfdist run` stops it when the workers have ended.
 
-    digits = load_digits()
-    images, labels = digits.data.astype(np.float32) / 16, digits.target
+    digits = np.loadtxt(pathlib.Path(__file__).with_name("digits.csv.gz"), delimiter=",")
+    images, labels = digits[:, :64].astype(np.float32) / 16, digits[:, 64].astype(np.int32)
     own = np.arange(index, 1408, workers)
     random = np.random.default_rng(index)
 

@@ -6,11 +6,11 @@ On a machine with GPUs these are used, else two logical CPU devices.
 """
 
 import argparse
+import pathlib
 
 import keras
+import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 import tfdist
 
@@ -24,11 +24,10 @@ if not tf.config.list_physical_devices("GPU"):
     tf.config.set_logical_device_configuration(cpu, 2 * [tf.config.LogicalDeviceConfiguration()])
 
 keras.utils.set_random_seed(0)
-digits = load_digits()
-images = digits.images[..., None].astype("float32") / 16
-x_train, x_validation, y_train, y_validation = train_test_split(
-    images, digits.target, test_size=0.2, stratify=digits.target, random_state=0
-)
+digits = np.loadtxt(pathlib.Path(__file__).with_name("digits.csv.gz"), delimiter=",")
+images = digits[:, :64].reshape(-1, 8, 8, 1).astype("float32") / 16
+labels = digits[:, 64].astype("int32")
+train, validation = np.split(np.random.default_rng(0).permutation(len(images)), [1437])
 model = keras.Sequential(
     [
         keras.Input((8, 8, 1)),
@@ -43,7 +42,7 @@ model = keras.Sequential(
 # By hand: {"conv*": "GPU:0", "*": "GPU:1"}. "auto" measures the layers and shows the plan.
 tfdist.place(model, args.map or "auto", batch=64)
 model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-model.fit(x_train, y_train, batch_size=64, epochs=args.epochs, verbose=2)
-loss, accuracy = model.evaluate(x_validation, y_validation, verbose=0)
+model.fit(images[train], labels[train], batch_size=64, epochs=args.epochs, verbose=2)
+loss, accuracy = model.evaluate(images[validation], labels[validation], verbose=0)
 devices = {weight.value.device for weight in model.weights}
 print(f"validation accuracy {accuracy:.2%}, weights on {len(devices)} devices")

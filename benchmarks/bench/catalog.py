@@ -47,7 +47,7 @@ PEERS: dict[str, Peer] = {
 #: For `slow_worker.py`. One thread for each task's operations: a worker is then one core's worth.
 _RACE = Peer(
     title="tfdist, model.fit to a fixed loss",
-    needs=("tfdist.strategies.parameter_server", "sklearn"),
+    needs=("tfdist.strategies.parameter_server",),
     environ={"TF_NUM_INTRAOP_THREADS": "1"},
 )
 _ALL = {**PEERS, "tfdist_to_loss": _RACE}

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import onnx
 import pytest
-from sklearn.datasets import load_digits
 
 import tfdist
+from tests.cases.digits import load_digits
 from tests.export import models
 from tfdist.exporting import ExportError, compare, scoring
 from tfdist.exporting.examples import Examples

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import time
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 
 from bench.job import Job
 from bench.measure import Meter
@@ -95,10 +95,11 @@ class _Curve(keras.callbacks.Callback):
 
 
 def _digits() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    features, labels = load_digits(return_X_y=True)
+    path = pathlib.Path(__file__).parents[3] / "examples/digits.csv.gz"
+    features, labels = np.split(np.loadtxt(path, delimiter=","), [64], axis=1)
     order = np.random.default_rng(1).permutation(len(features))
     features = (features[order] / 16).reshape(-1, 8, 8, 1).astype("float32")
-    labels = labels[order].astype("int32")
+    labels = labels[order, 0].astype("int32")
     cut = _TRAINING_EXAMPLES
     return (features[:cut], labels[:cut]), (features[cut:], labels[cut:])
 

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 from keras import layers
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 x = (load_digits().data / 16.0).astype("float32")[:213]
 noisy = x + 0.1 * np.random.default_rng(0).normal(size=x.shape).astype("float32")

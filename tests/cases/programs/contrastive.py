@@ -3,7 +3,8 @@
 import keras
 import tensorflow as tf
 from keras import layers, ops
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 digits = load_digits()
 x = (digits.images[:150, ..., None] / 16.0).astype("float32")

@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 x = (load_digits().images[:75, ..., None] / 8.0 - 1.0).astype("float32")
 LATENT = 6

@@ -2,7 +2,8 @@
 
 import keras
 from keras import layers, ops
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 digits = load_digits()
 x = (digits.data / 16.0).astype("float32")[:205]

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 from keras import layers
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 digits = load_digits()
 x = digits.images[:150, ..., None].astype("float32")

@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 from keras import layers
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 keras.mixed_precision.set_global_policy("mixed_float16")
 digits = load_digits()

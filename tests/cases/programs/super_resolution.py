@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 large = (load_digits().images[:85, ..., None] / 16.0).astype("float32")
 small = large.reshape(85, 4, 2, 4, 2, 1).mean((2, 4))

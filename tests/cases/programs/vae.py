@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 x = (load_digits().data / 16.0).astype("float32")[:125]
 

@@ -2,8 +2,9 @@
 
 import horovod.tensorflow.keras as hvd
 import tensorflow as tf
-from sklearn.datasets import load_digits
 from tensorflow.keras.optimizers import legacy as optimizers
+
+from tests.cases.digits import load_digits
 
 # Start Horovod.
 hvd.init()

@@ -4,9 +4,10 @@ import argparse
 
 import horovod.keras as hvd
 import keras
+import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
+
+from tests.cases.digits import load_digits
 
 parser = argparse.ArgumentParser(description="Digits")
 parser.add_argument("--batch-size", type=int, default=32)
@@ -25,7 +26,8 @@ if gpus:
 digits = load_digits()
 x = (digits.images[..., None] / 16.0).astype("float32")
 y = keras.utils.to_categorical(digits.target, 10)
-x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
+train, test = np.split(np.random.default_rng(0).permutation(len(x)), [1437])
+x_train, x_test, y_train, y_test = x[train], x[test], y[train], y[test]
 train_batches = len(x_train) // args.batch_size
 test_batches = len(x_test) // args.batch_size
 

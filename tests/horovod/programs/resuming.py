@@ -5,7 +5,8 @@ import os
 
 import horovod.keras as hvd
 import keras
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 parser = argparse.ArgumentParser(description="Digits")
 parser.add_argument("--log-dir", default="./logs")

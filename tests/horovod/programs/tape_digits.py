@@ -2,7 +2,8 @@
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from sklearn.datasets import load_digits
+
+from tests.cases.digits import load_digits
 
 # Start Horovod.
 hvd.init()
