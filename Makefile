@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo test-fast test test-all test-everything fuzz mutants shape versions lint clean
+.PHONY: demo docs test-fast test test-all test-everything fuzz mutants shape versions lint clean
 
-demo: $(STAMP)examples
+demo: $(STAMP)cpu
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
 
 # Each runs what the one before it runs, and more; CONTRIBUTING.md has a table of them. Files are
@@ -28,6 +28,16 @@ mutants: $(STAMP)dev
 # FUZZ_ARGS="--programs 20 --seed 7 --targets multi_worker,mirrored"
 fuzz: $(STAMP)dev
 	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
+
+# The site, in site/. Pages keep their paths, so that links are the same as in the repository; one
+# that leads nowhere is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(STAMP)docs
+	rm -rf build/pages && mkdir -p build/pages
+	find *.md LICENSE docs strategies benchmarks/results -name '*.md' -o -name '*.png' \
+	    -o -name '*.toml' -o -name LICENSE | xargs cp --parents -t build/pages
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 # Lines, modules, hooks, types and rooms of the package, beside their aims.
 shape: $(STAMP)dev
@@ -58,4 +68,4 @@ $(STAMP)%: setup.cfg pyproject.toml | $(BIN)/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache tfdist-logs
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache tfdist-logs
