@@ -1,7 +1,7 @@
 """The Python code of the documentation, run as it is written.
 
-The blocks of a page, from top to bottom, are one script. HTML comments, which readers do not see, hold what the
-script needs besides, and the command that runs it:
+The blocks of a page, from top to bottom, are one script. HTML comments, which readers do not see,
+hold what the script needs besides, and the command that runs it:
 
     <!-- run: tfdist run --strategy horovod -n 2 -->
 
