@@ -39,7 +39,7 @@ def strategy(name: str | None = None, **options: Unpack[StrategyKeywords]) -> St
         ConfigError: for an unknown name or option, or a conflict with the active strategy.
         StartError: if the other tasks of the cluster do not join in time.
 
-    Example:
+    Examples:
         >>> strategy = tfdist.strategy("mirrored", devices=2)
         >>> with strategy.scope():
         ...     model = keras.Sequential([keras.layers.Dense(1)])
