@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdist._keras import TFExportArchive, file_utils, io_utils, legacy_h5_format, saving_lib
 from tfdist._keras import keras_export as export
+from tfdist._tf.checkpoints import TrackableSaver
 from tfdist._tf.distribute import SyncOnReadVariable, eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
@@ -54,6 +55,7 @@ def hooks() -> list[Hook]:
     return [
         *(Hook(owner, name, _by_one_process) for owner, name in writers()),
         Hook(legacy_h5_format, "save_model_to_hdf5", _legacy_by_one_process),
+        Hook(TrackableSaver, "save", _apart),
         Hook(saving_lib, "get_attr_skipset", _undistributed),
         Hook(io_utils, "ask_to_proceed_with_overwrite", _chief_answers),
         Hook(io_utils, "print_msg", _name_the_final_path),
@@ -309,3 +311,35 @@ class _Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
     def __setitem__(self, key: str, value: object) -> None:
         for variable in on_read_variables([value]):
             _local.noted.setdefault(id(variable), variable)
+
+
+# TensorFlow's own checkpoints: `tf.train.Checkpoint`, its manager and `tf.saved_model.save`.
+
+
+def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
+    """All workers would write the same files of a checkpoint.
+
+    `tf.train.Checkpoint` writes parts to a directory with a fixed name and moves them from there.
+    If each of several workers runs the same line, one moves away what another still writes. A
+    worker other than the chief therefore writes under a name of its own, and moves finished files
+    to where they belong. All replicas hold the same values, so it does not matter whose files stay.
+    Nobody waits for the others: the program may save on some workers only, or to other places.
+    """
+
+    @functools.wraps(original)
+    def save(
+        self: object, file_prefix: str | os.PathLike[str], *args: object, **kwargs: object
+    ) -> object:
+        rank = host_collectives.rank(tf.distribute.get_strategy())
+        if rank == 0 or tf.is_tensor(file_prefix) or not tf.executing_eagerly():
+            return original(self, file_prefix, *args, **kwargs)
+        target = os.fspath(file_prefix)
+        draft = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.worker{rank}")
+        written = original(self, draft, *args, **kwargs).numpy().decode()
+        target += written.removeprefix(draft)  # The number that the saver has added.
+        # The index comes last: a checkpoint that has one is complete.
+        for path in [*sorted(tf.io.gfile.glob(f"{written}.data-*")), f"{written}.index"]:
+            tf.io.gfile.rename(path, target + path.removeprefix(written), overwrite=True)
+        return tf.constant(target)
+
+    return save

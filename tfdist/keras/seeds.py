@@ -3,7 +3,7 @@
 Every worker reads all batches and takes its slice, so all must shuffle alike. Keras draws the order
 of arrays from TensorFlow's seed, and that of a PyDataset's batches from Python's generator: if
 the workers have other ones, they take the chief's, with which one process would have shuffled.
-Other random numbers are the program's own; `comparing.py` looks at the batches that come of it.
+Other random numbers are the program's own; `input_comparison.py` compares the batches they make.
 """
 
 from __future__ import annotations
