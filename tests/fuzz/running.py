@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -146,7 +147,7 @@ def _broken(strategy: Any, kind: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _noisy(seed: int) -> Iterator[None]:
-    """Changes the weights that layers are built with by a rounding error of their type."""
+    """Changes the weights that layers are built with by a rounding error of the computation."""
     if not seed:
         yield
         return
@@ -159,8 +160,9 @@ def _noisy(seed: int) -> Iterator[None]:
             value = first(shape, dtype=dtype)
             if not tf.as_dtype(value.dtype).is_floating:
                 return value
-            bits = np.finfo(tf.as_dtype(value.dtype).as_numpy_dtype).eps
-            return value * (1 + bits * rng.choice([-1.0, 1.0], size=value.shape))
+            error = ml_dtypes.finfo(layer.compute_dtype).eps
+            signs = rng.choice([-1.0, 1.0], size=value.shape)
+            return value * tf.cast(1 + float(error) * signs, value.dtype)
 
         return original(layer, shape, rounded, **options)
 

@@ -70,7 +70,7 @@ class Trial:
         weights are changed in their last bits, as a bias in front of a BatchNormalization does:
         its gradient is the rounding of zero, and Adam divides it by its own size.
         """
-        if verdict.kind != "differs" or spec.rule or not spec.policy.startswith("float"):
+        if verdict.kind != "differs" or spec.rule:
             return verdict
         amplifies = oracle.Verdict("invalid", AMPLIFIES, verdict.details)
         if spec.policy == "float32":
