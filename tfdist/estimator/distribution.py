@@ -11,14 +11,13 @@ the loss.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf import sessions as private
+from tfdist._tf.sessions import on_replicas
 from tfdist.comm import host_collectives
 from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
@@ -28,7 +27,6 @@ from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 from tfdist.strategies import factory
 from tfdist.strategies.multi_worker.strategy import MultiWorker
 from tfdist.types import (
-    ConfigProto,
     Features,
     RunArgs,
     RunContext,
@@ -38,7 +36,6 @@ from tfdist.types import (
     Strategy,
     Structure,
     Tensor,
-    Variable,
 )
 
 __all__ = ["Distribution", "for_evaluation", "for_training", "stopping_together"]
@@ -70,20 +67,6 @@ class Distribution:
         if self.workers > 1:
             host_collectives.barrier(self.strategy, place)
 
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """In which the model is built."""
-        return private.graph_scope(self.strategy)
-
-    def make_step(self) -> Variable:
-        """The global step in the default graph, which this process may read by itself."""
-        step = tf1.train.get_or_create_global_step()
-        private.read_step_alone(self.strategy, step)
-        return step
-
-    def session_config(self, config: ConfigProto) -> ConfigProto | None:
-        """A session's configuration with the settings that the collectives need."""
-        return private.session_config_for(self.strategy, config)
-
     def spec(
         self, model: Callable[[Any, Any], EstimatorSpec], result: Structure, mode: str
     ) -> EstimatorSpec:
@@ -110,7 +93,7 @@ class Distribution:
             (batch.features, (batch.labels,), number, batch.present, batch.more)
             for number, batch in enumerate(batches)
         ]
-        built: Any = private.on_replicas(self.strategy, build, values)
+        built: Any = on_replicas(self.strategy, build, values)
         losses, updates = built
         update = tf.group(*self.strategy.experimental_local_results(updates))
         specs = [made[number] for number in sorted(made)]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import glob
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tfdist.errors import ConfigError
 from tfdist.estimator import distribution, modeling, sessions
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 
-__all__ = ["eval_metrics", "eval_metrics_of", "evaluate"]
+__all__ = ["eval_metrics", "evaluate"]
 
 tf1 = tf.compat.v1
 
@@ -49,15 +50,10 @@ def evaluate(
     return results
 
 
-def eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
-    """The metrics of each evaluation in a directory, by global step, in the order of the steps."""
-    return eval_metrics_of(Path(eval_dir).glob("*.tfevents.*"))
-
-
-def eval_metrics_of(paths: Iterable[str | Path]) -> dict[int, dict[str, float]]:
-    """As `eval_metrics`, from certain files."""
+def eval_metrics(place: str, pattern: str = "*.tfevents.*") -> dict[int, dict[str, float]]:
+    """The metrics in the event files of a directory, by global step, in the order of the steps."""
     result: dict[int, dict[str, float]] = collections.defaultdict(dict)
-    for path in sorted(map(str, paths)):
+    for path in sorted(glob.glob(str(Path(glob.escape(place)) / pattern))):
         for event in _events(path):
             for value in event.summary.value:
                 if value.HasField("simple_value"):

@@ -156,12 +156,6 @@ def _metric_hook(
     return make_early_stopping_hook(estimator, should_stop, run_every_secs, run_every_steps)
 
 
-def _crosses(
-    beyond: Callable[[float, float], bool], threshold: float
-) -> Callable[[Mapping[int, float]], bool]:
-    return lambda values: any(beyond(value, threshold) for value in values.values())
-
-
 def _stagnates(
     better: Callable[[float, float], bool], name: str, most: int
 ) -> Callable[[Mapping[int, float]], bool]:
@@ -200,7 +194,9 @@ def stop_if_higher_hook(
         run_every_steps: steps between two looks, instead of seconds.
     """
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
-    return _metric_hook(estimator, metric_name, _crosses(operator.gt, threshold), *more)
+    return _metric_hook(
+        estimator, metric_name, lambda values: any(v > threshold for v in values.values()), *more
+    )
 
 
 def stop_if_lower_hook(
@@ -214,7 +210,9 @@ def stop_if_lower_hook(
 ) -> SessionHook:
     """Stops when a metric is lower than a threshold; see `stop_if_higher_hook`."""
     more = (eval_dir, min_steps, run_every_secs, run_every_steps)
-    return _metric_hook(estimator, metric_name, _crosses(operator.lt, threshold), *more)
+    return _metric_hook(
+        estimator, metric_name, lambda values: any(v < threshold for v in values.values()), *more
+    )
 
 
 def stop_if_no_increase_hook(

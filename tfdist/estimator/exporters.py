@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import glob
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator.calling import check_parameters
 from tfdist.estimator.estimator import Estimator
-from tfdist.estimator.evaluation import eval_metrics_of
+from tfdist.estimator.evaluation import eval_metrics
 from tfdist.utils import validation
 
 __all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
@@ -198,9 +197,8 @@ class BestExporter(WritingExporter):
 
     def _best_of_events(self, model_dir: str, own: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """The best metrics in the event files, except for those of this very evaluation."""
-        paths = glob.glob(str(Path(model_dir) / str(self._pattern)))
         best: Mapping[str, Any] | None = None
-        for step, metrics in eval_metrics_of(paths).items():
+        for step, metrics in eval_metrics(model_dir, str(self._pattern)).items():
             result = {**metrics, "global_step": step}
             if step != own.get("global_step") and (best is None or self._improves(best, result)):
                 best = result

@@ -1,29 +1,20 @@
-"""From an `input_fn` to the tensors of features and labels in the graph, once or by replica."""
+"""The tensors of features and labels, from the result of an `input_fn`, once or by replica."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator.calling import call_with, check_parameters
 from tfdist.types import Dataset, DatasetIterator, Structure, Tensor, TensorSpec
 
-__all__ = ["Batch", "batches_of", "call_input_fn", "features_and_labels"]
+__all__ = ["Batch", "batches_of", "features_and_labels"]
 
 tf1 = tf.compat.v1
 
 _DATASETS = (tf.data.Dataset, tf1.data.Dataset)
-
-
-def call_input_fn(input_fn: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
-    """The result of an `input_fn`, called on the CPU with those of the arguments that it takes."""
-    check_parameters("input_fn", input_fn, offered, defaults=True)
-    with tf1.device("/cpu:0"):
-        return call_with(input_fn, offered)
 
 
 def features_and_labels(result: Any) -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.sessions import graph_scope, read_step_alone
 from tfdist.errors import ConfigError
 from tfdist.estimator import inputs
 from tfdist.estimator.calling import call_with, check_parameters, parameters_of
@@ -53,11 +54,14 @@ def graph_for(
         stack.enter_context(log_without(_is_own_deprecation))
         stack.enter_context(tf.Graph().as_default())
         if replicas is not None:
-            stack.enter_context(replicas.scope())
+            stack.enter_context(graph_scope(replicas.strategy))
         if config.tf_random_seed is not None:
             tf1.set_random_seed(config.tf_random_seed)
         stack.enter_context(tf1.device(device))
-        yield tf1.train.get_or_create_global_step() if replicas is None else replicas.make_step()
+        step = tf1.train.get_or_create_global_step()
+        if replicas is not None:
+            read_step_alone(replicas.strategy, step)
+        yield step
 
 
 def without_deprecations() -> contextlib.AbstractContextManager[None]:
@@ -120,7 +124,9 @@ class Model:
             "config": self.config,
             "input_context": None if replicas is None else replicas.input_context(),
         }
-        result = inputs.call_input_fn(input_fn, offered)
+        check_parameters("input_fn", input_fn, offered, defaults=True)
+        with tf1.device("/cpu:0"):
+            result = call_with(input_fn, offered)
         if replicas is not None:
             return replicas.spec(lambda x, y: self(x, y, mode), result, mode)
         features, labels = inputs.features_and_labels(result)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.sessions import session_config_for
 from tfdist.cluster.resources import inter_op_threads
 from tfdist.errors import ConfigError, StartError
 from tfdist.estimator.run_config import RunConfig
@@ -123,7 +124,7 @@ def for_training(
         master, settings = ensure_server(config), _cluster_config(config)
         await_servers(config, ("ps",))
     elif replicas is not None and replicas.workers > 1:
-        master, settings = config.master, replicas.session_config(settings)
+        master, settings = config.master, session_config_for(replicas.strategy, settings)
     creator: object = tf1.train.ChiefSessionCreator(
         scaffold, master=master, config=settings, checkpoint_dir=config.model_dir
     )

@@ -324,14 +324,9 @@ class DNNLinearCombinedEstimator(CannedEstimator):
             of columns as their learning rate.
         dnn_feature_columns: the inputs of the network, dense columns; None for no network.
         dnn_optimizer: as `linear_optimizer`; names have a learning rate of 0.001.
-        dnn_hidden_units: the width of each hidden layer.
-        dnn_activation_fn: of hidden layers.
-        dnn_dropout: the share of a hidden layer's values that are dropped in training.
-        config: a `RunConfig`.
-        batch_norm: whether hidden layers are normalized, after activation and dropout.
-        linear_sparse_combiner: how the categories of one example are combined.
-        warm_start_from: a path, or `WarmStartSettings`, of a model to start from.
         input_layer_partitioner: splits tables of embeddings and linear weights.
+
+    The other arguments are those of `DNNEstimator` and `LinearEstimator`.
 
     Raises:
         ConfigError: for arguments that mean nothing, or if there is no column at all.
