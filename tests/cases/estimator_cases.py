@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdist
 from tests.cases.estimator_numbers import RATE, data
 from tfdist import environment, estimator
-from tfdist.estimator.events import eval_metrics
+from tfdist.estimator.evaluation import eval_metrics
 from tfdist.strategies import factory
 
 tf1 = tf.compat.v1

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.cases.estimator_numbers import RATE, sparse_batches
 from tfdist import estimator
-from tfdist.estimator.events import eval_metrics
+from tfdist.estimator.evaluation import eval_metrics
 
 tf1 = tf.compat.v1
 

@@ -2,30 +2,43 @@
 
 Each replica builds the model on a batch of its own. The `tf.compat.v1.train` optimizer exchanges
 the gradients, and hidden local variables add up the metrics, as `tf.distribute` makes them.
+
+Workers in lockstep stop together: if one stops by itself, the others wait for its gradients for
+ever. So each step informs all workers whether one of them wants to stop: because a hook has asked
+for it, or because its input has no further batch. They stop after that step. The word travels with
+the loss.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf import sessions as private
+from tfdist._tf.sessions import on_replicas
 from tfdist.comm import host_collectives
 from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
-from tfdist.estimator import replica_batches
+from tfdist.estimator import inputs
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
-from tfdist.estimator.together import Together
 from tfdist.strategies import factory
 from tfdist.strategies.multi_worker.strategy import MultiWorker
-from tfdist.types import ConfigProto, Features, Strategy, Structure, Tensor, Variable
+from tfdist.types import (
+    Features,
+    RunArgs,
+    RunContext,
+    RunValues,
+    Session,
+    SessionHook,
+    Strategy,
+    Structure,
+    Tensor,
+)
 
-__all__ = ["Distribution", "for_evaluation", "for_training"]
+__all__ = ["Distribution", "for_evaluation", "for_training", "stopping_together"]
 
 tf1 = tf.compat.v1
 
@@ -35,22 +48,11 @@ _NAMES = having(lambda spec: spec.exchanges_gradients and spec.problem is None)
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """The replicas of this process.
-
-    Attributes:
-        strategy: the strategy.
-        workers: how many processes train together.
-        worker: the number of this one.
-    """
+    """The replicas of this process, which is number `worker` of so many."""
 
     strategy: Strategy
     workers: int = 1
     worker: int = 0
-
-    @property
-    def local(self) -> int:
-        """The replicas of this process."""
-        return len(self.strategy.extended.worker_devices)
 
     def input_context(self) -> object:
         """The context with which an `input_fn` reads this process's part of the data."""
@@ -61,50 +63,27 @@ class Distribution:
         )
 
     def meet(self, place: str) -> None:
-        """Waits for the other processes, so that all see what the chief has written.
-
-        Args:
-            place: where in the program this is, for errors.
-        """
+        """Waits for the other processes, so that all see what the chief has written."""
         if self.workers > 1:
             host_collectives.barrier(self.strategy, place)
-
-    def scope(self) -> contextlib.AbstractContextManager[object]:
-        """In which the model is built."""
-        return private.graph_scope(self.strategy)
-
-    def make_step(self) -> Variable:
-        """The global step in the default graph, which this process may read by itself."""
-        step = tf1.train.get_or_create_global_step()
-        private.read_step_alone(self.strategy, step)
-        return step
-
-    def session_config(self, config: ConfigProto | None) -> ConfigProto | None:
-        """A session's configuration with the settings that the collectives need."""
-        return private.session_config_for(self.strategy, config) if self.workers > 1 else config
 
     def spec(
         self, model: Callable[[Any, Any], EstimatorSpec], result: Structure, mode: str
     ) -> EstimatorSpec:
-        """The model on all replicas, as one spec.
-
-        Args:
-            model: builds the model on features and labels.
-            result: the result of the `input_fn`.
-            mode: one of `ModeKeys`.
-        """
-        together = Together() if self.workers > 1 and mode == ModeKeys.TRAIN else None
-        batches = replica_batches.of(
-            result, self.local, fill=mode == ModeKeys.EVAL, look_ahead=together is not None
+        """The model on all replicas of the result of an `input_fn`, as one spec."""
+        evaluates = mode == ModeKeys.EVAL
+        together = _Together() if self.workers > 1 and not evaluates else None
+        devices = self.strategy.extended.worker_devices
+        batches = inputs.batches_of(
+            result, len(devices), fill=evaluates, look_ahead=together is not None
         )
-        specs: dict[int, EstimatorSpec] = {}
+        made: dict[int, EstimatorSpec] = {}
 
         def build(
             features: Features, labels: tuple[Structure], number: int, present: Tensor, more: Tensor
         ) -> object:
-            spec = model(features, labels[0])
-            specs[number] = spec
-            if mode == ModeKeys.EVAL:
+            spec = made[number] = model(features, labels[0])
+            if evaluates:
                 loss = tf.where(present, spec.loss, 0.0)
                 return tf1.metrics.mean(loss, weights=tf.cast(present, loss.dtype))
             loss = spec.loss if together is None else together.with_loss(spec.loss, more)
@@ -114,71 +93,50 @@ class Distribution:
             (batch.features, (batch.labels,), number, batch.present, batch.more)
             for number, batch in enumerate(batches)
         ]
-        built: Any = private.on_replicas(self.strategy, build, values)
-        ordered = [specs[number] for number in sorted(specs)]
-        if mode == ModeKeys.EVAL:
-            return _with_hooks(self._for_evaluation(ordered, built), ordered)
-        return _with_hooks(self._for_training(ordered, built, together), ordered, together)
-
-    def _for_training(
-        self, specs: list[EstimatorSpec], built: tuple[Any, Any], together: Together | None
-    ) -> EstimatorSpec:
-        losses, train_ops = built
-        loss = self.strategy.extended.reduce_to(
-            tf.distribute.ReduceOp.MEAN, losses, destinations=self._first_device()
-        )
-        mean = self._own(loss)
-        merged: EstimatorSpec = specs[0]._replace(
-            loss=mean if together is None else together.loss_of(mean),
-            train_op=tf.group(*self._results(train_ops)),
-        )
-        return merged
-
-    def _for_evaluation(self, specs: list[EstimatorSpec], built: tuple[Any, Any]) -> EstimatorSpec:
-        metrics = {
-            name: (
-                value,
-                tf.group(*[tf.nest.flatten(each.eval_metric_ops[name][1]) for each in specs]),
+        built: Any = on_replicas(self.strategy, build, values)
+        losses, updates = built
+        update = tf.group(*self.strategy.experimental_local_results(updates))
+        specs = [made[number] for number in sorted(made)]
+        if evaluates:
+            metrics = _metrics_of(specs)
+            metrics["loss"] = (self._first(losses), update)
+            return specs[0]._replace(eval_metric_ops=metrics, **_hooks_of(specs))
+        mean = self._first(
+            self.strategy.extended.reduce_to(
+                tf.distribute.ReduceOp.MEAN, losses, destinations=str(devices[0])
             )
-            for name, (value, _) in specs[0].eval_metric_ops.items()
-        }
-        value, update = built
-        metrics["loss"] = (self._own(value), tf.group(*self._results(update)))
-        merged: EstimatorSpec = specs[0]._replace(eval_metric_ops=metrics)
-        return merged
+        )
+        hooks = _hooks_of(specs)
+        if together is not None:
+            mean = together.loss_of(mean)
+            hooks["training_hooks"] += (together,)
+        return specs[0]._replace(loss=mean, train_op=update, **hooks)
 
-    def _results(self, value: object) -> tuple[Any, ...]:
-        return tuple(self.strategy.experimental_local_results(value))
-
-    def _own(self, value: object) -> Any:
-        return self._results(value)[0]
-
-    def _first_device(self) -> str:
-        return str(self.strategy.extended.worker_devices[0])
+    def _first(self, value: object) -> Tensor:
+        return self.strategy.experimental_local_results(value)[0]
 
 
-def _with_hooks(
-    merged: EstimatorSpec, specs: list[EstimatorSpec], together: Together | None = None
-) -> EstimatorSpec:
-    """A spec with the hooks of all replicas."""
+def _metrics_of(specs: Sequence[EstimatorSpec]) -> dict[str, Any]:
+    """The metrics of the first spec, with the updates of all."""
+    return {
+        name: (value, tf.group(*[tf.nest.flatten(each.eval_metric_ops[name][1]) for each in specs]))
+        for name, (value, _) in specs[0].eval_metric_ops.items()
+    }
+
+
+def _hooks_of(specs: Sequence[EstimatorSpec]) -> dict[str, tuple[Any, ...]]:
+    """The hooks of all specs, by field."""
     kinds = ("training_hooks", "training_chief_hooks", "evaluation_hooks")
-    hooks = {
+    return {
         kind: tuple(dict.fromkeys(hook for spec in specs for hook in getattr(spec, kind)))
         for kind in kinds
     }
-    if together is not None:
-        hooks["training_hooks"] += (together,)
-    changed: EstimatorSpec = merged._replace(**hooks)
-    return changed
 
 
 def for_training(config: RunConfig) -> Distribution | None:
     """The replicas to train on; None if the model is built once.
 
     If the configuration names none, the strategy of `tfdist run` counts.
-
-    Raises:
-        ConfigError: for a strategy that Estimators do not train with.
     """
     chosen = config.train_distribute
     if config.task_type in ("evaluator", "ps"):
@@ -204,11 +162,7 @@ def for_training(config: RunConfig) -> Distribution | None:
 
 
 def for_evaluation(config: RunConfig) -> Distribution | None:
-    """The replicas to evaluate on; None if the model is built once.
-
-    Raises:
-        ConfigError: for a strategy that Estimators do not evaluate with.
-    """
+    """The replicas to evaluate on; None if the model is built once."""
     chosen = config.eval_distribute
     if chosen is None:
         return None
@@ -253,3 +207,75 @@ def _settled(name: str, chosen: object) -> Distribution | None:
         f"{name}={chosen!r} does not go with Estimators. Give one of {', '.join(_NAMES)}, "
         "tfdist.Mirrored, tfdist.MultiWorker or tf.distribute.MirroredStrategy."
     )
+
+
+class _Together(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Asks the other workers to stop, and stops when one of them asks."""
+
+    def __init__(self) -> None:
+        self.asked = False  # Whether a hook of this process wants to stop.
+        self._flag = tf1.placeholder_with_default(0.0, [], name="wants_to_stop")
+        self._votes: Tensor | None = None
+
+    def with_loss(self, loss: Tensor, more: Tensor) -> Tensor:
+        """The loss and this replica's wish, as one tensor that is to be averaged."""
+        wish = tf.maximum(self._flag, 1.0 - tf.cast(more, tf.float32))
+        return tf.stack([loss, tf.cast(wish, loss.dtype)])
+
+    def loss_of(self, mean: Tensor) -> Tensor:
+        """The mean loss, out of the average of `with_loss`."""
+        self._votes = mean[1]
+        return mean[0]
+
+    def before_run(self, run_context: RunContext) -> RunArgs:
+        return tf1.train.SessionRunArgs(self._votes, feed_dict={self._flag: float(self.asked)})
+
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
+        if run_values.results > 0:
+            run_context.request_stop()
+
+
+def stopping_together(hooks: Sequence[Any]) -> list[Any]:
+    """The hooks of a session, whose requests to stop reach all workers first.
+
+    `StopAtStepHook` stops by itself: the global step is the same on all workers.
+    """
+    together = next((hook for hook in hooks if isinstance(hook, _Together)), None)
+    if together is None:
+        return list(hooks)
+    alike = (_Together, tf1.train.StopAtStepHook)
+    return [hook if isinstance(hook, alike) else _Asking(hook, together) for hook in hooks]
+
+
+class _Asking(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """A hook that asks to stop rather than stops."""
+
+    def __init__(self, hook: SessionHook, together: _Together) -> None:
+        self._hook = hook
+        self._together = together
+
+    def begin(self) -> None:
+        self._hook.begin()
+
+    def after_create_session(self, session: Session, coord: object) -> None:
+        self._hook.after_create_session(session, coord)
+
+    def before_run(self, run_context: RunContext) -> RunArgs:
+        return self._hook.before_run(_Context(run_context, self._together))
+
+    def after_run(self, run_context: RunContext, run_values: RunValues) -> None:
+        self._hook.after_run(_Context(run_context, self._together), run_values)
+
+    def end(self, session: Session) -> None:
+        self._hook.end(session)
+
+
+class _Context(tf.compat.v1.train.SessionRunContext):  # type: ignore[misc]
+    """The context that a hook gets of a step."""
+
+    def __init__(self, context: RunContext, together: _Together) -> None:
+        super().__init__(context.original_args, context.session)
+        self._together = together
+
+    def request_stop(self) -> None:
+        self._together.asked = True

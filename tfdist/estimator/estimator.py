@@ -11,22 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator import (
-    distribution,
-    evaluation,
-    modeling,
-    prediction,
-    saved_models,
-    training,
-    warm_starting,
-)
+from tfdist.estimator import distribution, evaluation, modeling, sessions, training
+from tfdist.estimator.calling import call_with, check_parameters
+from tfdist.estimator.export import export_saved_model
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
-from tfdist.estimator.warm_starting import WarmStartSettings
+from tfdist.estimator.warm_starting import WarmStartSettings, settings_of
 from tfdist.types import Array, Features, Structure
 from tfdist.utils import validation
 
-__all__ = ["Estimator"]
+__all__ = ["Estimator", "add_metrics"]
 
 tf1 = tf.compat.v1
 
@@ -55,30 +49,30 @@ class Estimator:
         params: Mapping[str, Any] | None = None,
         warm_start_from: str | WarmStartSettings | None = None,
     ) -> None:
-        modeling.check_model_fn(model_fn)
         if config is not None and not isinstance(config, RunConfig):
             raise ConfigError(f"config={config!r} is no tfdist.estimator.RunConfig.")
         config = config or RunConfig()
-        self._config = config.replace(model_dir=_settled(model_dir, config.model_dir))
-        distribution.for_training(self._config)  # A strategy must be there before all else.
-        self._model_fn = model_fn
-        self._params = copy.deepcopy(dict(params or {})) if _plain(params) else params
-        self._warm_start = warm_starting.settings_of(warm_start_from)
+        config = config.replace(model_dir=_settled(model_dir, config.model_dir))
+        copied = params is None or type(params) is dict
+        params = copy.deepcopy(dict(params or {})) if copied else params
+        self._model = modeling.Model(model_fn, params, config)
+        distribution.for_training(config)  # A strategy must be there before all else.
+        self._warm_start = settings_of(warm_start_from)
 
     @property
     def model_dir(self) -> str:
         """The directory of checkpoints, event files and exports."""
-        return str(self._config.model_dir)
+        return str(self.config.model_dir)
 
     @property
     def config(self) -> RunConfig:
         """The configuration, with the model's directory."""
-        return self._config
+        return self._model.config
 
     @property
     def params(self) -> Any:
         """A copy of the parameters."""
-        return copy.deepcopy(self._params)
+        return copy.deepcopy(self._model.params)
 
     @property
     def warm_start_settings(self) -> WarmStartSettings | None:
@@ -88,13 +82,7 @@ class Estimator:
     @property
     def model_fn(self) -> Callable[..., EstimatorSpec]:
         """The `model_fn` as a function of features, labels, mode and config."""
-
-        def call(
-            features: Features, labels: Structure, mode: str, config: RunConfig
-        ) -> EstimatorSpec:
-            return self.call_model_fn(features, labels, mode, config)
-
-        return call
+        return self._model
 
     def call_model_fn(
         self, features: Features, labels: Structure, mode: str, config: RunConfig | None = None
@@ -104,14 +92,7 @@ class Estimator:
         Raises:
             ConfigError: if `model_fn` takes no labels and there are some, or returns no spec.
         """
-        return modeling.call_model_fn(
-            self._model_fn,
-            features,
-            labels,
-            mode,
-            params=self.params,
-            config=config or self._config,
-        )
+        return self._model(features, labels, mode, config)
 
     def train(
         self,
@@ -139,9 +120,9 @@ class Estimator:
         """
         if steps is not None and max_steps is not None:
             raise ConfigError(f"steps={steps} conflicts with max_steps={max_steps}. Set one.")
-        if self._config.task_type in ("ps", "evaluator"):
+        if self.config.task_type in ("ps", "evaluator"):
             raise ConfigError(
-                f"This process is {self._config.task_type} {self._config.task_id} of TF_CONFIG, "
+                f"This process is {self.config.task_type} {self.config.task_id} of TF_CONFIG, "
                 "which does not train. Call tfdist.estimator.train_and_evaluate, which gives each "
                 "task its part."
             )
@@ -152,7 +133,8 @@ class Estimator:
             tf1.logging.info("Skipping training since max_steps has been reached.")
             return self
         stop = [tf1.train.StopAtStepHook(steps, max_steps)] if steps or max_steps else []
-        training.train(self, input_fn, [*(hooks or ()), *stop], tuple(saving_listeners or ()))
+        every, listeners = [*(hooks or ()), *stop], tuple(saving_listeners or ())
+        training.train(self._model, input_fn, every, listeners, self._warm_start)
         return self
 
     def evaluate(
@@ -177,13 +159,9 @@ class Estimator:
         """
         if steps is not None:
             validation.check_number("steps", steps, 1)
+        checkpoint = self._checkpoint(checkpoint_path, "evaluate")
         return evaluation.evaluate(
-            self,
-            input_fn,
-            steps=steps,
-            hooks=tuple(hooks or ()),
-            checkpoint=self._checkpoint(checkpoint_path, "evaluate"),
-            place=self.eval_dir(name),
+            self._model, input_fn, steps, tuple(hooks or ()), checkpoint, self.eval_dir(name)
         )
 
     def predict(
@@ -202,15 +180,24 @@ class Estimator:
             hooks: hooks of the session.
             checkpoint_path: the checkpoint; by default the latest.
             yield_single_examples: whether each example is yielded by itself, or batches.
+
+        Raises:
+            ConfigError: for unknown keys, or predictions of unequal lengths.
         """
-        yield from prediction.predict(
-            self,
-            input_fn,
-            keys=predict_keys,
-            hooks=tuple(hooks or ()),
-            checkpoint=self._checkpoint(checkpoint_path, "predict"),
-            singly=yield_single_examples,
-        )
+        checkpoint = self._checkpoint(checkpoint_path, "predict")
+        with modeling.graph_for(self.config):
+            spec = self._model.on_input(input_fn, ModeKeys.PREDICT)
+            wanted = _chosen(spec.predictions, predict_keys)
+            every = [*(hooks or ()), *spec.prediction_hooks]
+            made = sessions.of_checkpoint(spec.scaffold, checkpoint, self.config, every)
+        # Outside of the graph's context, which would be the caller's between two predictions.
+        with made as session:
+            while not session.should_stop():
+                batch = session.run(wanted)
+                if yield_single_examples:
+                    yield from _examples(batch)
+                else:
+                    yield batch
 
     def export_saved_model(
         self,
@@ -242,13 +229,18 @@ class Estimator:
                 f"experimental_mode={experimental_mode!r} is not supported. Export for prediction: "
                 "leave it out."
             )
-        return saved_models.export(
-            self,
+        checkpoint = checkpoint_path or self.latest_checkpoint()
+        if checkpoint is None:
+            raise ConfigError(
+                f"model_dir={self.model_dir!r} has no checkpoint to export. Train first."
+            )
+        return export_saved_model(
+            self._model,
             export_dir_base,
             serving_input_receiver_fn,
-            assets_extra=assets_extra,
-            as_text=as_text,
-            checkpoint=checkpoint_path or self.latest_checkpoint(),
+            assets_extra or {},
+            as_text,
+            checkpoint,
         )
 
     def experimental_export_all_saved_models(
@@ -329,8 +321,37 @@ class Estimator:
         return int(tf.train.load_variable(latest, tf1.GraphKeys.GLOBAL_STEP))
 
 
-def _plain(params: object) -> bool:
-    return params is None or type(params) is dict
+def add_metrics(estimator: Estimator, metric_fn: Callable[..., Any]) -> Estimator:
+    """An Estimator that evaluates more metrics.
+
+    Args:
+        estimator: the Estimator to add to; it stays as it is.
+        metric_fn: takes any of `features`, `labels`, `predictions` and `config`, and returns for
+            each metric `(value, update_op)`, as `tf.compat.v1.metrics` makes them.
+
+    Raises:
+        ConfigError: if `metric_fn` takes something else.
+    """
+    takes = ("features", "labels", "predictions", "config")
+    check_parameters("metric_fn", metric_fn, takes)
+
+    def model_fn(
+        features: Features, labels: Structure, mode: str, config: RunConfig
+    ) -> EstimatorSpec:
+        spec = estimator.call_model_fn(features, labels, mode, config)
+        if mode != ModeKeys.EVAL:
+            return spec
+        values = (features, labels, spec.predictions, config)
+        more = call_with(metric_fn, dict(zip(takes, values, strict=True))) or {}
+        return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **more})
+
+    return Estimator(
+        model_fn,
+        model_dir=estimator.model_dir,
+        config=estimator.config,
+        params=estimator.params,
+        warm_start_from=estimator.warm_start_settings,
+    )
 
 
 def _settled(model_dir: str | Path | None, configured: str | None) -> str:
@@ -347,3 +368,36 @@ def _settled(model_dir: str | Path | None, configured: str | None) -> str:
     place = tempfile.mkdtemp(prefix="tfdist-estimator-")
     tf1.logging.warning("Using temporary folder as model directory: %s", place)
     return place
+
+
+def _chosen(predictions: Structure, keys: Sequence[str] | str | None) -> Structure:
+    if not keys:
+        return predictions
+    if not isinstance(predictions, Mapping):
+        raise ConfigError(
+            f"predict_keys={keys!r} conflicts with predictions that are a single tensor. Leave "
+            "predict_keys out."
+        )
+    names = [keys] if isinstance(keys, str) else list(keys)
+    chosen = {name: value for name, value in predictions.items() if name in names}
+    if not chosen:
+        raise ConfigError(
+            f"predict_keys={keys!r} names none of the predictions: {', '.join(predictions)}."
+        )
+    return chosen
+
+
+def _examples(batch: Array | Mapping[str, Array]) -> Iterator[Any]:
+    if not isinstance(batch, Mapping):
+        yield from batch
+        return
+    lengths = {
+        name: len(value) if getattr(value, "ndim", 0) else -1 for name, value in batch.items()
+    }
+    if len(set(lengths.values())) > 1 or -1 in lengths.values():
+        raise ConfigError(
+            f"The predictions have different batch sizes: {lengths}. Give yield_single_examples="
+            "False to get batches as they are."
+        )
+    for index in range(next(iter(lengths.values()))):
+        yield {name: value[index] for name, value in batch.items()}

@@ -1,8 +1,12 @@
-"""Evaluation: the metrics of a checkpoint on some input."""
+"""Evaluation: the metrics of a checkpoint on some input, written to event files and read again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import collections
+import glob
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,67 +15,64 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.estimator import distribution, modeling, sessions
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
-from tfdist.estimator.types import Estimator
-from tfdist.types import Session
 
-__all__ = ["evaluate"]
+__all__ = ["eval_metrics", "evaluate"]
 
 tf1 = tf.compat.v1
 
 
-class _LastValues(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reads the metrics when the evaluation has ended."""
-
-    def __init__(self, fetches: Mapping[str, Any]) -> None:
-        self._fetches = dict(fetches)
-        self.values: dict[str, Any] = {}
-
-    def end(self, session: Session) -> None:
-        """Reads them; a hook of `MonitoredSession`."""
-        self.values = session.run(self._fetches)
-
-
 def evaluate(
-    estimator: Estimator,
+    model: modeling.Model,
     input_fn: Callable[..., Any],
-    *,
     steps: int | None,
     hooks: Sequence[Any],
     checkpoint: str | None,
     place: str,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint and writes the metrics to event files.
-
-    Args:
-        estimator: the Estimator.
-        input_fn: the input.
-        steps: how many batches; None means until the input ends.
-        hooks: the caller's hooks.
-        checkpoint: the checkpoint's prefix; None evaluates initial values.
-        place: the directory of the event files.
-
-    Returns:
-        The metrics, with `loss`, the mean of the batches', and `global_step`.
-    """
-    config = estimator.config
+    """Evaluates a checkpoint and writes event files to a place; see `Estimator.evaluate`."""
+    config = model.config
     replicas = distribution.for_evaluation(config)
-    with modeling.graph_for(config, replicas):
-        step = modeling.make_step(replicas)
-        spec = modeling.spec_on_input(estimator, input_fn, ModeKeys.EVAL, distribution=replicas)
+    with modeling.graph_for(config, replicas) as step:
+        spec = model.on_input(input_fn, ModeKeys.EVAL, replicas)
         values, update = _metrics(spec)
-        last = _LastValues({**values, "global_step": step})
+        last = tf1.train.FinalOpsHook({**values, "global_step": step})
         every = [*hooks, *spec.evaluation_hooks, last]
         with sessions.of_checkpoint(spec.scaffold, checkpoint, config, every) as session:
             done = 0
             while not session.should_stop() and (steps is None or done < steps):
                 session.run(update)
                 done += 1
-    results = dict(sorted(last.values.items()))
+    results = dict(sorted(last.final_ops_values.items()))
     if config.is_chief or config.task_type == "evaluator":
         _write(place, results, checkpoint)
     shown = ", ".join(f"{name} = {value}" for name, value in results.items())
     tf1.logging.info("Saving dict for global step %s: %s", results["global_step"], shown)
     return results
+
+
+def eval_metrics(place: str, pattern: str = "*.tfevents.*") -> dict[int, dict[str, float]]:
+    """The metrics in the event files of a directory, by global step, in the order of the steps."""
+    result: dict[int, dict[str, float]] = collections.defaultdict(dict)
+    for path in sorted(glob.glob(str(Path(glob.escape(place)) / pattern))):
+        for event in _events(path):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    result[event.step][value.tag] = value.simple_value
+    return dict(sorted(result.items()))
+
+
+def _events(path: str) -> Iterator[Any]:
+    """The events of a file, as far as it has been written.
+
+    A record is its length, a checksum of that, the data and a checksum of those.
+    """
+    with open(path, "rb") as file:
+        while len(head := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", head[:8])
+            data = file.read(length + 4)
+            if len(data) < length + 4:  # It is being written.
+                return
+            yield tf1.Event.FromString(data[:length])
 
 
 def _metrics(spec: EstimatorSpec) -> tuple[dict[str, Any], Any]:

@@ -11,10 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator.types import Estimator
+from tfdist.estimator.calling import check_parameters
+from tfdist.estimator.estimator import Estimator
+from tfdist.estimator.evaluation import eval_metrics
 from tfdist.utils import validation
 
-__all__ = ["Exporter", "FinalExporter", "LatestExporter", "WritingExporter"]
+__all__ = ["BestExporter", "Exporter", "FinalExporter", "LatestExporter"]
 
 
 class Exporter(abc.ABC):
@@ -53,9 +55,9 @@ class WritingExporter(Exporter):
 
     Args:
         name: the exporter's.
-        serving_input_receiver_fn: returns the model's inputs.
-        assets_extra: files to add, by their paths in `assets.extra`.
-        as_text: whether the protocol buffer is written as text.
+        serving_input_receiver_fn: see `Estimator.export_saved_model`.
+        assets_extra: see `Estimator.export_saved_model`.
+        as_text: see `Estimator.export_saved_model`.
         exports_to_keep: how many exports are kept; None keeps all.
 
     Raises:
@@ -66,9 +68,9 @@ class WritingExporter(Exporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any] | None,
-        assets_extra: Mapping[str, str] | None,
-        as_text: bool,
-        exports_to_keep: int | None = None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
     ) -> None:
         if not callable(serving_input_receiver_fn):
             raise ConfigError(
@@ -88,17 +90,31 @@ class WritingExporter(Exporter):
         """The name; see `Exporter.name`."""
         return self._name
 
-    def _write(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> bytes:
-        """Exports the model of a checkpoint, removes old exports and returns the directory."""
-        path: bytes = estimator.export_saved_model(
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> bytes | None:
+        """Exports the model and removes old exports, if the exporter wants it."""
+        if not self._wants(estimator, eval_result, is_the_final_export):
+            return None
+        path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
             assets_extra=self._assets_extra,
             as_text=self._as_text,
             checkpoint_path=checkpoint_path,
         )
-        _keep_newest(export_path, self._keep)
+        if self._keep is not None:
+            _keep_newest(export_path, self._keep)
         return path
+
+    @abc.abstractmethod
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], final: bool) -> bool:
+        """Whether the model is exported after an evaluation."""
 
 
 class FinalExporter(WritingExporter):
@@ -111,60 +127,89 @@ class FinalExporter(WritingExporter):
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
     ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text)
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> bytes | None:
-        """Exports at the end; see `Exporter.export`."""
-        del eval_result
-        if not is_the_final_export:
-            return None
-        return self._write(estimator, export_path, checkpoint_path)
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], final: bool) -> bool:
+        return final
 
 
 class LatestExporter(WritingExporter):
-    """Exports after each evaluation, and removes old exports; see `WritingExporter`."""
+    """Exports after each evaluation; for the arguments see `WritingExporter`."""
+
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], final: bool) -> bool:
+        return True
+
+
+def loss_smaller(
+    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
+) -> bool:
+    """Whether the current loss is smaller than the best one.
+
+    Raises:
+        ConfigError: if one of both has no loss.
+    """
+    for result in (best_eval_result, current_eval_result):
+        if not result or result.get("loss") is None:
+            raise ConfigError(f"The metrics {result!r} have no 'loss' to compare.")
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
+class BestExporter(WritingExporter):
+    """Exports when an evaluation is better than all before; see `WritingExporter`.
+
+    Args:
+        event_file_pattern: event files, relative to the model's directory, such as
+            `"eval/*.tfevents.*"`, from which a job that goes on learns the best metrics so far.
+            None starts anew.
+        compare_fn: of `best_eval_result` and `current_eval_result`, returns whether the current
+            one is better.
+    """
 
     def __init__(
         self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any] | None,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
+        event_file_pattern: str | None = None,
+        compare_fn: Callable[..., bool] = loss_smaller,
         assets_extra: Mapping[str, str] | None = None,
         as_text: bool = False,
         exports_to_keep: int | None = 5,
     ) -> None:
+        takes = ("best_eval_result", "current_eval_result")
+        check_parameters("compare_fn", compare_fn, takes, takes, defaults=True)
         super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        self._better = compare_fn
+        self._pattern = event_file_pattern
+        self._best: Mapping[str, Any] | None = None
+        self._told = event_file_pattern is None
 
-    def export(
-        self,
-        estimator: Estimator,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> bytes | None:
-        """Exports; see `Exporter.export`."""
-        del eval_result, is_the_final_export
-        return self._write(estimator, export_path, checkpoint_path)
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], final: bool) -> bool:
+        if not self._told:
+            self._best = self._best_of_events(estimator.model_dir, result)
+            self._told = True
+        if self._best is not None and not self._improves(self._best, result):
+            return False
+        self._best = dict(result)
+        return True
+
+    def _improves(self, best: Mapping[str, Any], result: Mapping[str, Any]) -> bool:
+        return bool(self._better(best_eval_result=best, current_eval_result=result))
+
+    def _best_of_events(self, model_dir: str, own: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The best metrics in the event files, except for those of this very evaluation."""
+        best: Mapping[str, Any] | None = None
+        for step, metrics in eval_metrics(model_dir, str(self._pattern)).items():
+            result = {**metrics, "global_step": step}
+            if step != own.get("global_step") and (best is None or self._improves(best, result)):
+                best = result
+        return best
 
 
-def _keep_newest(place: str, count: int | None) -> None:
-    """Removes all but the newest exports of a directory; None keeps all."""
-    if count is None:
-        return
-    result = sorted((each for each in Path(place).iterdir() if each.name.isdecimal()), key=_age)
-    for old in result[:-count]:
+def _keep_newest(place: str, count: int) -> None:
+    """Removes all but the newest exports of a directory."""
+    exports = [each for each in Path(place).iterdir() if each.name.isdecimal()]
+    for old in sorted(exports, key=lambda each: int(each.name))[:-count]:
         try:
             shutil.rmtree(old)
         except OSError as error:
             tf.compat.v1.logging.warning("Cannot remove the old export %s: %s", old, error)
-
-
-def _age(place: Path) -> int:
-    return int(place.name)

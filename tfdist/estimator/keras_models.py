@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from tfdist._keras import unscale_loss_for_distribution
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
 from tfdist.estimator.estimator import Estimator
+from tfdist.estimator.export import PredictOutput
 from tfdist.estimator.keras_optimizers import GraphOptimizer
 from tfdist.estimator.keras_variables import GraphVariables
-from tfdist.estimator.outputs import PredictOutput
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 from tfdist.types import (
@@ -27,6 +27,7 @@ from tfdist.types import (
     KerasVariable,
     Model,
     Scaffold,
+    StatelessScope,
     Structure,
     Tensor,
 )
@@ -140,23 +141,19 @@ class _Graph:
             outputs = model(self._x, training=True)
             loss = self._loss(outputs, training=True)
         optimizer = GraphOptimizer(
-            model.optimizer,
-            self._weights.keras,
-            self._weights.graph,
-            with_state=True,
-            scaled_for_replicas=True,
+            model.optimizer, self._weights.keras, self._weights.graph, compiled=True
         )
-        values = [value for _, value in weights]
-        update = optimizer.apply(tf1.gradients(optimizer.scaled(loss), values))
-        step = tf1.train.get_or_create_global_step()
-        done = [update, *self._state.assigned(state, scope)]
-        with tf.control_dependencies(done), tf1.device(step.device):
-            train_op = step.assign_add(1, read_value=False)
+        train_op = optimizer.minimize(
+            loss,
+            [value for _, value in weights],
+            tf1.train.get_or_create_global_step(),
+            self._state.assigned(state, scope),
+        )
         return EstimatorSpec(
             ModeKeys.TRAIN,
             loss=unscale_loss_for_distribution(loss),
             train_op=train_op,
-            scaffold=self._scaffold(optimizer.feed),
+            scaffold=self._scaffold(optimizer.own.feed),
         )
 
     def evaluation(self, names: Mapping[str, str]) -> EstimatorSpec:
@@ -251,11 +248,9 @@ def _metric_variables(model: Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
 
 
-@contextlib.contextmanager
-def _stateless(pairs: list[tuple[Any, Any]]) -> Iterator[Any]:
+def _stateless(pairs: list[tuple[Any, Any]]) -> contextlib.AbstractContextManager[StatelessScope]:
     """Replaces Keras's variables by values while a part of the model is built."""
-    with keras.StatelessScope(pairs, collect_losses=True, initialize_variables=False) as scope:
-        yield scope
+    return keras.StatelessScope(pairs, collect_losses=True, initialize_variables=False)
 
 
 def _build(model: Model, x: Structure, y: Structure) -> None:
@@ -297,7 +292,14 @@ def _as_inputs(model: Model, features: Structure) -> Structure:
     if not isinstance(features, Mapping) or not names:
         return features
     if len(names) == 1:
-        return features[names[0]] if names[0] in features else _only(features, names[0])
+        if names[0] in features:
+            return features[names[0]]
+        if len(features) == 1:
+            return next(iter(features.values()))
+        raise ConfigError(
+            f"The model has one input {names[0]!r}, but the features are {sorted(features)}. Let "
+            "input_fn return the feature by that name, or a tensor."
+        )
     missing = [name for name in names if name not in features]
     if missing:
         raise ConfigError(
@@ -305,12 +307,3 @@ def _as_inputs(model: Model, features: Structure) -> Structure:
             f"{sorted(features)}. Let input_fn return features by the names of the inputs."
         )
     return {name: features[name] for name in names}
-
-
-def _only(features: Mapping[str, Any], name: str) -> Tensor:
-    if len(features) == 1:
-        return next(iter(features.values()))
-    raise ConfigError(
-        f"The model has one input {name!r}, but the features are {sorted(features)}. Let input_fn "
-        "return the feature by that name, or a tensor."
-    )

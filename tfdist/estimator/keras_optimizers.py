@@ -17,10 +17,10 @@ import tensorflow as tf
 from tfdist._keras import BaseOptimizer, to_snake_case
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
-from tfdist.estimator.keras_variables import GraphVariables, assigned, read
+from tfdist.estimator.keras_variables import GraphVariables, Pairs
 from tfdist.types import Gradient, KerasVariable, Operation, Optimizer, Strategy, Tensor, Variable
 
-__all__ = ["GraphOptimizer", "minimized"]
+__all__ = ["GraphOptimizer"]
 
 tf1 = tf.compat.v1
 
@@ -115,9 +115,11 @@ class GraphOptimizer:
         references: Keras variables that stand for the weights.
         weights: for each the graph's.
         prefix: is put before the names of the optimizer's own variables.
-        with_state: whether it goes on from the state of `optimizer`, which knows `references`.
-        scaled_for_replicas: whether losses have been divided by the number of replicas, as those
-            that Keras has compiled are.
+        compiled: whether it is that of a compiled model. It then goes on from its state, and losses
+            have been divided by the number of replicas.
+
+    Attributes:
+        own: its own variables.
 
     Raises:
         ConfigError: for an optimizer that scales losses.
@@ -130,46 +132,50 @@ class GraphOptimizer:
         weights: Sequence[Any],
         *,
         prefix: str = "",
-        with_state: bool = False,
-        scaled_for_replicas: bool = False,
+        compiled: bool = False,
     ) -> None:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ConfigError(
                 f"{type(optimizer).__name__} is not supported by Estimators. Give the optimizer "
                 "inside of it, and train in float32 or bfloat16."
             )
-        self._pure = _pure(optimizer, references, with_state)
+        self._pure = _pure(optimizer, references, compiled)
         kinds = tf.distribute.ReduceOp
-        self._reduce = kinds.SUM if scaled_for_replicas else kinds.MEAN
+        self._reduce = kinds.SUM if compiled else kinds.MEAN
         self._references, self._weights = list(references), list(weights)
         devices = {id(one): w.device for one, w in zip(references, weights, strict=True)}
         owners = self._pure.__dict__.get("owners", {})
         self._pure.__dict__["devices"] = devices
-        self._own = GraphVariables(
+        self.own = GraphVariables(
             self._pure.variables,
             prefix=prefix,
             devices=[devices.get(owners.get(id(v)), "") for v in self._pure.variables],
         )
 
-    @property
-    def feed(self) -> dict[Any, Any]:
-        """Initial values of the optimizer's variables; see `GraphVariables`."""
-        return self._own.feed
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss that is to be differentiated, for `loss_scale_factor`."""
-        return self._pure.scale_loss(loss)
-
-    def apply(self, grads: Sequence[Any]) -> Operation:
+    def minimize(
+        self, loss: Tensor, sources: Sequence[Any], step: Variable | None, more: Sequence[Any] = ()
+    ) -> Operation:
         """The op of one update.
 
         Args:
-            grads: for each weight its gradient, dense or sparse, or None.
+            loss: a scalar tensor.
+            sources: for each weight the tensor or variable by which the loss is differentiated.
+            step: a variable that the op adds one to, or None.
+            more: other ops that are a part of it.
         """
+        scaled = self._pure.scale_loss(loss)  # For `loss_scale_factor`.
+        updates = [self._apply(tf1.gradients(scaled, list(sources))), *more]
+        if step is None:
+            return tf.group(*updates)
+        with tf.control_dependencies(updates), tf1.device(step.device):
+            return step.assign_add(1, read_value=False)
+
+    def _apply(self, grads: Sequence[Any]) -> Operation:
+        """The op that applies gradients, dense, sparse or None."""
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
             # Sparse ones stay sparse: of rows that come twice, Keras makes something else.
-            return self._updated(list(grads), self._weights, self._own.graph)
+            return self._updated(list(grads), self._weights, self.own.graph)
         dense = [tf.convert_to_tensor(grad) for grad in grads if grad is not None]
         weights = [w for w, grad in zip(self._weights, grads, strict=True) if grad is not None]
         if len(dense) < len(grads):
@@ -188,7 +194,7 @@ class GraphOptimizer:
         for i, device in enumerate(strategy.extended.worker_devices):
             parts = [
                 [strategy.experimental_local_results(each)[i] for each in values]
-                for values in (reduced, self._weights, self._own.graph)
+                for values in (reduced, self._weights, self.own.graph)
             ]
             with tf1.device(device):
                 ops.append(self._updated(*parts))
@@ -197,43 +203,12 @@ class GraphOptimizer:
     def _updated(self, grads: list[Any], weights: Sequence[Any], own: Sequence[Any]) -> Operation:
         """The op that updates weights and the optimizer's own variables."""
         # Read only now: another worker may have changed the weights since the forward pass.
+        pairs = Pairs([*self._references, *self.own.keras], [*weights, *own])
         with tf.control_dependencies([grad for grad in grads if grad is not None]):
-            before = read(self._references, weights)
-            own_before = read(self._own.keras, own)
-        with keras.StatelessScope([*before, *own_before], initialize_variables=False) as scope:
+            before = pairs.read()
+        with keras.StatelessScope(before, initialize_variables=False) as scope:
             _plainly(BaseOptimizer.apply, self._pure, grads)
-        return tf.group(*assigned(weights, before, scope), *assigned(own, own_before, scope))
-
-
-def minimized(
-    optimizer: Optimizer,
-    loss: Tensor,
-    variables: Sequence[Any],
-    global_step: Variable | None,
-    prefix: str = "",
-) -> Operation:
-    """The op of one step of an optimizer of Keras on variables of the default graph.
-
-    Args:
-        optimizer: Keras's; it is left as it is.
-        loss: a scalar tensor.
-        variables: the graph's.
-        global_step: a variable that the op adds one to, or None.
-        prefix: is put before the names of the optimizer's own variables.
-    """
-    with eagerly_outside_of_scope():
-        references = [
-            keras.Variable(
-                "zeros", tuple(each.shape), each.dtype.name, name=each.op.name.replace("/", "_")
-            )
-            for each in variables
-        ]
-    graph = GraphOptimizer(optimizer, references, variables, prefix=prefix)
-    update = graph.apply(tf1.gradients(graph.scaled(loss), list(variables)))
-    if global_step is None:
-        return update
-    with tf.control_dependencies([update]), tf1.device(global_step.device):
-        return global_step.assign_add(1, read_value=False)
+        return tf.group(*pairs.assigned(before, scope))
 
 
 def _pure(optimizer: Optimizer, references: Sequence[Any], with_state: bool) -> _Pure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.types import Array, DType, Operation, StatelessScope, Tensor, Variable
 
-__all__ = ["GraphVariables", "assigned", "changed", "read"]
+__all__ = ["GraphVariables", "Pairs", "changed"]
 
 tf1 = tf.compat.v1
 
@@ -20,7 +21,27 @@ tf1 = tf.compat.v1
 _FED_FROM = 64
 
 
-class GraphVariables:
+@dataclasses.dataclass
+class Pairs:
+    """Keras's variables, and for each a variable of the graph."""
+
+    keras: Sequence[Any]
+    graph: Sequence[Any]
+
+    def read(self) -> list[tuple[Any, Any]]:
+        """Keras's variables, each with the value that the graph's has when the step reads it."""
+        return [(k, each.read_value()) for k, each in zip(self.keras, self.graph, strict=True)]
+
+    def assigned(self, before: Sequence[tuple[Any, Any]], scope: StatelessScope) -> list[Any]:
+        """Ops for the assignments of a scope, which has ended, to the values that were read."""
+        result = (
+            changed(variable, value, scope.get_current_value(key))
+            for variable, (key, value) in zip(self.graph, before, strict=True)
+        )
+        return [op for op in result if op is not None]
+
+
+class GraphVariables(Pairs):
     """Makes a variable of the default graph for each of Keras's, with its value and its path.
 
     Args:
@@ -32,8 +53,6 @@ class GraphVariables:
         values: their first values; by default those that Keras's variables have.
 
     Attributes:
-        keras: Keras's variables.
-        graph: for each the graph's.
         feed: initial values by placeholder, for `Scaffold(init_feed_dict=…)`. Values that are large
             would make the graph large, with a limit of 2 GB.
     """
@@ -48,39 +67,24 @@ class GraphVariables:
         devices: Sequence[str] | None = None,
         values: Sequence[Any] | None = None,
     ) -> None:
-        self.keras = list(variables)
         self.feed: dict[Any, Any] = {}
         if values is None:
-            values = _values(self.keras)
-        self.graph = []
+            values = _values(variables)
+        graph = []
         places = devices or [""] * len(values)
-        names = [prefix + name for name in _names(self.keras)]
-        for name, value, place in zip(names, values, places, strict=True):
+        for name, value, place in zip(_names(variables), values, places, strict=True):
             with tf1.device(place):
-                self.graph.append(
-                    tf1.get_variable(
-                        name,
-                        shape=value.shape,
-                        dtype=value.dtype,
-                        initializer=self._initializer(value),
-                        trainable=trainable,
-                        collections=None if collections is None else list(collections),
-                        aggregation=_aggregation(value.dtype, collections is not None),
-                    )
+                variable = tf1.get_variable(
+                    prefix + name,
+                    shape=value.shape,
+                    dtype=value.dtype,
+                    initializer=self._initializer(value),
+                    trainable=trainable,
+                    collections=None if collections is None else list(collections),
+                    aggregation=_aggregation(value.dtype, collections is not None),
                 )
-
-    def read(self) -> list[tuple[Any, Any]]:
-        """Keras's variables, each with the value that the graph's has when the step reads it."""
-        return read(self.keras, self.graph)
-
-    def assigned(self, before: Sequence[tuple[Any, Any]], scope: StatelessScope) -> list[Any]:
-        """Ops that bring what was assigned in a stateless scope into the graph's variables.
-
-        Args:
-            before: the result of `read` for the scope.
-            scope: the `keras.StatelessScope`, which has ended.
-        """
-        return assigned(self.graph, before, scope)
+            graph.append(variable)
+        super().__init__(list(variables), graph)
 
     def _initializer(self, value: Array) -> Callable[..., Any]:
         if value.size < _FED_FROM:
@@ -107,34 +111,11 @@ def _values(variables: Sequence[Any]) -> list[Any]:
         return [np.asarray(part.numpy()) for part in parts]
 
 
-def read(keys: Sequence[Any], variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Keras's variables with the values that variables of the graph have when they are read."""
-    return [(key, each.read_value()) for key, each in zip(keys, variables, strict=True)]
-
-
-def assigned(
-    variables: Sequence[Any], before: Sequence[tuple[Any, Any]], scope: StatelessScope
-) -> list[Any]:
-    """See `GraphVariables.assigned`."""
-    result = (
-        changed(variable, value, scope.get_current_value(key))
-        for variable, (key, value) in zip(variables, before, strict=True)
-    )
-    return [op for op in result if op is not None]
-
-
 def changed(variable: Variable, before: Tensor, after: Tensor | None) -> Operation | None:
-    """The op that changes a variable by the result of a computation on a value of it.
+    """The op that changes a variable of the graph from a value that was read to the result.
 
-    Numbers are added, so that no change of another worker in the meantime is lost.
-
-    Args:
-        variable: the graph's.
-        before: the value that was read.
-        after: the result; None if it did not change.
-
-    Returns:
-        An op, or None if nothing changes.
+    Numbers are added, so that no change of another worker in the meantime is lost. The result is
+    None, and so is the op, if nothing changes.
     """
     if after is None or after is before:
         return None

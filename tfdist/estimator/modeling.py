@@ -3,122 +3,131 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.sessions import graph_scope, read_step_alone
 from tfdist.errors import ConfigError
-from tfdist.estimator import feeding
-from tfdist.estimator.calling import call_with, parameters_of
+from tfdist.estimator import inputs
+from tfdist.estimator.calling import call_with, check_parameters, parameters_of
 from tfdist.estimator.distribution import Distribution
-from tfdist.estimator.quiet import without_own_deprecations
 from tfdist.estimator.run_config import RunConfig
-from tfdist.estimator.spec import EstimatorSpec
-from tfdist.estimator.types import Estimator
-from tfdist.types import Features, Structure, Variable
+from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.types import Features, Operation, Structure, Variable
+from tfdist.utils.logging import log_without
 
-__all__ = ["call_model_fn", "check_model_fn", "graph_for", "make_step", "spec_on_input"]
+__all__ = ["Model", "graph_for", "without_deprecations"]
 
 tf1 = tf.compat.v1
 
-_MODEL_FN_NEEDS = ("features",)
 _MODEL_FN_TAKES = ("features", "labels", "mode", "params", "config")
+
+#: Files with calls of deprecated functions that a user cannot change.
+_OWN = (
+    "/tfdist/estimator/",
+    "/tensorflow/python/training/",
+    "/tensorflow/python/saved_model/",
+    "/tensorflow/python/data/",
+    "/tensorflow/python/distribute/",
+)
 
 
 @contextlib.contextmanager
-def graph_for(config: RunConfig, distribution: Distribution | None = None) -> Iterator[Any]:
-    """A new graph with the run's seed, in the scope of the replicas if there are several."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(without_own_deprecations())
-        graph = stack.enter_context(tf.Graph().as_default())
-        if distribution is not None:
-            stack.enter_context(distribution.scope())
-        if config.tf_random_seed is not None:
-            tf1.set_random_seed(config.tf_random_seed)
-        yield graph
-
-
-def make_step(distribution: Distribution | None = None) -> Variable:
-    """The global step of the default graph."""
-    if distribution is not None:
-        return distribution.make_step()
-    return tf1.train.get_or_create_global_step()
-
-
-def check_model_fn(model_fn: object) -> None:
-    """Rejects values that cannot be a `model_fn`.
-
-    Raises:
-        ConfigError: if it is not a function, or takes other arguments.
-    """
-    if not callable(model_fn):
-        raise ConfigError(f"model_fn={model_fn!r} is no function. Give one that returns a spec.")
-    names = [name for name in parameters_of(model_fn) if name != "self"]
-    unknown = [name for name in names if name not in _MODEL_FN_TAKES]
-    if unknown or "features" not in names:
-        wrong = f"takes {unknown[0]!r}" if unknown else "does not take 'features'"
-        raise ConfigError(
-            f"model_fn {wrong}. It must take features, and may take {', '.join(_MODEL_FN_TAKES)}."
-        )
-
-
-def call_model_fn(
-    model_fn: Callable[..., Any],
-    features: Features,
-    labels: Structure,
-    mode: str,
-    *,
-    params: object,
+def graph_for(
     config: RunConfig,
-) -> EstimatorSpec:
-    """Calls a `model_fn` with the arguments that it takes.
-
-    Raises:
-        ConfigError: if there are labels and it takes none, or it returns no spec.
-    """
-    offered = {"features": features, "mode": mode, "params": params, "config": config}
-    takes = parameters_of(model_fn)
-    if "labels" in takes:
-        offered["labels"] = labels
-    elif labels is not None:
-        raise ConfigError(
-            "input_fn gives labels, but model_fn takes none. Add the argument `labels`, or let "
-            "input_fn give features alone."
-        )
-    spec = call_with("model_fn", model_fn, offered, _MODEL_FN_NEEDS)
-    if not isinstance(spec, EstimatorSpec):
-        raise ConfigError(f"model_fn returned {spec!r}. Return a tfdist.estimator.EstimatorSpec.")
-    return spec
-
-
-def spec_on_input(
-    estimator: Estimator,
-    input_fn: Callable[..., Any],
-    mode: str,
-    *,
-    without_labels: bool = False,
-    distribution: Distribution | None = None,
-) -> EstimatorSpec:
-    """The model of an Estimator on the result of an `input_fn`, in the default graph.
+    replicas: Distribution | None = None,
+    device: str | Callable[[Operation], str] | None = None,
+) -> Iterator[Variable]:
+    """A new graph with the run's seed, whose global step it yields.
 
     Args:
-        estimator: the Estimator.
-        input_fn: the input.
-        mode: one of `ModeKeys`.
-        without_labels: whether labels are left out, as there is nothing to compare with.
-        distribution: the replicas, or None to build the model once.
+        config: the run's configuration.
+        replicas: the replicas in whose scope the graph is, if there are several.
+        device: the device of its ops.
     """
-    config = estimator.config
-    offered = {"mode": mode, "params": estimator.params, "config": config}
-    if distribution is not None:
-        offered["input_context"] = distribution.input_context()
-        result = feeding.call_input_fn(input_fn, offered)
-        merged: EstimatorSpec = distribution.spec(
-            lambda features, labels: estimator.call_model_fn(features, labels, mode), result, mode
-        )
-        return merged
-    features, labels = feeding.features_and_labels(feeding.call_input_fn(input_fn, offered))
-    labels = None if without_labels else labels
-    built: EstimatorSpec = estimator.call_model_fn(features, labels, mode)
-    return built
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(log_without(_is_own_deprecation))
+        stack.enter_context(tf.Graph().as_default())
+        if replicas is not None:
+            stack.enter_context(graph_scope(replicas.strategy))
+        if config.tf_random_seed is not None:
+            tf1.set_random_seed(config.tf_random_seed)
+        stack.enter_context(tf1.device(device))
+        step = tf1.train.get_or_create_global_step()
+        if replicas is not None:
+            read_step_alone(replicas.strategy, step)
+        yield step
+
+
+def without_deprecations() -> contextlib.AbstractContextManager[None]:
+    """Keeps all warnings about deprecated functions out of the log, for a ready-made model."""
+    return log_without(lambda record: "deprecated" in record.getMessage())
+
+
+def _is_own_deprecation(record: logging.LogRecord) -> bool:
+    first = record.getMessage().partition("\n")[0]
+    return "is deprecated" in first and any(place in first for place in _OWN)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A `model_fn`, with its parameters and the configuration of the run.
+
+    Raises:
+        ConfigError: if `function` is not a function, or takes other arguments.
+    """
+
+    function: Callable[..., Any]
+    params: object
+    config: RunConfig
+
+    def __post_init__(self) -> None:
+        check_parameters("model_fn", self.function, _MODEL_FN_TAKES, ("features",))
+
+    def __call__(
+        self, features: Features, labels: Structure, mode: str, config: RunConfig | None = None
+    ) -> EstimatorSpec:
+        """Builds the model in the default graph.
+
+        Raises:
+            ConfigError: if there are labels and `model_fn` takes none, or it returns no spec.
+        """
+        if labels is not None and "labels" not in parameters_of(self.function):
+            raise ConfigError(
+                "input_fn gives labels, but model_fn takes none. Add the argument `labels`, or let "
+                "input_fn give features alone."
+            )
+        params = copy.deepcopy(self.params)
+        values = (features, labels, mode, params, config or self.config)
+        spec = call_with(self.function, dict(zip(_MODEL_FN_TAKES, values, strict=True)))
+        if not isinstance(spec, EstimatorSpec):
+            raise ConfigError(
+                f"model_fn returned {spec!r}. Return a tfdist.estimator.EstimatorSpec."
+            )
+        return spec
+
+    def on_input(
+        self, input_fn: Callable[..., Any], mode: str, replicas: Distribution | None = None
+    ) -> EstimatorSpec:
+        """Builds the model on the result of an `input_fn`, once or on each replica.
+
+        Labels are left out of prediction, as there is nothing to compare with.
+        """
+        offered = {
+            "mode": mode,
+            "params": copy.deepcopy(self.params),
+            "config": self.config,
+            "input_context": None if replicas is None else replicas.input_context(),
+        }
+        check_parameters("input_fn", input_fn, offered, defaults=True)
+        with tf1.device("/cpu:0"):
+            result = call_with(input_fn, offered)
+        if replicas is not None:
+            return replicas.spec(lambda x, y: self(x, y, mode), result, mode)
+        features, labels = inputs.features_and_labels(result)
+        return self(features, None if mode == ModeKeys.PREDICT else labels, mode)

@@ -35,7 +35,7 @@ class Place:
         evaluated: whether the cluster lists an evaluator.
     """
 
-    cluster: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cluster: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     type: str = "worker"
     index: int = 0
     chief: Task = _ALONE
@@ -58,7 +58,7 @@ class Place:
         """The address of this task's own server, or "" if there is no other task."""
         if self.apart or sum(map(len, self.cluster.values())) < 2:
             return ""
-        return f"grpc://{_listed(self.cluster[self.type])[self.index]}"
+        return f"grpc://{self.cluster[self.type][self.index]}"
 
     @property
     def trainers(self) -> int:
@@ -81,11 +81,7 @@ class Place:
 
 
 def own_place() -> Place:
-    """This process's place by its TF_CONFIG; a process of its own if there is none.
-
-    Raises:
-        ConfigError: if TF_CONFIG has mistakes.
-    """
+    """This process's place by its TF_CONFIG; a process of its own if there is none."""
     text = own_tf_config()
     return Place() if text is None else place_of(text)
 
@@ -116,8 +112,8 @@ def place_of(text: str) -> Place:
             '"master" to "chief", or leave the evaluator out.'
         )
     tasks = {
-        named.get(kind, kind): addresses
-        for kind, addresses in cluster.as_dict().items()
+        named.get(kind, kind): [str(address) for address in addresses]
+        for kind, addresses in cluster.addresses.items()
         if kind != "evaluator"
     }
     chief = Task(named.get(cluster.chief.type, cluster.chief.type), cluster.chief.index)
@@ -171,10 +167,3 @@ def _check_alone(content: Mapping[str, Any]) -> None:
             '"cluster". List the addresses of all tasks there; or leave the task out, to train in '
             "this process alone."
         )
-
-
-def _listed(names: Mapping[str, str] | Sequence[str]) -> Mapping[int, str]:
-    """The addresses of one type by index."""
-    if isinstance(names, Mapping):
-        return {int(index): name for index, name in names.items()}
-    return dict(enumerate(names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,22 +13,12 @@ from tfdist.estimator.place import Place, own_place
 from tfdist.types import ClusterSpec, ConfigProto, Json, Strategy
 from tfdist.utils import validation
 
-__all__ = ["RunConfig", "TaskType"]
+__all__ = ["RunConfig"]
 
 _Unset: Any = object()
 
 #: Seconds between two checkpoints unless something else is asked for.
 _SAVE_SECS = 600
-
-
-class TaskType:
-    """The types of tasks in TF_CONFIG."""
-
-    MASTER = "master"
-    PS = "ps"
-    WORKER = "worker"
-    CHIEF = "chief"
-    EVALUATOR = "evaluator"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -148,7 +138,7 @@ class RunConfig:
         return tf.train.ClusterSpec({} if self._place.apart else self._place.cluster)
 
     @property
-    def training_cluster(self) -> Mapping[str, Any]:
+    def training_cluster(self) -> Mapping[str, Sequence[str]]:
         """The addresses of the tasks that train, by type; also in an evaluator."""
         return self._place.cluster
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.types import Operation, Scaffold, Structure, Tensor
 
-__all__ = ["EstimatorSpec", "ModeKeys"]
+__all__ = ["EstimatorSpec", "ModeKeys", "checked_hooks"]
 
 tf1 = tf.compat.v1
 
@@ -33,19 +33,8 @@ _NEEDED = {
 
 _Fields = collections.namedtuple(
     "_Fields",
-    [
-        "mode",
-        "predictions",
-        "loss",
-        "train_op",
-        "eval_metric_ops",
-        "export_outputs",
-        "training_chief_hooks",
-        "training_hooks",
-        "scaffold",
-        "evaluation_hooks",
-        "prediction_hooks",
-    ],
+    "mode predictions loss train_op eval_metric_ops export_outputs training_chief_hooks "
+    "training_hooks scaffold evaluation_hooks prediction_hooks",
 )
 
 
@@ -88,20 +77,35 @@ class EstimatorSpec(_Fields):
     ) -> EstimatorSpec:
         """See the class."""
         _check_mode(mode, {"predictions": predictions, "loss": loss, "train_op": train_op})
+        if scaffold is not None and not isinstance(scaffold, tf1.train.Scaffold):
+            raise ConfigError(
+                f"EstimatorSpec(scaffold={scaffold!r}) is no tf.compat.v1.train.Scaffold."
+            )
         return super().__new__(
             cls,
-            mode=mode,
-            predictions=_checked_predictions(predictions, mode),
-            loss=_scalar(loss),
-            train_op=_checked_train_op(train_op),
-            eval_metric_ops=_checked_metrics(eval_metric_ops or {}),
-            export_outputs=_checked_outputs(export_outputs),
-            training_chief_hooks=_hooks("training_chief_hooks", training_chief_hooks),
-            training_hooks=_hooks("training_hooks", training_hooks),
-            scaffold=_checked_scaffold(scaffold),
-            evaluation_hooks=_hooks("evaluation_hooks", evaluation_hooks),
-            prediction_hooks=_hooks("prediction_hooks", prediction_hooks),
+            mode,
+            _checked_predictions(predictions, mode),
+            _scalar(loss),
+            _checked_train_op(train_op),
+            _checked_metrics(eval_metric_ops or {}),
+            _checked_outputs(export_outputs),
+            checked_hooks("EstimatorSpec(training_chief_hooks=…)", training_chief_hooks),
+            checked_hooks("EstimatorSpec(training_hooks=…)", training_hooks),
+            scaffold,
+            checked_hooks("EstimatorSpec(evaluation_hooks=…)", evaluation_hooks),
+            checked_hooks("EstimatorSpec(prediction_hooks=…)", prediction_hooks),
         )
+
+
+def checked_hooks(what: str, hooks: Iterable[Any] | None) -> tuple[Any, ...]:
+    """The hooks that an argument gave as a tuple."""
+    checked = tuple(hooks or ())
+    for hook in checked:
+        if not isinstance(hook, tf1.train.SessionRunHook):
+            raise ConfigError(
+                f"{what} holds {hook!r}, which is no tf.compat.v1.train.SessionRunHook."
+            )
+    return checked
 
 
 def _check_mode(mode: str, given: Mapping[str, Any]) -> None:
@@ -174,20 +178,3 @@ def _checked_outputs(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None
                 "tfdist.estimator.export."
             )
     return None if outputs is None else dict(outputs)
-
-
-def _checked_scaffold(scaffold: Scaffold | None) -> Scaffold | None:
-    if scaffold is None or isinstance(scaffold, tf1.train.Scaffold):
-        return scaffold
-    raise ConfigError(f"EstimatorSpec(scaffold={scaffold!r}) is no tf.compat.v1.train.Scaffold.")
-
-
-def _hooks(name: str, hooks: Iterable[Any] | None) -> tuple[Any, ...]:
-    checked = tuple(hooks or ())
-    for hook in checked:
-        if not isinstance(hook, tf1.train.SessionRunHook):
-            raise ConfigError(
-                f"EstimatorSpec({name}=…) holds {hook!r}, which is no "
-                "tf.compat.v1.train.SessionRunHook."
-            )
-    return checked

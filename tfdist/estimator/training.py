@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from tfdist._tf.sessions import listen_to
 from tfdist.errors import ConfigError
-from tfdist.estimator import distribution, modeling, sessions, together, warm_starting
+from tfdist.estimator import distribution, modeling, sessions, warm_starting
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
-from tfdist.estimator.types import Estimator
 from tfdist.types import Scaffold, Tensor
 
 __all__ = ["train"]
@@ -21,36 +20,30 @@ tf1 = tf.compat.v1
 
 
 def train(
-    estimator: Estimator,
+    model: modeling.Model,
     input_fn: Callable[..., Any],
     hooks: Sequence[Any],
     listeners: Sequence[Any],
+    warm_start: warm_starting.WarmStartSettings | None,
 ) -> None:
-    """Trains an Estimator until a hook asks to stop, or the input ends.
-
-    Args:
-        estimator: the Estimator.
-        input_fn: the input.
-        hooks: the caller's hooks.
-        listeners: listeners to the saving of checkpoints.
-    """
-    config = estimator.config
+    """Trains a model until a hook asks to stop, or the input ends; see `Estimator.train`."""
+    config = model.config
     replicas = distribution.for_training(config)
-    with modeling.graph_for(config, replicas), tf1.device(sessions.device_function(config)):
-        modeling.make_step(replicas)
-        spec = modeling.spec_on_input(estimator, input_fn, ModeKeys.TRAIN, distribution=replicas)
+    with modeling.graph_for(config, replicas, sessions.device_function(config)):
+        spec = model.on_input(input_fn, ModeKeys.TRAIN, replicas)
         _add_loss_summary(spec.loss)
         _add_saver(spec, config)
         if config.is_chief:
-            warm_starting.apply(estimator.warm_start_settings, estimator.model_dir)
+            warm_starting.apply(warm_start, str(config.model_dir))
         every = [*hooks, *spec.training_hooks, *_own_hooks(spec, config)]
         scaffold = spec.scaffold or tf1.train.Scaffold()
         if config.is_chief:
-            every += _chief_hooks(estimator, spec, scaffold)
+            every += [*spec.training_chief_hooks, *_writing_hooks(config, scaffold)]
             every += _saving_hooks(config, scaffold, every, listeners)
+        every = distribution.stopping_together(every)
         with (
             sessions.without_cancelled_threads(),
-            sessions.for_training(scaffold, config, together.wrapped(every), replicas) as session,
+            sessions.for_training(scaffold, config, every, replicas) as session,
         ):
             while not session.should_stop():
                 session.run([spec.train_op, spec.loss])
@@ -67,10 +60,9 @@ def _own_hooks(spec: EstimatorSpec, config: RunConfig) -> list[Any]:
     return hooks
 
 
-def _chief_hooks(estimator: Estimator, spec: EstimatorSpec, scaffold: Scaffold) -> list[Any]:
-    """Hooks on the chief alone: they write."""
-    config, hooks = estimator.config, list(spec.training_chief_hooks)
-    place = estimator.model_dir
+def _writing_hooks(config: RunConfig, scaffold: Scaffold) -> list[Any]:
+    """Hooks on the chief alone, besides that which saves."""
+    hooks, place = [], config.model_dir
     if config.log_step_count_steps:
         hooks.append(
             tf1.train.StepCounterHook(every_n_steps=config.log_step_count_steps, output_dir=place)
@@ -87,11 +79,7 @@ def _chief_hooks(estimator: Estimator, spec: EstimatorSpec, scaffold: Scaffold) 
 def _saving_hooks(
     config: RunConfig, scaffold: Scaffold, given: Sequence[Any], listeners: Sequence[Any]
 ) -> list[Any]:
-    """The hook that saves, unless the caller or the model has brought one.
-
-    Raises:
-        ConfigError: if there are listeners, but nothing is saved.
-    """
+    """The hook that saves, unless the caller or the model has brought one."""
     brought = [each for each in given if isinstance(each, tf1.train.CheckpointSaverHook)]
     if brought:
         listen_to(brought[0], listeners)

@@ -49,14 +49,7 @@ class WarmStartSettings:
 
 
 def settings_of(given: object) -> WarmStartSettings | None:
-    """The settings that `warm_start_from` stands for.
-
-    Args:
-        given: settings, or the path of a checkpoint, its directory, or a SavedModel.
-
-    Raises:
-        ConfigError: if it is none of these.
-    """
+    """The settings that a path of a checkpoint, its directory, or a SavedModel stands for."""
     if given is None or isinstance(given, WarmStartSettings):
         return given
     if not isinstance(given, str | Path):
@@ -72,9 +65,6 @@ def apply(settings: WarmStartSettings | None, model_dir: str) -> None:
     """Initializes the variables of the default graph from another model.
 
     Nothing is done if the model has a checkpoint of its own.
-
-    Raises:
-        ConfigError: if there is no checkpoint to start from.
     """
     if settings is None or tf.train.latest_checkpoint(model_dir) is not None:
         return

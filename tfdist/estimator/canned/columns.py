@@ -1,4 +1,4 @@
-"""Makes the input of a network, or a linear model, of features by feature columns.
+"""Feature columns: the input of a network or a linear model, and the parsing of examples.
 
 The variables have the names of the retired Estimators: `input_layer/COLUMN/embedding_weights`,
 `linear_model/COLUMN/weights` and `linear_model/bias_weights`, in the scope of the caller.
@@ -21,10 +21,16 @@ from tfdist._tf.feature_columns import (
     StateManager,
 )
 from tfdist.errors import ConfigError
-from tfdist.estimator.quiet import without_deprecations
+from tfdist.estimator.modeling import without_deprecations
 from tfdist.types import DType, FeatureColumn, Features, SparseTensor, Tensor, Variable
 
-__all__ = ["checked_columns", "input_layer", "linear_model"]
+__all__ = [
+    "checked_columns",
+    "classifier_parse_example_spec",
+    "input_layer",
+    "linear_model",
+    "regressor_parse_example_spec",
+]
 
 tf1 = tf.compat.v1
 
@@ -32,9 +38,7 @@ tf1 = tf.compat.v1
 def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
     """Feature columns as a tuple, sorted by their names as the retired Estimators did.
 
-    Args:
-        what: the argument's name, for messages.
-        columns: one column or several.
+    `what` is the argument that gave them, for messages.
 
     Raises:
         ConfigError: if there are none, two of one name, or something that is not a column.
@@ -62,14 +66,7 @@ def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
 
 
 def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
-    """Concatenates dense columns.
-
-    Args:
-        features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: the result of `checked_columns`.
-
-    Returns:
-        A float tensor `(batch, width)`, the columns in the order of their names.
+    """Concatenates dense columns, in the order of their names, to a float tensor `(batch, width)`.
 
     Raises:
         ConfigError: if a column is categorical, or the features are not a dictionary.
@@ -96,17 +93,9 @@ def input_layer(features: Features, columns: Sequence[Any]) -> Tensor:
 def linear_model(
     features: Features, columns: Sequence[Any], units: int, sparse_combiner: str = "sum"
 ) -> Tensor:
-    """The weighted sum of all columns, plus a bias.
+    """The weighted sums of all columns, plus a bias: a float tensor `(batch, units)`.
 
-    Args:
-        features: a dictionary of tensors, each of shape `(batch, ...)`.
-        columns: the result of `checked_columns`, dense or categorical.
-        units: the number of sums.
-        sparse_combiner: how the weights of several categories in one example are combined: `"sum"`,
-            `"mean"` or `"sqrtn"`.
-
-    Returns:
-        A float tensor `(batch, units)`.
+    Weights of several categories in one example are combined by `"sum"`, `"mean"` or `"sqrtn"`.
 
     Raises:
         ConfigError: if a column is shared by the old API, or the features are not a dictionary.
@@ -179,6 +168,64 @@ def _is_old(column: FeatureColumn) -> bool:
     """Whether a column is of TensorFlow 1 only, as those of `shared_embedding_columns`."""
     new = isinstance(column, DenseColumn | CategoricalColumn)
     return not new and hasattr(column, "name") and hasattr(column, "_get_dense_tensor")
+
+
+def classifier_parse_example_spec(
+    feature_columns: Iterable[FeatureColumn],
+    label_key: str,
+    label_dtype: DType = tf.int64,
+    label_default: object = None,
+    weight_column: str | FeatureColumn | None = None,
+) -> dict[str, Any]:
+    """The specification of a classifier's examples.
+
+    Args:
+        feature_columns: the estimator's columns.
+        label_key: the label's name.
+        label_dtype: int64, or string if there is a `label_vocabulary`.
+        label_default: the label if there is none.
+        weight_column: the name or numeric column of the weights.
+
+    Raises:
+        ConfigError: if the label or the weights have the name of a feature.
+    """
+    label = tf.io.FixedLenFeature((1,), label_dtype, label_default)
+    return _parse_spec(feature_columns, label_key, label, weight_column)
+
+
+def regressor_parse_example_spec(
+    feature_columns: Iterable[FeatureColumn],
+    label_key: str,
+    label_dtype: DType = tf.float32,
+    label_default: object = None,
+    label_dimension: int = 1,
+    weight_column: str | FeatureColumn | None = None,
+) -> dict[str, Any]:
+    """The specification of a regressor's examples; see `classifier_parse_example_spec`."""
+    label = tf.io.FixedLenFeature((label_dimension,), label_dtype, label_default)
+    return _parse_spec(feature_columns, label_key, label, weight_column)
+
+
+def _parse_spec(
+    columns: Iterable[FeatureColumn],
+    label_key: str,
+    label: object,
+    weight_column: str | FeatureColumn | None,
+) -> dict[str, Any]:
+    columns = checked_columns("feature_columns", columns)
+    made: dict[str, Any] = dict(tf.feature_column.make_parse_example_spec(columns))
+    added = {label_key: label}
+    if weight_column is not None:
+        key = weight_column if isinstance(weight_column, str) else weight_column.key
+        added[key] = tf.io.FixedLenFeature((1,), tf.float32)
+    for key, feature in added.items():
+        if key in made:
+            raise ConfigError(
+                f"label_key or weight_column is {key!r}, which conflicts with a feature column of "
+                "that name. Rename one of them."
+            )
+        made[key] = feature
+    return made
 
 
 class _Variables(StateManager):  # type: ignore[misc]

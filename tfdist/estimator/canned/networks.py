@@ -6,7 +6,7 @@ Names of variables are those of the retired Estimators, such as `dnn/hiddenlayer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ from tfdist.estimator.spec import ModeKeys
 from tfdist.types import Features, Partitioner, Tensor, Variable
 from tfdist.utils.validation import check_choice, check_number, check_range
 
-__all__ = ["Baseline", "Deep", "Linear"]
+__all__ = ["Baseline", "Deep", "Linear", "Network"]
 
 tf1 = tf.compat.v1
 
@@ -29,19 +29,7 @@ _LEAST_BYTES = 64 << 20
 
 
 class Deep:
-    """A network of dense layers, in the scope `dnn`.
-
-    Args:
-        hidden_units: the width of each hidden layer.
-        columns: dense feature columns.
-        activation_fn: of hidden layers; None for none.
-        dropout: the share of a hidden layer's values that are dropped in training.
-        batch_norm: whether hidden layers are normalized, after activation and dropout.
-        partitioner: splits tables of embeddings.
-
-    Raises:
-        ConfigError: for values that mean nothing.
-    """
+    """A network of dense layers, in the scope `dnn`; for the arguments see `DNNEstimator`."""
 
     scope = "dnn"
 
@@ -69,17 +57,7 @@ class Deep:
     def logits(
         self, features: Features, mode: str, units: int, servers: int
     ) -> tuple[Any, list[Any]]:
-        """Builds the network.
-
-        Args:
-            features: tensors by name.
-            mode: one of `ModeKeys`.
-            units: the width of the result.
-            servers: the number of parameter servers.
-
-        Returns:
-            A tensor `(batch, units)`, and the updates of moving averages.
-        """
+        """Makes a tensor `(batch, units)` of features, and the updates of moving averages."""
         updates: list[Any] = []
         with tf1.variable_scope(self.scope):
             partitioner = self._partitioner or _partitioner(servers)
@@ -109,16 +87,7 @@ class Deep:
 
 
 class Linear:
-    """A linear model, in the scope `linear`.
-
-    Args:
-        columns: feature columns, dense or categorical.
-        sparse_combiner: how the categories of one example are combined.
-        partitioner: splits weights.
-
-    Raises:
-        ConfigError: for an unknown combiner.
-    """
+    """A linear model, in the scope `linear`; for the arguments see `LinearEstimator`."""
 
     scope = "linear"
 
@@ -132,7 +101,7 @@ class Linear:
     def logits(
         self, features: Features, mode: str, units: int, servers: int
     ) -> tuple[Any, list[Any]]:
-        """Builds the model; see `Deep.logits`."""
+        """See `Deep.logits`."""
         del mode
         partitioner = self._partitioner or _partitioner(servers)
         with tf1.variable_scope(self.scope, partitioner=partitioner):
@@ -149,11 +118,20 @@ class Baseline:
     def logits(
         self, features: Features, mode: str, units: int, servers: int
     ) -> tuple[Any, list[Any]]:
-        """Builds the model; see `Deep.logits`. Features only give the number of examples."""
+        """See `Deep.logits`; features only give the number of examples."""
         del mode, servers
+        if not isinstance(features, Mapping) or not features:
+            raise ConfigError(
+                f"The features are {features!r}, not a dictionary with at least one feature. Let "
+                "input_fn return features by name."
+            )
+        size = tf.shape(next(iter(features.values())))[0]
         with tf1.variable_scope(self.scope):
             bias = tf1.get_variable("bias", [units], initializer=tf1.zeros_initializer())
-            return tf.tile(bias[tf.newaxis], [_batch_size(features), 1]), []
+            return tf.tile(bias[tf.newaxis], [size, 1]), []
+
+
+Network: TypeAlias = Deep | Linear | Baseline
 
 
 def _dense(x: Tensor, units: int) -> Tensor:
@@ -196,16 +174,6 @@ def _partitioner(servers: int) -> Partitioner | None:
     if servers < 2:
         return None
     return tf1.min_max_variable_partitioner(max_partitions=servers, min_slice_size=_LEAST_BYTES)
-
-
-def _batch_size(features: Features) -> Tensor:
-    if not isinstance(features, Mapping) or not features:
-        raise ConfigError(
-            f"The features are {features!r}, not a dictionary with at least one feature. Let "
-            "input_fn return features by name."
-        )
-    first = next(iter(features.values()))
-    return tf.cast(tf.shape(first)[0], tf.int32)
 
 
 def _summarize(name: str, value: Tensor) -> None:

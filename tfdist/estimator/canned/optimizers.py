@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.errors import ConfigError
-from tfdist.estimator.keras_optimizers import minimized
+from tfdist.estimator.keras_optimizers import GraphOptimizer
 from tfdist.types import Operation, Optimizer, Optimizer1, OptimizerChoice, Tensor, Variable
 from tfdist.utils.validation import check_choice
 
@@ -32,15 +32,7 @@ _BY_NAME = {
 
 
 def check_optimizer(what: str, optimizer: object) -> None:
-    """Rejects values that cannot be an optimizer, before any graph is made.
-
-    Args:
-        what: the argument's name, for messages.
-        optimizer: the user's value.
-
-    Raises:
-        ConfigError: with the values that are allowed.
-    """
+    """Rejects the value of an argument that cannot be an optimizer, before any graph is made."""
     if isinstance(optimizer, str):
         check_choice(what, optimizer, _BY_NAME)
     elif inspect.isclass(optimizer) or not (callable(optimizer) or _is_optimizer(optimizer)):
@@ -53,19 +45,7 @@ def check_optimizer(what: str, optimizer: object) -> None:
 def optimizer_of(
     what: str, optimizer: OptimizerChoice, learning_rate: float
 ) -> Optimizer1 | Optimizer:
-    """The optimizer that a user's argument stands for, made in the default graph.
-
-    Args:
-        what: the argument's name, for messages.
-        optimizer: a value that has passed `check_optimizer`.
-        learning_rate: of optimizers given by name.
-
-    Returns:
-        An optimizer of `tf.compat.v1.train` or of Keras.
-
-    Raises:
-        ConfigError: if a function returns something else.
-    """
+    """The optimizer that the value of an argument stands for, made in the default graph."""
     if isinstance(optimizer, str):
         return _BY_NAME[optimizer](learning_rate=learning_rate)
     if _is_optimizer(optimizer):
@@ -89,26 +69,25 @@ def minimize(
     global_step: Variable | None = None,
     prefix: str = "",
 ) -> Operation:
-    """The op of one step.
+    """The op of one step, which may add one to the global step.
 
-    Args:
-        optimizer: the result of `optimizer_of`.
-        loss: a scalar tensor.
-        variables: the variables to train.
-        global_step: a variable that the op adds one to, if it is given.
-        prefix: is put before the names of the variables of an optimizer of Keras.
+    An optimizer of Keras is left as it is. The names of its variables begin with the prefix.
     """
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        return minimized(optimizer, loss, variables, global_step, prefix)
-    return optimizer.minimize(loss, global_step=global_step, var_list=list(variables))
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return optimizer.minimize(loss, global_step=global_step, var_list=list(variables))
+    with eagerly_outside_of_scope():
+        references = [
+            keras.Variable(
+                "zeros", tuple(each.shape), each.dtype.name, name=each.op.name.replace("/", "_")
+            )
+            for each in variables
+        ]
+    graph = GraphOptimizer(optimizer, references, variables, prefix=prefix)
+    return graph.minimize(loss, variables, global_step)
 
 
 def refuse_sync_replicas(what: str, optimizer: object) -> None:
-    """Refuses an optimizer that cannot be one of two.
-
-    Raises:
-        ConfigError: for a `SyncReplicasOptimizer`.
-    """
+    """Refuses a `SyncReplicasOptimizer`, which cannot be one of two."""
     if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
         raise ConfigError(
             f"{what} is a SyncReplicasOptimizer, which counts the steps of one optimizer, but a "

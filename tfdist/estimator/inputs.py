@@ -1,4 +1,4 @@
-"""A batch for each replica of a process, from one input."""
+"""The tensors of features and labels, from the result of an `input_fn`, once or by replica."""
 
 from __future__ import annotations
 
@@ -8,21 +8,29 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator import feeding
 from tfdist.types import Dataset, DatasetIterator, Structure, Tensor, TensorSpec
 
-__all__ = ["Batch", "of"]
+__all__ = ["Batch", "batches_of", "features_and_labels"]
+
+tf1 = tf.compat.v1
+
+_DATASETS = (tf.data.Dataset, tf1.data.Dataset)
+
+
+def features_and_labels(result: Any) -> tuple[Any, Any]:
+    """The tensors of one batch, from the result of an `input_fn`; labels are None without any."""
+    if isinstance(result, _DATASETS):
+        with tf1.device("/cpu:0"):
+            result = _iterator_of(result).get_next()
+    return _split(result)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """The features and labels that one replica computes on.
 
-    Attributes:
-        features: the features.
-        labels: the labels, or None.
-        present: whether this replica has a batch: a scalar tensor.
-        more: whether there is a batch after this one, as far as that is known: a scalar tensor.
+    `present` and `more` are scalar tensors: whether this replica has a batch, and whether there is
+    one after it, as far as that is known.
     """
 
     features: Structure
@@ -31,21 +39,18 @@ class Batch:
     more: Tensor
 
 
-def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list[Batch]:
-    """Successive batches for the replicas, in their order.
+def batches_of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list[Batch]:
+    """Successive batches of a data set for the replicas of a process, in their order.
 
     Args:
-        result: the result of an `input_fn`, which must be a data set.
+        result: the result of an `input_fn`.
         count: the number of replicas.
         fill: whether the last replicas get empty batches if the input ends before them. If not,
             such a step is left out, and the input ends.
         look_ahead: whether a replica is to know that a batch is its last. It does if it is the
             only one and its batches are dense tensors.
-
-    Raises:
-        ConfigError: if the input is not a data set.
     """
-    if not isinstance(result, tf.data.Dataset | tf.compat.v1.data.Dataset):
+    if not isinstance(result, _DATASETS):
         raise ConfigError(
             f"input_fn returned {result!r}, but {count} replicas read from one input: return a "
             "tf.data.Dataset."
@@ -55,7 +60,7 @@ def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list
         look_ahead = look_ahead and count == 1 and _can_be_empty(result.element_spec)
         if look_ahead:
             result = _marked(result)
-        iterator = feeding.iterator_of(result)
+        iterator = _iterator_of(result)
         batches: list[Batch] = []
         before: list[Any] = []
         for number in range(count):
@@ -63,9 +68,26 @@ def of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list
                 element, present = _next(iterator, result.element_spec, fill and number > 0)
             before = [tf.nest.flatten(element, expand_composites=True)[0]]
             element, more = element if look_ahead else (element, tf.constant(True))
-            features, labels = feeding.split(element)
-            batches.append(Batch(features, labels, present, more))
+            batches.append(Batch(*_split(element), present, more))
     return batches
+
+
+def _iterator_of(dataset: Dataset) -> DatasetIterator:
+    """An iterator over a data set, initialized with the tables of the graph."""
+    iterator = tf1.data.make_initializable_iterator(dataset)
+    tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+    return iterator
+
+
+def _split(batch: Structure) -> tuple[Any, Any]:
+    if isinstance(batch, tuple | list):
+        if len(batch) != 2:
+            raise ConfigError(
+                f"input_fn gives {len(batch)} elements, but an element of its data set, or what it "
+                "returns, is features or a pair of features and labels."
+            )
+        return batch[0], batch[1]
+    return batch, None
 
 
 def _marked(dataset: Dataset) -> Dataset:
@@ -83,7 +105,7 @@ def _next(iterator: DatasetIterator, spec: Structure, fill: bool) -> tuple[Any, 
     """The next element, and whether there was one."""
     if not fill:
         return iterator.get_next(), tf.constant(True)
-    optional = tf.compat.v1.data.experimental.get_next_as_optional(iterator)
+    optional = tf1.data.experimental.get_next_as_optional(iterator)
     present = optional.has_value()
     element = tf.cond(present, optional.get_value, lambda: tf.nest.map_structure(_empty, spec))
     return element, present
