@@ -46,9 +46,14 @@ class Bounds:
     timeout: float
 
     @property
-    def given(self) -> bool:
-        """Whether the job is elastic."""
-        return any(value is not None for value in (self.least, self.most, self.script))
+    def flags(self) -> list[str]:
+        """The flags that are given; if there are any, the job is elastic."""
+        values = {
+            "--min-np": self.least,
+            "--max-np": self.most,
+            "--host-discovery-script": self.script,
+        }
+        return [flag for flag, value in values.items() if value is not None]
 
 
 def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:

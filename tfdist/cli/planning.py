@@ -45,6 +45,7 @@ __all__ = [
     "planned",
     "program_of",
     "resolved_for",
+    "seed_of",
     "with_size",
     "without_strategy",
 ]
@@ -286,7 +287,7 @@ def _on_hosts(
 ) -> Iterator[Job]:
     """All processes of a job, on several machines."""
     config = resolved.config
-    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
+    seed = seed_of(config)
     ssh = hosts.ssh_of(request.ssh_args, request.remote_python)
     with hosts.cluster_of(config, machines, ssh, dry_run=request.dry_run) as (cluster, here):
         plan = plan_hosts(
@@ -344,7 +345,7 @@ def _on_this_machine(
     """All processes of a job."""
     config = resolved.config
     _check_timeline(config)
-    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
+    seed = seed_of(config)
     with _local_cluster(config) as cluster:
         plan = plan_local(
             program_of(request, config, seed),
@@ -389,6 +390,11 @@ def _roles(config: StrategyConfig) -> Mapping[str, Role]:
     if spec.has_stages:
         return STAGED if config.processes > 1 else {}
     return SERVED if spec.has_servers else {}
+
+
+def seed_of(config: StrategyConfig) -> int:
+    """The seed of a job, drawn here if none is given."""
+    return secrets.randbelow(2**32) if config.seed is None else config.seed
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:
