@@ -21,7 +21,7 @@ from types import TracebackType
 from tfdist.cluster.spec import Address
 from tfdist.errors import ConfigError
 
-__all__ = ["ALL_INTERFACES", "HeldPorts", "is_local_host", "local_among", "port_is_free"]
+__all__ = ["ALL_INTERFACES", "HeldPorts", "bind", "is_local_host", "local_among", "port_is_free"]
 
 #: The host that stands for all interfaces of this machine, as in Python's `socket`.
 ALL_INTERFACES = ""
@@ -64,7 +64,7 @@ class HeldPorts:
         self._sockets: dict[int, socket.socket] = {}
         try:
             for _ in range(count):
-                held = _bind(ALL_INTERFACES, 0, shared=True)
+                held = bind(ALL_INTERFACES, 0, shared=True)
                 self._sockets[held.getsockname()[1]] = held
         except BaseException:
             self.release()
@@ -115,7 +115,7 @@ def port_is_free(host: str, port: int) -> bool:
         OSError: if `host` is not this machine, or the port is reserved for the administrator.
     """
     try:
-        _bind(host, port).close()
+        bind(host, port).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return False
@@ -126,7 +126,7 @@ def port_is_free(host: str, port: int) -> bool:
 def is_local_host(host: str) -> bool:
     """Whether a name or address belongs to this machine. A name that does not resolve does not."""
     with contextlib.suppress(OSError, UnicodeError):
-        _bind(host, 0).close()
+        bind(host, 0).close()
         return True
     return False
 
@@ -143,8 +143,12 @@ def local_among(hosts: Iterable[str]) -> set[str]:
         return {name for name, local in zip(names, here, strict=True) if local}
 
 
-def _bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket bound as gRPC binds its own; `shared` as with TF_GRPC_REUSE_PORT."""
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket bound as gRPC binds its own; `shared` as with TF_GRPC_REUSE_PORT.
+
+    Raises:
+        OSError: if another program has the port, or the address is not of this machine.
+    """
     if host == ALL_INTERFACES and socket.has_dualstack_ipv6():
         with contextlib.suppress(_NoIPv6Error):
             return _bind_to(socket.AF_INET6, "::", port, shared)
