@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import queue
 import socket
 import threading
 import time
@@ -67,22 +67,23 @@ class ThisMachine:
 
         In daemon threads: a lookup cannot be cancelled and may outlast any deadline.
         """
-        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        asked = dict.fromkeys(hosts)
-        for host in asked:
-            waiting.put(host)
-        answers: queue.SimpleQueue[tuple[str, Resolution]] = queue.SimpleQueue()
-        for _ in range(min(_LOOKUPS_AT_ONCE, len(asked))):
-            threading.Thread(target=_look_up_all, args=(waiting, answers), daemon=True).start()
-        found = dict.fromkeys(asked, Resolution(late=True))
+        found = dict.fromkeys(hosts, Resolution(late=True))
+        waiting = list(found)
+
+        def look_up() -> None:
+            with contextlib.suppress(IndexError):  # All have been taken.
+                while True:
+                    host = waiting.pop()
+                    found[host] = _look_up(host)
+
+        count = min(_LOOKUPS_AT_ONCE, len(found))
+        threads = [threading.Thread(target=look_up, daemon=True) for _ in range(count)]
         deadline = time.monotonic() + self.lookup_seconds
-        for _ in asked:
-            try:
-                host, resolution = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                break
-            found[host] = resolution
-        return found
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return dict(found)
 
     def owns(self, address: str) -> bool:
         """Whether an IP address is this machine's."""
@@ -94,17 +95,6 @@ class ThisMachine:
             return ports.port_is_free(ports.ALL_INTERFACES, port)
         except OSError:
             return False
-
-
-def _look_up_all(
-    waiting: queue.SimpleQueue[str], answers: queue.SimpleQueue[tuple[str, Resolution]]
-) -> None:
-    while True:
-        try:
-            host = waiting.get_nowait()
-        except queue.Empty:
-            return
-        answers.put((host, _look_up(host)))
 
 
 def _look_up(host: str) -> Resolution:
