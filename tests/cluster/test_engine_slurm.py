@@ -19,7 +19,7 @@ from tfdist.cli.backends.base import EngineOptions, Order
 from tfdist.cli.backends.slurm import Slurm
 from tfdist.cli.request import Request
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch.backends import slurm_watch
+from tfdist.launch.backends import slurm
 from tfdist.launch.backends.slurm import (
     Echo,
     Failure,
@@ -256,15 +256,15 @@ def test_a_slurm_that_does_not_answer_is_borne_for_a_while(
     scontrol.chmod(0o755)
     (tmp_path / "down").touch()
     path = f"{tmp_path}:{environment.snapshot()['PATH']}"
-    monkeypatch.setattr(slurm_watch, "_TO_SETTLE", 0.0)
+    monkeypatch.setattr(slurm, "_TO_SETTLE", 0.0)
     with environment.patched({"PATH": path}):
-        state, _ = slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+        state, _ = slurm.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert state == JobState("FAILED", status=3)
         scontrol.write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
-        monkeypatch.setattr(slurm_watch, "_PATIENCE", 0.5)
+        monkeypatch.setattr(slurm, "_PATIENCE", 0.5)
         begun = time.monotonic()
         with pytest.raises(StartError, match=r"nothing of job 5 .*no controller.* scancel 5"):
-            slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+            slurm.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert time.monotonic() - begun < 20
 
 

@@ -13,8 +13,7 @@ from tfdist.cli.request import Job, Request
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.launch import elastic
-from tfdist.launch.elastic import Discovery
-from tfdist.launch.elastic_state import ElasticPlace
+from tfdist.launch.elastic import Discovery, ElasticPlace
 from tfdist.launch.plan import JobPlan
 from tfdist.launch.process import Terminal
 from tfdist.launch.supervisor import Outcome, Screen

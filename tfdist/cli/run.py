@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from tfdist.cli import elastic, estimator_jobs, logs, options, planning, summary
+from tfdist.cli import elastic, logs, options, planning, summary
 from tfdist.cli.backends.base import Engine, EngineOptions, Order, words_of
 from tfdist.cli.backends.kubernetes import Kubernetes
 from tfdist.cli.backends.mpi import Mpi
 from tfdist.cli.backends.ray import Ray
 from tfdist.cli.backends.slurm import Slurm
-from tfdist.cli.request import Request
+from tfdist.cli.request import Request, settled
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
@@ -34,8 +34,7 @@ _HERE = ("local", "ssh")
 _ENGINES: dict[str, type[Engine]] = {each.name: each for each in (Slurm, Mpi, Kubernetes, Ray)}
 
 
-@options.with_engines
-@options.with_strategy
+@options.with_all
 def run(
     context: typer.Context,
     script: options.Script,
@@ -74,7 +73,7 @@ def run(
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
     _check_script(script)
-    request = estimator_jobs.settled(_request(context.params))
+    request = settled(_request(context.params))
     engine = _engine(context.params["on"], request)
     of_engine = _options_of(engine, context.params)
     bounds = elastic.Bounds(min_np, max_np, host_discovery_script, elastic_timeout)

@@ -45,22 +45,15 @@ class HeldPorts:
 
     Args:
         count: how many ports.
-        host: the name or address of this machine that goes into the addresses.
 
     Raises:
-        ConfigError: if the count is not positive, or `host` is not this machine.
+        ConfigError: if the count is not positive.
         OSError: if the machine has no free port left.
     """
 
-    def __init__(self, count: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ConfigError(f"HeldPorts({count}): ask for at least one port.")
-        if not is_local_host(host):
-            raise ConfigError(
-                f'"{host}" is not an address of this machine, so its ports cannot be held here. '
-                "Use this machine's own name or address."
-            )
-        self._host = host
         self._sockets: dict[int, socket.socket] = {}
         try:
             for _ in range(count):
@@ -78,8 +71,8 @@ class HeldPorts:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The ports with the host."""
-        return tuple(Address(self._host, port) for port in self._ports)
+        """The ports, as addresses that this machine alone can reach."""
+        return tuple(Address("127.0.0.1", port) for port in self._ports)
 
     def release(self, port: int | None = None) -> None:
         """Gives up one port, or all that are left. Ports given up already are not an error."""

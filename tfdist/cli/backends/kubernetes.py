@@ -11,7 +11,7 @@ from tfdist.cli.backends.base import Engine, Order
 from tfdist.errors import ConfigError
 from tfdist.launch.backends import kubernetes
 from tfdist.launch.backends.kubernetes import JOB_LABEL, ContainerJob
-from tfdist.launch.backends.kubernetes_watch import Kubectl, Target, Watch
+from tfdist.launch.backends.kubernetes_watch import Kubectl, Watch
 from tfdist.launch.supervisor import stop_requests
 
 __all__ = ["Kubernetes"]
@@ -82,7 +82,7 @@ class Kubernetes(Engine):
             if self.order.options.detach and not requests.received:
                 self._say_detached(remove)
                 return 0
-            watch = Watch(self._kubectl, self._target(), summary.note)
+            watch = self._watch()
             try:
                 status = watch.until_end(lambda: requests.received)
             except BaseException:
@@ -110,16 +110,12 @@ class Kubernetes(Engine):
             case _:
                 return (kubernetes.compose_document(self._job),)
 
-    def _target(self) -> Target:
-        """The objects to look at while the job runs."""
+    def _watch(self) -> Watch:
         job, plain = self._job, self._manifest == "plain"
         names = kubernetes.jobs(job) if plain else (job.name,)
-        return Target(
-            kinds=_KINDS[self._manifest],
-            selector=self._selector,
-            jobs=names,
-            pod=f"{names[0]}-0" if plain else f"{job.name}-{job.main}-0",
-        )
+        pod = f"{names[0]}-0" if plain else f"{job.name}-{job.main}-0"
+        kinds = _KINDS[self._manifest]
+        return Watch(self._kubectl, kinds, self._selector, names, pod, summary.note)
 
     def _by_hand(self, action: str, kinds: str) -> str:
         """The command for a shell that does something with all objects of the job."""

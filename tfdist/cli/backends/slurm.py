@@ -12,12 +12,12 @@ from tfdist import environment
 from tfdist.cli import logs, planning, summary
 from tfdist.cli.backends.base import Engine, Order
 from tfdist.cluster.environments import slurm as detected
-from tfdist.cluster.environments.base import Absent, Surroundings, counted, number
-from tfdist.cluster.spec import Task
+from tfdist.cluster.environments.base import Absent, Surroundings, number
+from tfdist.cluster.spec import Task, counted
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch import root_cause, supervisor
-from tfdist.launch.backends import slurm, slurm_watch
+from tfdist.launch.backends import slurm
 from tfdist.launch.plan import JobPlan
 from tfdist.launch.supervisor import Requests, stop_requests
 
@@ -89,7 +89,7 @@ class Slurm(Engine):
         counts = counted(self.order.counts)
         summary.note(f"srun starts {counts} in job {job}. Logs: {self._step.log_dir}")
         with stop_requests() as requests:
-            status, lines = slurm_watch.run(self._srun, self._step.name, job, requests)
+            status, lines = slurm.run(self._srun, self._step.name, job, requests)
         return self._told(status, lines, requests)
 
     def _as_batch_job(self) -> int:
@@ -97,7 +97,7 @@ class Slurm(Engine):
         script = place / "job.sbatch"
         script.write_text(slurm.batch_script(self._step))
         with stop_requests() as requests:
-            job = slurm_watch.submit(script)
+            job = slurm.submit(script)
             summary.note(f"job {job} has {counted(self.order.counts)}. Logs: {place}")
             if self.order.options.detach and not requests.received:
                 out, _ = slurm.output_files(place, job)
@@ -105,7 +105,7 @@ class Slurm(Engine):
                 summary.note(f"its output: {shlex.join(('tail', '-F', str(out)))}")
                 summary.note(f"this cancels it: scancel {job}")
                 return 0
-            state, lines = slurm_watch.watch(job, place, requests, summary.note)
+            state, lines = slurm.watch(job, place, requests, summary.note)
         status = self._told(state.status, lines, requests)
         explained = state.name == "FAILED" and slurm.failures(lines)
         if state.name == "COMPLETED" or explained or requests.received:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task, on_hosts
+from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task, counted, on_hosts
 from tfdist.errors import ConfigError
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Surroundings",
     "addresses",
     "check_rank",
-    "counted",
     "first_port",
     "number",
     "place_of_rank",
@@ -192,12 +191,6 @@ class Absent:
     """
 
     reason: str
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Numbers of tasks by their type, in words: "1 chief, 3 workers, 2 ps"."""
-    parts = (f"{n} {kind}{'s' * (n != 1 and kind != 'ps')}" for kind, n in counts.items())
-    return ", ".join(parts)
 
 
 def seen(environ: Mapping[str, str], names: Iterable[str]) -> str:

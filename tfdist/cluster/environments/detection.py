@@ -125,20 +125,16 @@ def detect(given: Surroundings, environment: str | None = None) -> Place:
     if environment is not None:
         return _chosen(given, environment)
     found: Place | None = None
-    for detector in DETECTORS:
-        if detector.name == "local" and found is not None:
-            break
-        try:
-            answer = detector.place(given)
-        except ConfigError as error:
+    for sighting in survey(given):
+        answer, name = sighting.answer, sighting.detector.name
+        if isinstance(answer, ConfigError):
             raise ConfigError(
-                f"{error}\n(So says environment {detector.name!r}. If this process belongs to "
-                "another, choose that by name.)"
-            ) from error
-        if isinstance(answer, Place):
+                f"{answer}\n(So says environment {name!r}. If this process belongs to another, "
+                "choose that by name.)"
+            ) from answer
+        if isinstance(answer, Place) and (name != "local" or found is None):
             found = answer if found is None else _reconciled(found, answer)
-    if found is None:  # `local` always answers.
-        raise AssertionError("no environment")
+    assert found is not None, "`local` always answers"
     return found
 
 
