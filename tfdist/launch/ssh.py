@@ -103,7 +103,7 @@ class Ssh:
             raise StartError(f"{host}: no answer to ssh within {seconds:.0f} s.") from None
         except OSError as error:
             raise StartError(f"{host}: ssh cannot be run here: {error.strerror}.") from error
-        if done.returncode == 0:
+        if done.returncode == 0 and done.stdout:
             found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             return found
         said = " ".join(done.stderr.split())[-300:]
