@@ -11,7 +11,7 @@ import pytest
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
 from tfdist.launch import elastic
-from tfdist.launch.elastic_state import ElasticPlace, Position
+from tfdist.launch.elastic import ElasticPlace, Position
 from tfdist.launch.plan import Program, local_cluster, plan_local
 from tfdist.launch.supervisor import Screen
 

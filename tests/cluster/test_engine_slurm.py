@@ -15,11 +15,11 @@ import pytest
 
 from tfdist import environment
 from tfdist.cli import planning
-from tfdist.cli.backends import slurm as engine
-from tfdist.cli.backends.request import EngineOptions, Order, counts_of
+from tfdist.cli.backends.base import EngineOptions, Order
+from tfdist.cli.backends.slurm import Slurm
 from tfdist.cli.request import Request
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch.backends import slurm_watch
+from tfdist.launch.backends import slurm
 from tfdist.launch.backends.slurm import (
     Echo,
     Failure,
@@ -65,16 +65,15 @@ def order(strategy: str | None = None, detach: bool = False, **given: Any) -> Or
         given=given,
         log_dir=Path("/logs"),
         hosts=hosts,
+        dry_run=True,
     )
     resolved = planning.resolved_for(request)
     return Order(
         request=request,
         resolved=resolved,
         words=() if strategy is None else ("--strategy", strategy),
-        counts=counts_of(resolved),
         options=EngineOptions(**options, detach=detach),
         grace=5.0,
-        dry_run=True,
     )
 
 
@@ -83,7 +82,7 @@ def printed(
 ) -> str:
     own = {name: None for name in environment.snapshot() if name.startswith("SLURM_")}
     with environment.patched({**own, **(environ or {})}):
-        assert engine.start(asked) == 0
+        assert Slurm(asked).run() == 0
     return capsys.readouterr().out
 
 
@@ -183,13 +182,14 @@ def test_what_conflicts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_without_slurm(tmp_path: Path) -> None:
-    asked = dataclasses.replace(order("multi_worker"), dry_run=False)
+    asked = order("multi_worker")
+    asked = dataclasses.replace(asked, request=dataclasses.replace(asked.request, dry_run=False))
     own = {name: None for name in environment.snapshot() if name.startswith("SLURM_")}
     with (
         environment.patched({**own, "PATH": str(tmp_path)}),
         pytest.raises(ConfigError, match="needs sbatch, which is not in PATH"),
     ):
-        engine.start(asked)
+        Slurm(asked).run()
 
 
 def test_failures_are_read_from_sruns_words() -> None:
@@ -256,15 +256,15 @@ def test_a_slurm_that_does_not_answer_is_borne_for_a_while(
     scontrol.chmod(0o755)
     (tmp_path / "down").touch()
     path = f"{tmp_path}:{environment.snapshot()['PATH']}"
-    monkeypatch.setattr(slurm_watch, "_TO_SETTLE", 0.0)
+    monkeypatch.setattr(slurm, "_TO_SETTLE", 0.0)
     with environment.patched({"PATH": path}):
-        state, _ = slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+        state, _ = slurm.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert state == JobState("FAILED", status=3)
         scontrol.write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
-        monkeypatch.setattr(slurm_watch, "_PATIENCE", 0.5)
+        monkeypatch.setattr(slurm, "_PATIENCE", 0.5)
         begun = time.monotonic()
         with pytest.raises(StartError, match=r"nothing of job 5 .*no controller.* scancel 5"):
-            slurm_watch.watch("5", tmp_path, Requests(), lambda text, new_line: None)
+            slurm.watch("5", tmp_path, Requests(), lambda text, new_line: None)
         assert time.monotonic() - begun < 20
 
 

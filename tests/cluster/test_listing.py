@@ -14,7 +14,7 @@ from tfdist.cli import logs
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.cluster.tf_config import LONGEST_VARIABLE, own_tf_config, parse_tf_config
 from tfdist.errors import ConfigError
-from tfdist.launch import ssh_remote
+from tfdist.launch import ssh
 from tfdist.launch.plan import Program, plan_local, plan_member
 from tfdist.launch.ssh import Ssh, plan_hosts
 
@@ -80,7 +80,7 @@ def test_a_host_gets_the_file_with_its_order(tmp_path: Path) -> None:
     )
     said = {**json.loads(order()), "command": [sys.executable, "-c", code], "cwd": str(tmp_path)}
     with subprocess.Popen(
-        [sys.executable, "-m", ssh_remote.__name__],
+        [sys.executable, "-m", ssh.__name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

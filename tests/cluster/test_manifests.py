@@ -315,7 +315,7 @@ def test_the_manifests_need_neither_tensorflow_nor_pyyaml() -> None:
 )
 def test_a_name_from_the_script(script: str, name: str) -> None:
     assert kubernetes.name_of(script) == name
-    kubernetes.check_name(name, "--job-name")
+    kubernetes.check_name(name)
 
 
 def test_the_longest_name_leaves_room_for_what_kubernetes_appends() -> None:

@@ -20,9 +20,9 @@ print("serves", server.target)
 
 
 def test_ports_are_distinct_and_come_with_the_host() -> None:
-    with HeldPorts(3, "localhost") as held:
+    with HeldPorts(3) as held:
         assert len(set(held.ports)) == 3
-        assert [str(a) for a in held.addresses] == [f"localhost:{port}" for port in held.ports]
+        assert [str(a) for a in held.addresses] == [f"127.0.0.1:{port}" for port in held.ports]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -89,8 +89,6 @@ def test_a_port_of_another_machine_cannot_be_asked_for() -> None:
     assert not is_local_host("203.0.113.1")
     assert not is_local_host("no-such-host.invalid")
     assert is_local_host("localhost")
-    with pytest.raises(ConfigError, match=r"203\.0\.113\.1.*own name"):
-        HeldPorts(1, "203.0.113.1")
 
 
 def test_no_ports_are_refused() -> None:
@@ -99,7 +97,7 @@ def test_no_ports_are_refused() -> None:
 
 
 def test_tensorflow_takes_held_ports_over(tmp_path: pathlib.Path) -> None:
-    with HeldPorts(2, "localhost") as held:
+    with HeldPorts(2) as held:
         own, other = map(str, held.addresses)
         content = {"cluster": {"worker": [own]}, "task": {"type": "worker", "index": 0}}
         changes = {"TF_CONFIG": json.dumps(content), "CUDA_VISIBLE_DEVICES": "-1"}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster.spec import Task
-from tfdist.launch import crash_report, root_cause, supervisor
+from tfdist.launch import root_cause, supervisor
 from tfdist.launch.output import Pump, TaskOutput
 from tfdist.launch.plan import JobPlan, Program, local_cluster, plan_local
 from tfdist.launch.process import Terminal
@@ -234,14 +234,14 @@ Extension modules: numpy._core._multiarray_umath (total: 1)""".splitlines()
 
 
 def test_the_stacks_of_a_crash_are_told_from_what_was_said() -> None:
-    assert crash_report.without_stacks(STACKS) == STACKS[:2]
-    assert root_cause.is_consequence(crash_report.without_stacks(STACKS), -6)
-    assert crash_report.site(STACKS) == (
+    assert root_cause.without_stacks(STACKS) == STACKS[:2]
+    assert root_cause.is_consequence(root_cause.without_stacks(STACKS), -6)
+    assert root_cause.site(STACKS) == (
         "The crash is in another thread, while the program was at line 20 of /home/me/train.py, "
         "in main."
     )
-    assert crash_report.site(["ValueError: x"]) is None
-    assert crash_report.without_stacks(['  File "a.py", line 1 in f']) == [
+    assert root_cause.site(["ValueError: x"]) is None
+    assert root_cause.without_stacks(['  File "a.py", line 1 in f']) == [
         '  File "a.py", line 1 in f'
     ]
 

@@ -13,7 +13,7 @@ from tests.cluster.test_spec import addresses
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import Address, ClusterSpec, ClusterUse, Task, is_loopback
 from tfdist.cluster.tf_config import Finding, check_tf_config, parse_tf_config, refuse_gaps
-from tfdist.cluster.validation.network import Resolution, ThisMachine
+from tfdist.cluster.validation.semantics import Resolution, ThisMachine
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 

@@ -8,8 +8,7 @@ import pytest
 
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.validation.finding import Finding
-from tfdist.cluster.validation.machine import machine_findings
-from tfdist.cluster.validation.versions import in_range, ranges, version_findings
+from tfdist.cluster.validation.machine import in_range, machine_findings, ranges, version_findings
 from tfdist.diagnostics import Report, diagnose
 from tfdist.diagnostics.doctor import horovod_finding
 from tfdist.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.test_run_servers import dry_run, mistake
-from tfdist.cli.estimator_jobs import use_in
+from tfdist.cli.request import use_in
 from tfdist.errors import ConfigError
 from tfdist.estimator.place import Place, place_of
 

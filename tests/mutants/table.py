@@ -204,7 +204,7 @@ MUTANTS: list[Mutant] = [
         ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
     ),
     *_of(
-        "tfdist/launch/elastic_state.py",
+        "tfdist/launch/elastic.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
         ("{position.epoch:08d}", "{position.step:08d}"),

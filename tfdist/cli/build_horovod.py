@@ -87,10 +87,8 @@ def _time(seconds: float) -> str:
 def _shown(quiet: bool) -> Iterator[Progress]:
     """Shows progress as the place allows: bars on a terminal, lines elsewhere."""
     console = Console(stderr=True)
-    if quiet:
-        yield _Nothing()
-    elif not console.is_terminal:
-        yield _Lines()
+    if quiet or not console.is_terminal:
+        yield _Lines(quiet)
     else:
         columns = (
             SpinnerColumn(),
@@ -102,40 +100,29 @@ def _shown(quiet: bool) -> Iterator[Progress]:
             yield _Terminal(bars)
 
 
-class _Nothing:
-    """Shows notes only."""
-
-    def phase(self, text: str) -> None:
-        """See `Progress`."""
-
-    def fraction(self, done: float) -> None:
-        """See `Progress`."""
-
-    def note(self, text: str) -> None:
-        """See `Progress`."""
-        _say(text)
-
-
 class _Lines:
-    """A line for each phase, and one for each quarter of it."""
+    """A line for each phase, and one for each quarter of it; if `quiet`, notes only."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
         self._began, self._text, self._quarter = time.monotonic(), "", 0
 
     def phase(self, text: str) -> None:
         """See `Progress`."""
         self._text, self._quarter = text, 0
-        self.note(f"{text} …")
+        if not self._quiet:
+            self.note(f"{text} …")
 
     def fraction(self, done: float) -> None:
         """See `Progress`."""
-        if int(done * 4) > self._quarter:
+        if int(done * 4) > self._quarter and not self._quiet:
             self._quarter = int(done * 4)
             self.note(f"{self._text}: {25 * self._quarter} %")
 
     def note(self, text: str) -> None:
         """See `Progress`."""
-        _say(f"[{_time(time.monotonic() - self._began)}] {text}")
+        when = "" if self._quiet else f"[{_time(time.monotonic() - self._began)}] "
+        print(f"tfdist: {when}{text}", file=sys.stderr, flush=True)
 
 
 class _Terminal:
@@ -155,7 +142,3 @@ class _Terminal:
     def note(self, text: str) -> None:
         """See `Progress`."""
         self._bars.console.print(text, markup=False, highlight=False)
-
-
-def _say(text: str) -> None:
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)

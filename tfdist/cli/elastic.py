@@ -13,8 +13,7 @@ from tfdist.cli.request import Job, Request
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.launch import elastic
-from tfdist.launch.elastic import Discovery
-from tfdist.launch.elastic_state import ElasticPlace
+from tfdist.launch.elastic import Discovery, ElasticPlace
 from tfdist.launch.plan import JobPlan
 from tfdist.launch.process import Terminal
 from tfdist.launch.supervisor import Outcome, Screen
@@ -46,9 +45,14 @@ class Bounds:
     timeout: float
 
     @property
-    def given(self) -> bool:
-        """Whether the job is elastic."""
-        return any(value is not None for value in (self.least, self.most, self.script))
+    def flags(self) -> list[str]:
+        """The flags that are given; if there are any, the job is elastic."""
+        values = {
+            "--min-np": self.least,
+            "--max-np": self.most,
+            "--host-discovery-script": self.script,
+        }
+        return [flag for flag, value in values.items() if value is not None]
 
 
 def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:

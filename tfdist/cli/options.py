@@ -234,25 +234,17 @@ TaskFlags = Annotated[
 ]
 
 
-def with_strategy(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that also takes the options of a strategy; it finds them in `context.params`.
-
-    Args:
-        command: takes `context`, its own options, and `**of_strategy`.
-    """
-    return _with(_OF_STRATEGY, "strategy", command)
-
-
-def with_engines(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that also takes the options of engines; it finds them in `context.params`.
+def with_all(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that also takes the options of strategies and engines, in `context.params`.
 
     Args:
         command: takes `context`, its own options, and further options by name.
     """
-    return _with(OF_ENGINES, "environment", command)
+    return _with(OF_ENGINES, "environment", _with(_OF_STRATEGY, "strategy", command))
 
 
 def _with(table: dict[str, Any], after: str, command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of a table behind one of its own."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     named = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
     place = 1 + [each.name for each in named].index(after)

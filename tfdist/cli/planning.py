@@ -35,19 +35,7 @@ from tfdist.launch.ssh import plan_hosts
 from tfdist.strategies.pipeline import trace_plot
 from tfdist.utils.atomic_io import check_writable
 
-__all__ = [
-    "Here",
-    "Job",
-    "Request",
-    "check_runnable",
-    "cluster_here",
-    "is_rank",
-    "planned",
-    "program_of",
-    "resolved_for",
-    "with_size",
-    "without_strategy",
-]
+__all__ = ["check_runnable", "planned", "program_of", "resolved_for", "seed_of"]
 
 
 # `tfdist run --every-task`: between-graph programs, which each task runs by itself.
@@ -56,13 +44,8 @@ __all__ = [
 _OF_EVERY_TASK = ("processes", "ps")
 
 
-@contextlib.contextmanager
-def without_strategy(request: Request) -> Iterator[Job]:
-    """The job of a between-graph program: all tasks run the script, under no strategy.
-
-    Raises:
-        ConfigError: for options that do not go with it.
-    """
+def _without_strategy(request: Request, held: contextlib.ExitStack) -> Job:
+    """The job of a between-graph program: all tasks run the script, under no strategy."""
     counts = _counts(request)
     chief = request.strategy is not None  # As jobs of Estimators have one.
     environ = environment.snapshot()
@@ -86,13 +69,13 @@ def without_strategy(request: Request) -> Iterator[Job]:
         plan = plan_member(
             program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
         )
-        yield Job(plan, None, None, gpus, request.why_every_task)
-        return
-    ps = counts.get("ps", 1)
-    with hold_ports(counts.get("processes", 1) + ps + request.evaluator) as held:
-        cluster = local_cluster(held.ports, chief=chief, ps=ps, evaluator=request.evaluator)
+    else:
+        ps = counts.get("ps", 1)
+        count = counts.get("processes", 1) + ps + request.evaluator
+        ports = held.enter_context(hold_ports(count)).ports
+        cluster = local_cluster(ports, chief=chief, ps=ps, evaluator=request.evaluator)
         plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
-        yield Job(plan, None, None, gpus, request.why_every_task)
+    return Job(plan, None, None, gpus, request.why_every_task)
 
 
 def _with_servers() -> list[str]:
@@ -142,56 +125,34 @@ def check_runnable(config: StrategyConfig) -> None:
         raise ConfigError(problem)
 
 
-@dataclasses.dataclass(frozen=True)
-class Here:
-    """The facts about this process before anything is planned.
-
-    Attributes:
-        environ: its environment, with TF_CONFIG if its cluster is known.
-        gpus_each: the GPUs that each task has by the scheduler; None if that does not set them.
-    """
-
-    environ: Mapping[str, str]
-    gpus_each: int | None = None
-
-
-@contextlib.contextmanager
-def cluster_here(
-    config: StrategyConfig, environ: Mapping[str, str], chosen: str | None = None
-) -> Iterator[Here]:
+def _cluster_here(
+    config: StrategyConfig,
+    environ: Mapping[str, str],
+    chosen: str | None,
+    held: contextlib.ExitStack,
+) -> tuple[Mapping[str, str], int | None]:
     """The environment, with TF_CONFIG if a scheduler or `mpirun` has started this process.
 
     Args:
         config: the configuration.
         environ: the process's environment; one that has TF_CONFIG is left as it is.
         chosen: the name of the environment to believe; None looks for all.
+        held: keeps the port of this process if it was chosen here.
 
-    Raises:
-        ConfigError: if two environments contradict each other, or one has a mistake.
+    Returns:
+        Also the GPUs that each task has by the scheduler; None if that does not set them.
     """
     told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
     if told is not None or not spec_of(config.strategy).is_clustered:
-        yield Here(environ)
-        return
-    with detection.found(environ, config.roles, chosen) as found:
-        if found is None:
-            yield Here(environ)
-            return
-        text = found.cluster.tf_config(found.task)
-        yield Here({**environ, "TF_CONFIG": text}, found.devices)
+        return environ, None
+    found = held.enter_context(detection.found(environ, config.roles, chosen))
+    if found is None:
+        return environ, None
+    return {**environ, "TF_CONFIG": found.cluster.tf_config(found.task)}, found.devices
 
 
-def is_rank(config: StrategyConfig, environ: Mapping[str, str]) -> bool:
-    """Whether Horovod's own launcher has started this process."""
-    return spec_of(config.strategy).is_started_elsewhere(environ)
-
-
-def with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
-    """The configuration with the number of processes that Horovod's launcher has started.
-
-    Raises:
-        ConfigError: if another number was asked for.
-    """
+def _with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
+    """The configuration with the number of processes that Horovod's launcher has started."""
     text = environment.read("HOROVOD_SIZE", environ) or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"HOROVOD_SIZE={text!r} is no number of processes. Unset it.")
@@ -219,15 +180,15 @@ def planned(request: Request) -> Iterator[Job]:
             "--task-flags gives the flags of TensorFlow 1 to a script that each task runs itself. "
             "Add --every-task, or leave it out."
         )
-    making = without_strategy(request) if request.every_task else _under_a_strategy(request)
-    with making as job:
+    with contextlib.ExitStack() as held:
+        make = _without_strategy if request.every_task else _under_a_strategy
+        job = make(request, held)
         yield dataclasses.replace(
             job, plan=dataclasses.replace(job.plan, max_restarts=request.max_restarts)
         )
 
 
-@contextlib.contextmanager
-def _under_a_strategy(request: Request) -> Iterator[Job]:
+def _under_a_strategy(request: Request, held: contextlib.ExitStack) -> Job:
     environ: Mapping[str, str] = environment.snapshot()
     gpus = gpu_lists.visible(environ)
     machines = hosts.of(request.hosts, request.hostfile)
@@ -236,30 +197,24 @@ def _under_a_strategy(request: Request) -> Iterator[Job]:
     resolved = _resolve(request, own_tf_config(environ), environ, len(gpus))
     check_runnable(resolved.config)
     if machines is not None:
-        with _on_hosts(request, resolved, machines, environ, gpus) as job:
-            yield job
-        return
-    with cluster_here(resolved.config, environ, request.environment) as here:
-        environ = here.environ
-        text = own_tf_config(environ)
-        if text is not None and spec_of(resolved.config.strategy).is_clustered:
-            making = _as_member(request, resolved, text, here, gpus)
-        elif is_rank(resolved.config, environ):
-            making = _as_rank(request, resolved, environ, gpus)
-        else:
-            making = _on_this_machine(request, resolved, environ, gpus)
-        with making as job:
-            yield job
+        return _on_hosts(request, resolved, machines, environ, gpus, held)
+    environ, each = _cluster_here(resolved.config, environ, request.environment, held)
+    text, spec = own_tf_config(environ), spec_of(resolved.config.strategy)
+    if text is not None and spec.is_clustered:
+        return _as_member(request, resolved, text, environ, gpus, each)
+    if spec.is_started_elsewhere(environ):
+        return _as_rank(request, resolved, environ, gpus)
+    return _on_this_machine(request, resolved, environ, gpus, held)
 
 
-@contextlib.contextmanager
 def _as_member(
     request: Request,
     resolved: Resolved,
     text: str,
-    here: Here,
+    environ: Mapping[str, str],
     gpus: tuple[str, ...],
-) -> Iterator[Job]:
+    gpus_each: int | None,
+) -> Job:
     """One task of a cluster whose other tasks are started by others."""
     cluster, task = _member(text, resolved)
     resolved = _for_cluster(resolved, cluster)
@@ -269,36 +224,38 @@ def _as_member(
         cluster=cluster,
         task=task,
         log_dir=request.log_dir or logs.default_place(),
-        environ=here.environ,
+        environ=environ,
         gpus=gpus,
-        gpus_each=here.gpus_each,
+        gpus_each=gpus_each,
     )
-    yield Job(plan, resolved, seed, gpus)
+    return Job(plan, resolved, seed, gpus)
 
 
-@contextlib.contextmanager
 def _on_hosts(
     request: Request,
     resolved: Resolved,
     machines: Mapping[str, int],
     environ: Mapping[str, str],
     gpus: tuple[str, ...],
-) -> Iterator[Job]:
+    held: contextlib.ExitStack,
+) -> Job:
     """All processes of a job, on several machines."""
     config = resolved.config
-    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
+    seed = seed_of(config)
     ssh = hosts.ssh_of(request.ssh_args, request.remote_python)
-    with hosts.cluster_of(config, machines, ssh, dry_run=request.dry_run) as (cluster, here):
-        plan = plan_hosts(
-            program_of(request, config, seed),
-            cluster=cluster,
-            here=here,
-            ssh=ssh,
-            log_dir=request.log_dir or logs.default_place(),
-            environ=environ,
-            gpus=gpus,
-        )
-        yield Job(plan, resolved, seed, gpus)
+    cluster, here = held.enter_context(
+        hosts.cluster_of(config, machines, ssh, dry_run=request.dry_run)
+    )
+    plan = plan_hosts(
+        program_of(request, config, seed),
+        cluster=cluster,
+        here=here,
+        ssh=ssh,
+        log_dir=request.log_dir or logs.default_place(),
+        environ=environ,
+        gpus=gpus,
+    )
+    return Job(plan, resolved, seed, gpus)
 
 
 def resolved_for(request: Request) -> Resolved:
@@ -321,12 +278,11 @@ def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
     return dataclasses.replace(request, given={**request.given, "processes": slots})
 
 
-@contextlib.contextmanager
 def _as_rank(
     request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
-) -> Iterator[Job]:
+) -> Job:
     """One process of a job that Horovod's own launcher has started."""
-    resolved = with_size(resolved, environ)
+    resolved = _with_size(resolved, environ)
     seed = resolved.config.seed
     plan = plan_local(
         program_of(request, resolved.config, seed),
@@ -334,35 +290,37 @@ def _as_rank(
         log_dir=request.log_dir or logs.default_place(),
         environ=environ,
     )
-    yield Job(plan, resolved, seed, gpus)
+    return Job(plan, resolved, seed, gpus)
 
 
-@contextlib.contextmanager
 def _on_this_machine(
-    request: Request, resolved: Resolved, environ: Mapping[str, str], gpus: tuple[str, ...]
-) -> Iterator[Job]:
+    request: Request,
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    gpus: tuple[str, ...],
+    held: contextlib.ExitStack,
+) -> Job:
     """All processes of a job."""
     config = resolved.config
     _check_timeline(config)
-    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
-    with _local_cluster(config) as cluster:
-        plan = plan_local(
-            program_of(request, config, seed),
-            cluster=cluster,
-            log_dir=request.log_dir or logs.default_place(),
-            environ=environ,
-            gpus=gpus,
-            devices=1 if spec_of(config.strategy).one_device else config.devices,
-        )
-        yield Job(plan, resolved, seed, gpus)
+    seed, counts, cluster = seed_of(config), config.counts, None
+    spec = spec_of(config.strategy)
+    if spec.is_clustered and counts["worker"]:
+        ports = held.enter_context(hold_ports(sum(counts.values()))).ports
+        cluster = local_cluster(ports, chief="chief" in counts, ps=counts.get("ps", 0))
+    plan = plan_local(
+        program_of(request, config, seed),
+        cluster=cluster,
+        log_dir=request.log_dir or logs.default_place(),
+        environ=environ,
+        gpus=gpus,
+        devices=1 if spec.one_device else config.devices,
+    )
+    return Job(plan, resolved, seed, gpus)
 
 
 def _check_timeline(config: StrategyConfig) -> None:
-    """Finds out before anything is started whether the timeline could be written.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Finds out before anything is started whether the timeline could be written."""
     drawn = spec_of(config.strategy).draws_timelines
     path = config.part(TimelineOptions).timeline
     if path is None:
@@ -372,23 +330,17 @@ def _check_timeline(config: StrategyConfig) -> None:
         trace_plot.check_installed()
 
 
-@contextlib.contextmanager
-def _local_cluster(config: StrategyConfig) -> Iterator[ClusterSpec | None]:
-    """The tasks of this machine on ports that are held, or None for a single process."""
-    counts = config.counts
-    if not spec_of(config.strategy).is_clustered or not counts["worker"]:
-        yield None
-        return
-    with hold_ports(sum(counts.values())) as held:
-        yield local_cluster(held.ports, chief="chief" in counts, ps=counts.get("ps", 0))
-
-
 def _roles(config: StrategyConfig) -> Mapping[str, Role]:
     """The roles of the tasks that serve the chief."""
     spec = spec_of(config.strategy)
     if spec.has_stages:
         return STAGED if config.processes > 1 else {}
     return SERVED if spec.has_servers else {}
+
+
+def seed_of(config: StrategyConfig) -> int:
+    """The seed of a job, drawn here if none is given."""
+    return secrets.randbelow(2**32) if config.seed is None else config.seed
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:

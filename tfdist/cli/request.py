@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import ClusterSpec, Task
-from tfdist.cluster.tf_config import parse_tf_config
+from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
 from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_file import StrategyFile
+from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
 from tfdist.launch.plan import JobPlan
 
-__all__ = ["Job", "Request", "check_count", "hold_ports", "place_of"]
+__all__ = ["Job", "Request", "check_count", "hold_ports", "place_of", "settled", "use_in"]
 
 #: Tasks of one machine. If there are many more, the kernel takes minutes to find free ports.
 _MOST_TASKS = 4096
@@ -163,3 +165,61 @@ def hold_ports(count: int) -> HeldPorts:
             f"{count} tasks need {count} ports of this machine at once, which it does not give "
             f"({error.strerror}). Start fewer, or raise `ulimit -n`."
         ) from error
+
+
+# Jobs of `tfdist.estimator`: each task runs the script, which finds its part in TF_CONFIG.
+
+_ESTIMATOR = "tfdist.estimator"
+
+
+def settled(request: Request) -> Request:
+    """The request, with `every_task` if a job on parameter servers is one of Estimators.
+
+    Raises:
+        ConfigError: for `--evaluator` if there is no Estimator that it could evaluate.
+    """
+    name = request.named
+    if name in (None, "auto"):
+        text = own_tf_config()
+        name = "parameter_server" if text is not None and '"ps"' in text else None
+    line = None if request.every_task or request.env_only else use_in(request.script)
+    if line is not None and name in having(lambda spec: spec.has_servers):
+        why = f"line {line} of {request.script} uses {_ESTIMATOR}"
+        return dataclasses.replace(request, every_task=True, why_every_task=why)
+    if request.evaluator and not request.every_task:
+        raise ConfigError(
+            "--evaluator starts a task that evaluates the checkpoints of an Estimator. It goes "
+            f"with --strategy parameter_server and a script that uses {_ESTIMATOR}, or with "
+            "--every-task. Leave it out."
+        )
+    return request
+
+
+def use_in(script: str) -> int | None:
+    """The line on which a script first uses `tfdist.estimator`, or None.
+
+    Only the script's own text is read, not what it imports.
+    """
+    try:
+        tree = ast.parse(Path(script).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # The script that runs it reports the mistake.
+    aliases = {"tfdist"}
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname for a in node.names if a.name == "tfdist" and a.asname}
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        lines += [node.lineno for name in names if f"{name}.".startswith(f"{_ESTIMATOR}.")]
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    lines += [each.lineno for each in attributes if _is_it(each, aliases)]
+    return min(lines, default=None)
+
+
+def _is_it(node: ast.Attribute, aliases: set[str]) -> bool:
+    value = node.value
+    return node.attr == "estimator" and isinstance(value, ast.Name) and value.id in aliases

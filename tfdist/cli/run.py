@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from tfdist.cli import elastic, estimator_jobs, logs, options, planning, summary
-from tfdist.cli.backends import registry as engines
-from tfdist.cli.request import Request
+from tfdist.cli import elastic, logs, options, planning, summary
+from tfdist.cli.backends.base import Engine, EngineOptions, Order, words_of
+from tfdist.cli.backends.kubernetes import Kubernetes
+from tfdist.cli.backends.mpi import Mpi
+from tfdist.cli.backends.ray import Ray
+from tfdist.cli.backends.slurm import Slurm
+from tfdist.cli.request import Request, settled
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
@@ -22,9 +27,14 @@ from tfdist.launch.process import Terminal
 
 __all__ = ["run"]
 
+#: Engines whose tasks this very command starts.
+_HERE = ("local", "ssh")
 
-@options.with_engines
-@options.with_strategy
+#: Every other engine by name.
+_ENGINES: dict[str, type[Engine]] = {each.name: each for each in (Slurm, Mpi, Kubernetes, Ray)}
+
+
+@options.with_all
 def run(
     context: typer.Context,
     script: options.Script,
@@ -63,16 +73,16 @@ def run(
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
     _check_script(script)
-    request = estimator_jobs.settled(_request(context.params))
-    engine = engines.chosen(context.params["on"], request)
-    of_engine = engines.options_of(engine, context.params)
-    if engine is not None:
-        raise typer.Exit(
-            engines.start(engine, request, of_engine, context, grace=grace, dry_run=dry_run)
-        )
+    request = settled(_request(context.params))
+    engine = _engine(context.params["on"], request)
+    of_engine = _options_of(engine, context.params)
     bounds = elastic.Bounds(min_np, max_np, host_discovery_script, elastic_timeout)
-    if bounds.given and not dry_run:
-        raise typer.Exit(_told(elastic.supervise(request, bounds, grace)))
+    if engine is not None:
+        _check_for(engine, request, bounds)
+        resolved, words = planning.resolved_for(request), words_of(context)
+        raise typer.Exit(engine(Order(request, resolved, words, of_engine, grace)).run())
+    if bounds.flags and not dry_run:
+        raise typer.Exit(summary.conclude(elastic.supervise(request, bounds, grace)))
     raise typer.Exit(_run_here(request, grace, dry_run))
 
 
@@ -112,14 +122,58 @@ def _supervise(plan: JobPlan, grace: float) -> int:
         complain=summary.note,
         notify=summary.note,
     )
-    return _told(outcome)
+    return summary.conclude(outcome)
 
 
-def _told(outcome: supervisor.Outcome) -> int:
-    """Shows the user how the job ended; returns the exit status."""
-    if outcome.message:
-        summary.note(outcome.message, new_line=outcome.midline)
-    return outcome.status
+def _engine(on: str | None, request: Request) -> type[Engine] | None:
+    """The engine that a command line asks for, or None if this command starts the tasks."""
+    hosts = request.hosts is not None or request.hostfile is not None
+    if on not in (None, *_HERE, *_ENGINES):
+        names = ", ".join((*_HERE, *_ENGINES))
+        raise ConfigError(f"Unknown engine --on {on!r}. There are: {names}.")
+    if on == "ssh" and not hosts:
+        raise ConfigError("--on ssh needs the machines: add --hosts a:2,b:2 or --hostfile PATH.")
+    if on == "local" and hosts:
+        raise ConfigError(
+            "--on local conflicts with --hosts and --hostfile, which name other machines. Leave "
+            "one of them out."
+        )
+    return None if on is None else _ENGINES.get(on)
+
+
+def _options_of(engine: type[Engine] | None, given: Mapping[str, Any]) -> EngineOptions:
+    """The options of an engine; one that is set and belongs to another is an error."""
+    fields = dataclasses.fields(EngineOptions)
+    has = engine.options if engine is not None else ()
+    for each in fields:
+        if given[each.name] not in (None, each.default) and each.name not in has:
+            flag = f"--{each.name.replace('_', '-')}"
+            owners = [name for name, other in _ENGINES.items() if each.name in other.options]
+            raise ConfigError(
+                f"{flag} goes with --on {' or '.join(owners)}. Add that, or leave {flag} out."
+            )
+    told = {each.name: given[each.name] for each in fields if given[each.name] is not None}
+    return EngineOptions(**told)
+
+
+def _check_for(engine: type[Engine], request: Request, bounds: elastic.Bounds) -> None:
+    """Refuses options of jobs whose tasks this command starts."""
+    if request.env_only or request.every_task:
+        raise ConfigError(
+            f"--on {engine.name} starts each task by `tfdist run`, which --env-only and "
+            "--every-task leave without a strategy. Leave them out, or write the engine's script "
+            "by hand (see cluster/)."
+        )
+    if request.max_restarts:
+        raise ConfigError(
+            f"--max-restarts {request.max_restarts} conflicts with --on {engine.name}, which "
+            f"starts the tasks itself: {engine.restarts}."
+        )
+    if bounds.flags:
+        raise ConfigError(
+            f"{bounds.flags[0]} conflicts with --on {engine.name}: elastic jobs are started by "
+            "this command alone. Leave one of them out."
+        )
 
 
 def _check_script(script: str) -> None:

@@ -16,8 +16,9 @@ from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.launch.plan import JobPlan, TaskPlan
+from tfdist.launch.supervisor import Outcome
 
-__all__ = ["commands", "note", "table"]
+__all__ = ["commands", "conclude", "note", "table"]
 
 #: The work of the tasks of a parameter-server job.
 _PARTS = {
@@ -34,6 +35,13 @@ def note(text: str, new_line: bool = False) -> None:
         new_line: whether to begin a new line first.
     """
     print(f"{chr(10) if new_line else ''}tfdist: {text}", file=sys.stderr, flush=True)
+
+
+def conclude(outcome: Outcome) -> int:
+    """Shows the user how a job ended; returns the exit status."""
+    if outcome.message:
+        note(outcome.message, new_line=outcome.midline)
+    return outcome.status
 
 
 def commands(plan: JobPlan) -> str:

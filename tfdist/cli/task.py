@@ -13,17 +13,47 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist import environment
-from tfdist.cli.error_hints import explain
 from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launch import root_cause
-from tfdist.launch.elastic_state import RESUME_STATUS, ElasticPlace
+from tfdist.launch.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
 from tfdist.utils.log_filters import quiet_import
+
+#: Parts of the message of an error of TensorFlow or Horovod, all of which it must contain, and a
+#: hint for the user.
+_HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("tf.distribute.Strategy", "different"),
+        "the script makes a strategy of its own inside the one that tfdist made. Take tfdist's, "
+        "`strategy = tfdist.strategy()`, or run it with --env-only.",
+    ),
+    (
+        ("cannot be modified after being initialized",),
+        "tfdist sets up the devices before the script, with memory growth. Give their number with "
+        "--devices, or the GPUs in CUDA_VISIBLE_DEVICES, and leave the call out.",
+    ),
+    (
+        ("parallelism cannot be modified after initialization",),
+        "tfdist starts TensorFlow before the script. Set the number of threads in the environment, "
+        "TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS, and leave the call out.",
+    ),
+    (
+        ("Horovod has been shut down",),
+        "another rank has ended, or a rank did not come to this exchange before --stall-timeout. "
+        "The launcher names it; its own log says why.",
+    ),
+    (
+        ("Mismatched", "One rank"),
+        "the ranks met with different tensors: they are at different places of the program, or "
+        "their models differ. All ranks must run the same steps on models of the same shape; what "
+        "only one does must not compute with the strategy.",
+    ),
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,7 +122,7 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
     except Exception as error:
         if place is not None and root_cause.names_a_lost_peer(str(error)):
             return _left_for_others()
-        hint = explain(error)
+        hint = _explain(error)
         if hint is not None:
             error.add_note(f"tfdist: {hint}")
         raise
@@ -104,6 +134,15 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
             return 1
     _leave_together(strategy)
     return 0
+
+
+def _explain(error: BaseException) -> str | None:
+    """A hint for the user if an error's message is one of those known, or None."""
+    text = str(error)
+    for parts, hint in _HINTS:
+        if all(part in text for part in parts):
+            return hint
+    return None
 
 
 def _elastic_place() -> str | None:

@@ -21,7 +21,7 @@ from types import TracebackType
 from tfdist.cluster.spec import Address
 from tfdist.errors import ConfigError
 
-__all__ = ["ALL_INTERFACES", "HeldPorts", "is_local_host", "local_among", "port_is_free"]
+__all__ = ["ALL_INTERFACES", "HeldPorts", "bind", "is_local_host", "local_among", "port_is_free"]
 
 #: The host that stands for all interfaces of this machine, as in Python's `socket`.
 ALL_INTERFACES = ""
@@ -45,26 +45,19 @@ class HeldPorts:
 
     Args:
         count: how many ports.
-        host: the name or address of this machine that goes into the addresses.
 
     Raises:
-        ConfigError: if the count is not positive, or `host` is not this machine.
+        ConfigError: if the count is not positive.
         OSError: if the machine has no free port left.
     """
 
-    def __init__(self, count: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ConfigError(f"HeldPorts({count}): ask for at least one port.")
-        if not is_local_host(host):
-            raise ConfigError(
-                f'"{host}" is not an address of this machine, so its ports cannot be held here. '
-                "Use this machine's own name or address."
-            )
-        self._host = host
         self._sockets: dict[int, socket.socket] = {}
         try:
             for _ in range(count):
-                held = _bind(ALL_INTERFACES, 0, shared=True)
+                held = bind(ALL_INTERFACES, 0, shared=True)
                 self._sockets[held.getsockname()[1]] = held
         except BaseException:
             self.release()
@@ -78,8 +71,8 @@ class HeldPorts:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The ports with the host."""
-        return tuple(Address(self._host, port) for port in self._ports)
+        """The ports, as addresses that this machine alone can reach."""
+        return tuple(Address("127.0.0.1", port) for port in self._ports)
 
     def release(self, port: int | None = None) -> None:
         """Gives up one port, or all that are left. Ports given up already are not an error."""
@@ -115,7 +108,7 @@ def port_is_free(host: str, port: int) -> bool:
         OSError: if `host` is not this machine, or the port is reserved for the administrator.
     """
     try:
-        _bind(host, port).close()
+        bind(host, port).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return False
@@ -126,7 +119,7 @@ def port_is_free(host: str, port: int) -> bool:
 def is_local_host(host: str) -> bool:
     """Whether a name or address belongs to this machine. A name that does not resolve does not."""
     with contextlib.suppress(OSError, UnicodeError):
-        _bind(host, 0).close()
+        bind(host, 0).close()
         return True
     return False
 
@@ -143,8 +136,12 @@ def local_among(hosts: Iterable[str]) -> set[str]:
         return {name for name, local in zip(names, here, strict=True) if local}
 
 
-def _bind(host: str, port: int, shared: bool = False) -> socket.socket:
-    """A socket bound as gRPC binds its own; `shared` as with TF_GRPC_REUSE_PORT."""
+def bind(host: str, port: int, shared: bool = False) -> socket.socket:
+    """A socket bound as gRPC binds its own; `shared` as with TF_GRPC_REUSE_PORT.
+
+    Raises:
+        OSError: if another program has the port, or the address is not of this machine.
+    """
     if host == ALL_INTERFACES and socket.has_dualstack_ipv6():
         with contextlib.suppress(_NoIPv6Error):
             return _bind_to(socket.AF_INET6, "::", port, shared)

@@ -23,6 +23,7 @@ __all__ = [
     "Task",
     "Topology",
     "address_mistake",
+    "counted",
     "is_any_address",
     "is_ip",
     "is_loopback",
@@ -201,6 +202,12 @@ class Task:
 
     def __str__(self) -> str:
         return f"{self.type} {self.index}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Numbers of tasks by their type, in words: "1 chief, 3 workers, 2 ps"."""
+    parts = (f"{n} {kind}{'s' * (n != 1 and kind != 'ps')}" for kind, n in counts.items())
+    return ", ".join(parts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """TF_CONFIG: the cluster and this task's place in it, as JSON. Reads and checks it.
 
 All mistakes are found at once and without TensorFlow, which meets the same mistakes with a hang, a
-crash or silence. The checks are in `tfdist.cluster.validation`, one file for each kind.
+crash or silence. The checks are in `tfdist.cluster.validation`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tfdist import environment
-from tfdist.cluster.spec import ClusterSpec, ClusterUse, Task, Topology
+from tfdist.cluster.spec import ClusterSpec, ClusterUse, Task, Topology, counted
 from tfdist.cluster.validation.finding import Finding
-from tfdist.cluster.validation.network import Network, ThisMachine, network_findings
-from tfdist.cluster.validation.semantics import meaning_findings
+from tfdist.cluster.validation.semantics import (
+    Network,
+    ThisMachine,
+    meaning_findings,
+    network_findings,
+)
 from tfdist.cluster.validation.structure import WHOLE, Reading, read
 from tfdist.errors import ConfigError
 
 __all__ = [
-    "FORMATS",
     "LONGEST_VARIABLE",
     "PROGRAM_START_HINT",
     "Finding",
@@ -29,12 +32,10 @@ __all__ = [
     "Placing",
     "ThisMachine",
     "check_tf_config",
-    "head_of",
     "own_tf_config",
     "parse_tf_config",
     "refuse_gaps",
     "texts",
-    "with_task",
     "written",
 ]
 
@@ -113,14 +114,9 @@ def check_tf_config(
 
 def _summary(reading: Reading) -> str:
     counts = Counter(entry.task.type for entry in reading.listed)
-    tasks = ", ".join(_counted(count, kind) for kind, count in counts.items())
     addresses = [str(entry.address) for entry in reading.listed if entry.task == reading.task]
     place = f'at "{addresses[0]}"' if addresses else "outside of the cluster"
-    return f"A cluster of {tasks}; this process is {reading.task}, {place}."
-
-
-def _counted(count: int, kind: str) -> str:
-    return f"{count} {kind}" if count == 1 or kind == "ps" else f"{count} {kind}s"
+    return f"A cluster of {counted(counts)}; this process is {reading.task}, {place}."
 
 
 # TF_CONFIG for the tasks of a cluster, as text to paste.
@@ -128,33 +124,30 @@ def _counted(count: int, kind: str) -> str:
 # The cluster is written once, not once for each task; the texts of all n tasks together still
 # grow with n².
 
-#: The forms in which a TF_CONFIG can be written.
-FORMATS = ("json", "export", "kubernetes")
-
 #: Bytes of `TF_CONFIG=…` with its end beyond which Linux starts no program (MAX_ARG_STRLEN).
 LONGEST_VARIABLE = 128 * 1024 - len("TF_CONFIG=") - 1
 
 
 def texts(cluster: ClusterSpec) -> Iterator[tuple[Task, str]]:
     """Each task with its TF_CONFIG: what `ClusterSpec.tf_config` gives for it."""
-    head = head_of(cluster)
+    head = _head_of(cluster)
     for task, _ in cluster.tasks():
-        yield task, with_task(head, task)
+        yield task, _with_task(head, task)
 
 
-def head_of(cluster: ClusterSpec) -> str:
+def _head_of(cluster: ClusterSpec) -> str:
     """The beginning of the TF_CONFIG of all tasks, which lists them."""
     return json.dumps({"cluster": cluster.as_dict()}, sort_keys=True).removesuffix("}")
 
 
-def with_task(head: str, task: Task) -> str:
-    """The TF_CONFIG of one task, with a beginning that `head_of` has written."""
+def _with_task(head: str, task: Task) -> str:
+    """The TF_CONFIG of one task, with a beginning that `_head_of` has written."""
     own = json.dumps({"index": task.index, "type": task.type})
     return f'{head}, "task": {own}}}'
 
 
 def written(task: Task, text: str, form: str) -> str:
-    """A task's TF_CONFIG in one of `FORMATS`.
+    """A task's TF_CONFIG in one of three forms.
 
     Args:
         task: the task.
@@ -194,7 +187,7 @@ class Placing:
             cluster: all tasks.
             directory: where the file goes, if it takes one.
         """
-        self._head = head_of(cluster)
+        self._head = _head_of(cluster)
         self.files: dict[Path, str] = {}
         if len(self._head) + _FOR_THE_TASK > LONGEST_VARIABLE:
             self.files[(directory / "cluster.json").absolute()] = f"{self._head}}}"
@@ -202,7 +195,7 @@ class Placing:
     def changes(self, task: Task) -> dict[str, str | None]:
         """The changes to a task's environment."""
         if not self.files:
-            return {"TF_CONFIG": with_task(self._head, task)}
+            return {"TF_CONFIG": _with_task(self._head, task)}
         return {
             "TF_CONFIG": None,
             "TFDIST_CLUSTER": str(next(iter(self.files))),

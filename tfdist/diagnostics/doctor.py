@@ -13,8 +13,7 @@ from tfdist.cluster.environments import mpi
 from tfdist.cluster.spec import Topology
 from tfdist.cluster.tf_config import PROGRAM_START_HINT, Network, ThisMachine, check_tf_config
 from tfdist.cluster.validation.finding import Finding, Severity, error, warning
-from tfdist.cluster.validation.machine import machine_findings
-from tfdist.cluster.validation.versions import installed_version, version_findings
+from tfdist.cluster.validation.machine import installed_version, machine_findings, version_findings
 from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.errors import ConfigError
 from tfdist.horovod.installer.install import operations

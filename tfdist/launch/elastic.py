@@ -1,7 +1,8 @@
 """Runs a job whose number of processes may change: starts it anew whenever the world does.
 
-The tasks leave the state of their training when one of them is lost, or when they are asked to (see
-`tfdist.launch.elastic_state`), so a new start goes on where the last one ended.
+A task that loses another, or is asked to stop, leaves the state of its training in a directory and
+exits with `RESUME_STATUS`; the launcher then starts the job again, perhaps with another number of
+tasks, which go on from the newest state.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 
 from tfdist.errors import ConfigError, StartError
 from tfdist.launch import root_cause
-from tfdist.launch.elastic_state import RESUME_STATUS, ElasticPlace
 from tfdist.launch.plan import JobPlan
 from tfdist.launch.process import Guard
 from tfdist.launch.supervisor import (
@@ -32,7 +34,97 @@ from tfdist.launch.supervisor import (
     stop_requests,
 )
 
-__all__ = ["SETTLE_SECONDS", "Discovery", "World", "run", "slots_of"]
+__all__ = [
+    "RESUME_STATUS",
+    "SETTLE_SECONDS",
+    "Discovery",
+    "ElasticPlace",
+    "Position",
+    "World",
+    "run",
+    "slots_of",
+]
+
+# The directory through which the launcher and the tasks speak.
+
+#: The exit status of a task whose job goes on in another world: EX_TEMPFAIL of sysexits.h.
+RESUME_STATUS = 75
+
+_STOP = "stop"
+_KEPT = 2
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Position:
+    """The position of a training.
+
+    Attributes:
+        fit: how many calls of `fit` have finished.
+        epoch: the epoch of the present one, from 0.
+        step: how many steps of that epoch are done.
+    """
+
+    fit: int
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch + 1}, step {self.step}" + f" of fit {self.fit + 1}" * bool(
+            self.fit
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ElasticPlace:
+    """The directory of one elastic job.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: Path
+
+    def request_stop(self) -> None:
+        """Asks the tasks to leave their state and exit; called by the launcher."""
+        (self.path / _STOP).touch()
+
+    def begin(self) -> None:
+        """Takes back what was asked of earlier tasks, and forgets all but the newest states."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / _STOP).unlink(missing_ok=True)
+        for _, path in sorted(self._states())[:-_KEPT]:
+            path.unlink(missing_ok=True)
+
+    def stop_requested(self) -> bool:
+        """Whether the launcher wants the tasks to stop."""
+        return (self.path / _STOP).exists()
+
+    def write(self, position: Position, rank: int, content: bytes) -> None:
+        """Leaves a state.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        name = f"state-{position.fit:06d}-{position.epoch:08d}-{position.step:012d}-{rank}"
+        draft = self.path / f".{name}"
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path / name)
+
+    def newest(self) -> tuple[Position, Path] | None:
+        """The state of the training that is furthest, or None."""
+        return max(self._states(), default=None)
+
+    def _states(self) -> Iterator[tuple[Position, Path]]:
+        for path in self.path.glob("state-*"):
+            with contextlib.suppress(ValueError):
+                fit, epoch, step, _ = map(int, path.name.split("-")[1:])
+                yield Position(fit, epoch, step), path
+
+
+# The worlds of a job, one after the other.
 
 #: Seconds in which tasks that have lost another must notice it and leave their state.
 SETTLE_SECONDS = 60.0
@@ -97,8 +189,8 @@ def run(
                 watch = _Watch(world, count, screen)
                 attempt = Attempt(plan, guard, requests, screen, restarts, again=again, watch=watch)
                 endings = attempt.run(grace)
-            root = _own_failure(endings)
-            left = any(each.returncode == RESUME_STATUS for each in endings)
+            own = [each for each in endings if each.returncode != RESUME_STATUS]
+            root, left = root_cause.root_cause(own), len(own) < len(endings)
             lost = root is not None and root.returncode < 0
             if requests.received or not (lost or (root is None and left)):
                 break
@@ -151,11 +243,6 @@ def _await_slots(world: World, screen: Screen, requests: Requests) -> int:
             )
         time.sleep(_POLL)
     return world.size()
-
-
-def _own_failure(endings: Sequence[root_cause.Ending]) -> root_cause.Ending | None:
-    """The task that failed of itself, or None if all did well or only left their state."""
-    return root_cause.root_cause([each for each in endings if each.returncode != RESUME_STATUS])
 
 
 def _say(

@@ -20,14 +20,20 @@ from tfdist.errors import TfdistError
 from tfdist.launch import guard
 from tfdist.launch.output import Pump, TaskOutput
 from tfdist.launch.plan import TaskPlan
-from tfdist.launch.ssh_remote import BEAT_SECONDS
+from tfdist.launch.ssh import BEAT_SECONDS
 
 __all__ = ["Guard", "RunningTask", "Terminal", "spawn"]
 
 #: The exit status of ssh if it failed itself.
 _SSH_FAILED = 255
 
-_GUARD = (sys.executable, "-I", "-S", guard.__file__)
+_PYTHON = (sys.executable, "-I", "-S")
+_GUARD = (*_PYTHON, guard.__file__)
+#: Forks and ends the parent, so that the command has no parent that could be asked to end it.
+_DETACHED = (
+    *(*_PYTHON, "-c"),
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +55,18 @@ class Guard:
     """Sees to it that started tasks end with this process, however it ends.
 
     A context manager. See `tfdist.launch.guard` for how.
+
+    Args:
+        detached: whether whoever ends all children of this process must not find the watcher.
     """
+
+    def __init__(self, *, detached: bool = False) -> None:
+        self._detached = detached
 
     def __enter__(self) -> Guard:
         out, self.pipe = os.pipe()
         self._watcher = subprocess.Popen(
-            [*_GUARD, "watch", str(out)],
+            [*(_DETACHED if self._detached else ()), *_GUARD, "watch", str(out)],
             pass_fds=[out],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -62,6 +74,8 @@ class Guard:
             start_new_session=True,
         )
         os.close(out)
+        if self._detached:
+            self._watcher.wait()
         return self
 
     def __exit__(

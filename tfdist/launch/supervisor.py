@@ -12,7 +12,7 @@ from types import FrameType
 
 from tfdist.cluster.rendezvous.transport import speaks_grpc
 from tfdist.cluster.spec import Task
-from tfdist.launch import crash_report, root_cause
+from tfdist.launch import root_cause
 from tfdist.launch.output import Pump
 from tfdist.launch.plan import SERVER_MODULE, JobPlan, Role, TaskPlan
 from tfdist.launch.process import Guard, RunningTask, Terminal, spawn
@@ -292,11 +292,11 @@ class Attempt:
             task=task.plan.task,
             returncode=task.returncode,
             log=task.plan.log if task.output.logged else None,
-            lines=crash_report.without_stacks(task.output.tail())[-_LINES_SEEN:],
+            lines=root_cause.without_stacks(task.output.tail())[-_LINES_SEEN:],
             stopped=stopped,
             shown=task.plan.task == self._plan.shown and self._screen.terminal is not None,
             host=task.plan.host,
-            crash=crash_report.site(task.output.tail()),
+            crash=root_cause.site(task.output.tail()),
         )
 
 
@@ -308,7 +308,7 @@ def _settling(failed: Sequence[RunningTask], elsewhere: bool) -> float:
     """Seconds to wait for further failures; `elsewhere` if some tasks are on other machines."""
     followers = all(
         root_cause.is_consequence(
-            crash_report.without_stacks(task.output.tail())[-root_cause.LINES_SHOWN :],
+            root_cause.without_stacks(task.output.tail())[-root_cause.LINES_SHOWN :],
             task.returncode or 0,
         )
         for task in failed

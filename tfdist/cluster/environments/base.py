@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task
+from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task, counted, on_hosts
 from tfdist.errors import ConfigError
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "Surroundings",
     "addresses",
     "check_rank",
-    "counted",
     "first_port",
     "number",
     "place_of_rank",
@@ -111,18 +110,17 @@ class Roles:
         Raises:
             ConfigError: if they differ.
         """
-        asked = {"chief": int(self.chief), "ps": self.ps, "evaluator": self.evaluator}
-        for kind, number in asked.items():
+        for kind, number in dataclasses.asdict(self).items():
             if number and number != counts.get(kind, 0):
                 raise ConfigError(
-                    f"{kind}={number} conflicts with {source}, whose cluster has "
+                    f"{kind}={int(number)} conflicts with {source}, whose cluster has "
                     f"{counts.get(kind, 0)} of type {kind}. Leave {kind} out: that cluster says "
                     "itself which task has which role."
                 )
 
     def __str__(self) -> str:
-        asked = {"chief": int(self.chief), "ps": self.ps, "evaluator": self.evaluator}
-        return " and ".join(f"{kind}={number}" for kind, number in asked.items() if number) or "0"
+        asked = dataclasses.asdict(self).items()
+        return " and ".join(f"{kind}={int(number)}" for kind, number in asked if number) or "0"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,12 +191,6 @@ class Absent:
     """
 
     reason: str
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Numbers of tasks by their type, in words: "1 chief, 3 workers, 2 ps"."""
-    parts = (f"{n} {kind}{'s' * (n != 1 and kind != 'ps')}" for kind, n in counts.items())
-    return ", ".join(parts)
 
 
 def seen(environ: Mapping[str, str], names: Iterable[str]) -> str:
@@ -310,17 +302,14 @@ def addresses(hosts: Sequence[str], first_port: int, source: str) -> tuple[Addre
     """
     if not 0 < first_port < 65536:
         raise ConfigError(f"port={first_port} is not a port. Give a number from 1 to 65535.")
-    used: defaultdict[str, int] = defaultdict(int)
-    found = []
-    for host in hosts:
-        found.append(Address(host, first_port + used[host]))
-        used[host] += 1
-    if found and max(address.port for address in found) > 65535:
+    most = max(Counter(hosts).values(), default=0)
+    if first_port + most > 65536:
         raise ConfigError(
-            f"port={first_port} leaves no ports for the {max(used.values())} tasks that {source} "
-            f"puts on one host. Give a port of {65536 - max(used.values())} or less."
+            f"port={first_port} leaves no ports for the {most} tasks that {source} puts on one "
+            f"host. Give a port of {65536 - most} or less."
         )
-    return tuple(found)
+    places = zip(hosts, on_hosts(hosts), strict=True)
+    return tuple(Address(host, first_port + number) for host, (number, _) in places)
 
 
 def place_of_rank(

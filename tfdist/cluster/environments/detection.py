@@ -68,39 +68,28 @@ class Detector:
     Attributes:
         name: its name.
         place: its answer for a process.
-        why_here: why it stands where it stands in the order.
         within: environments in whose jobs its launcher is commonly started.
     """
 
     name: str
     place: Callable[[Surroundings], Place | Absent]
-    why_here: str
     within: tuple[str, ...] = ()
 
 
-#: In the order in which they are asked.
+#: In the order in which they are asked: what a user names, then those that know who wrote a
+#: TF_CONFIG, then those that know all addresses, last those that know the rank alone.
 DETECTORS = (
-    Detector("hostfile", hostfile.place, "only where the user names a file"),
-    Detector("ray", ray.place, "TF_CONFIG, and who wrote it"),
-    Detector("sagemaker", sagemaker.place, "TF_CONFIG, and who wrote it; else its own variables"),
-    Detector("vertex", vertex.place, "TF_CONFIG, and who wrote it; else its own variable"),
-    Detector("kubernetes", kubernetes.place, "TF_CONFIG, and who wrote it; else the manifest's"),
-    Detector("tf_config", tf_config.place, "made for this very process"),
-    Detector("slurm", slurm.place, "knows all addresses"),
-    Detector("lsf", lsf.place, "knows all addresses, mostly"),
-    Detector(
-        "horovod",
-        horovod.place,
-        "knows the rank alone",
-        within=("slurm", "lsf", "mpi", "sagemaker", "kubernetes"),
-    ),
-    Detector(
-        "mpi",
-        mpi.place,
-        "knows the rank alone",
-        within=("slurm", "lsf", "sagemaker", "kubernetes", "vertex"),
-    ),
-    Detector("local", place, "where nothing else is found"),
+    Detector("hostfile", hostfile.place),
+    Detector("ray", ray.place),
+    Detector("sagemaker", sagemaker.place),
+    Detector("vertex", vertex.place),
+    Detector("kubernetes", kubernetes.place),
+    Detector("tf_config", tf_config.place),
+    Detector("slurm", slurm.place),
+    Detector("lsf", lsf.place),
+    Detector("horovod", horovod.place, ("slurm", "lsf", "mpi", "sagemaker", "kubernetes")),
+    Detector("mpi", mpi.place, ("slurm", "lsf", "sagemaker", "kubernetes", "vertex")),
+    Detector("local", place),
 )
 
 #: The names by which an environment is chosen.
@@ -136,20 +125,16 @@ def detect(given: Surroundings, environment: str | None = None) -> Place:
     if environment is not None:
         return _chosen(given, environment)
     found: Place | None = None
-    for detector in DETECTORS:
-        if detector.name == "local" and found is not None:
-            break
-        try:
-            answer = detector.place(given)
-        except ConfigError as error:
+    for sighting in survey(given):
+        answer, name = sighting.answer, sighting.detector.name
+        if isinstance(answer, ConfigError):
             raise ConfigError(
-                f"{error}\n(So says environment {detector.name!r}. If this process belongs to "
-                "another, choose that by name.)"
-            ) from error
-        if isinstance(answer, Place):
+                f"{answer}\n(So says environment {name!r}. If this process belongs to another, "
+                "choose that by name.)"
+            ) from answer
+        if isinstance(answer, Place) and (name != "local" or found is None):
             found = answer if found is None else _reconciled(found, answer)
-    if found is None:  # `local` always answers.
-        raise AssertionError("no environment")
+    assert found is not None, "`local` always answers"
     return found
 
 
@@ -251,13 +236,9 @@ def found(
     if place.size > 1 and place.cluster is not None and place.task is not None:
         yield Found(place.cluster, place.task, place.devices)
         return
-    started = _by_mpi(place, environ)
+    started = mpi.detect(environ) if place.gathers and place.environment == "mpi" else None
     if started is None:
         yield None
         return
     with mpi.gathered(started, roles) as (cluster, task):
         yield Found(cluster, task, place.devices)
-
-
-def _by_mpi(place: Place, environ: Mapping[str, str]) -> mpi.MpiRank | None:
-    return mpi.detect(environ) if place.gathers and place.environment == "mpi" else None

@@ -27,7 +27,7 @@ from tfdist.cluster.environments.base import (
 )
 from tfdist.errors import ConfigError
 
-__all__ = ["MOST_HOSTS", "expand", "expand_counts", "for_each", "place"]
+__all__ = ["MOST_HOSTS", "expand", "expand_counts", "place"]
 
 
 # The number of GPUs that each task of a Slurm step has for itself.
@@ -38,20 +38,10 @@ _NUMBERS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 _PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 
 
-def for_each(environ: Mapping[str, str], tasks: int) -> int | None:
-    """GPUs of each task that computes.
+def _gpus_each(environ: Mapping[str, str], tasks: int) -> int | None:
+    """GPUs of each of the `tasks` that compute on one node; None if not known.
 
     Collectives need the same number everywhere, so it is that of the node with the most tasks.
-
-    Args:
-        environ: environment variables.
-        tasks: the most tasks that compute on one node.
-
-    Returns:
-        Their number; None if the job has asked for no GPUs, or Slurm does not set it.
-
-    Raises:
-        ConfigError: if a variable is not of Slurm's form, or there are fewer GPUs than tasks.
     """
     for name in _PER_TASK:
         if environ.get(name):
@@ -378,7 +368,7 @@ def _devices(environ: Mapping[str, str], layout: _Layout, roles: Roles) -> int |
     counts = roles.counts(len(layout.by_rank), layout.source)
     computing = counts.get("chief", 0) + counts.get("worker", 0)
     most = max(Counter(layout.by_rank[:computing]).values())
-    return for_each(environ, most)
+    return _gpus_each(environ, most)
 
 
 def _groups(environ: Mapping[str, str]) -> int:

@@ -2,14 +2,10 @@
 
 TensorFlow's own variable; people, Kubeflow, Volcano, Vertex AI, Ray Train and SageMaker write it.
 The environments that know more of who wrote it read it by `place_in`.
-
-For jobs with `enableDynamicWorker`, TFJob's operator writes only a part of the cluster, under the
-key `sparseCluster`: for a worker itself, by its number, and all ps.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 from tfdist.cluster.environments.base import Absent, Place, Surroundings, seen
@@ -54,7 +50,7 @@ def place_in(
         ConfigError: if it has mistakes of form, or other roles were asked for than it gives.
     """
     try:
-        cluster, task = parse_tf_config(_dense(text))
+        cluster, task = parse_tf_config(text)
     except ConfigError as error:
         raise ConfigError(str(error).replace("TF_CONFIG", name)) from None
     counts = dict(Counter(listed.type for listed, _ in cluster.tasks()))
@@ -69,18 +65,3 @@ def place_in(
         cluster=cluster,
         devices=devices,
     )
-
-
-def _dense(text: str) -> str:
-    """The text with TFJob's form for dynamic workers replaced by the one that TensorFlow reads."""
-    if "sparseCluster" not in text:
-        return text
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError:
-        return text  # The reader of the text reports the mistake.
-    sparse = content.get("sparseCluster") if isinstance(content, dict) else None
-    task = content.get("task") if isinstance(content, dict) else None
-    if not isinstance(sparse, dict) or not isinstance(task, dict):
-        return text
-    return json.dumps({"cluster": {kind: at for kind, at in sparse.items() if at}, "task": task})

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from tfdist.cluster.rendezvous.transport import (
     ContactError,
     Door,
+    JoinReport,
     Line,
     Meeting,
     Message,
-    Met,
     identify,
     open_door,
     report_regularly,
@@ -130,7 +130,7 @@ class Gathering:
         self._failure: str | None = None
         self._changed = asyncio.Event()
 
-    async def run(self) -> Met:
+    async def run(self) -> JoinReport:
         """Meets; what this task, as the chief, offers goes to all.
 
         Raises:
@@ -151,7 +151,7 @@ class Gathering:
                 helper.cancel()
             self._door.close()
             await asyncio.gather(*(line.close() for line in self._joined.values()))
-        return Met(offer=self._offer, lines=lines)
+        return self._meeting.report_of(self._offer, lines)
 
     async def _gather(self) -> None:
         """Until every other task has joined and was found at its address."""

@@ -16,18 +16,28 @@ Pure Python sockets, no TensorFlow.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import concurrent.futures
+import contextlib
 import hashlib
 import importlib.metadata
 import platform
-import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
 
 from tfdist.cluster.rendezvous.coordinator import Gathering
-from tfdist.cluster.rendezvous.participant import Joining
-from tfdist.cluster.rendezvous.transport import Meeting, Met
+from tfdist.cluster.rendezvous.transport import (
+    CONNECT_SECONDS,
+    ContactError,
+    Door,
+    JoinReport,
+    Line,
+    Meeting,
+    dial,
+    identify,
+    open_door,
+    report_regularly,
+    speaks_grpc,
+)
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import StartError
 
@@ -35,25 +45,164 @@ __all__ = ["JoinReport", "identity", "join"]
 
 _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "tfdist": "tfdist"}
 
+_RETRY_SECONDS = 0.3
+#: A task that has joined waits so much longer, to hear from the chief why the start failed.
+_PATIENCE = 2.0
+#: Each task asks so many others who they are; in a large cluster all pairs would be too many.
+_NEIGHBOURS = 16
 
-@dataclasses.dataclass(frozen=True)
-class JoinReport:
-    """The report of a start.
 
-    Attributes:
-        seconds: how long it took until all had joined.
-        tasks: number of tasks.
-        offer: the chief's offer: the same values in every task.
-        lines: the connections that stay open, if that was asked for: the chief's to all others,
-            or a task's to the chief.
-        late: whether the others had started already, so that nothing was offered.
-    """
+_STARTED = (
+    "TensorFlow runs there already: the others have started without this task, or the task that it "
+    "replaces has taken a part of the training with it"
+)
 
-    seconds: float
-    tasks: int
-    offer: Mapping[str, str]
-    lines: tuple[socket.socket, ...] = ()
-    late: bool = False
+
+class _HasStartedError(Exception):
+    """The others have started without this task, which need not meet them."""
+
+
+class Joining:
+    """Reaches the chief and follows its messages."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self._meeting = meeting
+        self._door = Door(str(meeting.task), on_join=None)
+        self._chief = meeting.place(meeting.chief)
+        self._seen = "not tried yet"
+        self._joined = False
+        self._awaited = ""
+
+    async def run(self) -> JoinReport:
+        """Meets; the result has the chief's offer.
+
+        Raises:
+            StartError: if the chief is not reached in time, or gives up.
+        """
+        try:
+            async with asyncio.timeout(self._meeting.timeout + _PATIENCE) as final:
+                await open_door(self._meeting, self._door)
+                async with report_regularly(self._meeting, self._status):
+                    return await self._join(final)
+        except _HasStartedError:
+            return self._meeting.report_of({}, late=True)
+        except StartError:  # It is a TimeoutError too.
+            raise
+        except TimeoutError:
+            raise StartError(self._too_late()) from None
+        finally:
+            self._door.close()
+
+    async def _join(self, final: asyncio.Timeout) -> JoinReport:
+        loop = asyncio.get_running_loop()
+        deadline = (final.when() or loop.time()) - _PATIENCE
+        while True:
+            async with asyncio.timeout_at(deadline):
+                line = await self._reach_chief()
+            try:
+                offer = await self._follow(line)
+                lines = (line.keep(),) if self._meeting.keep_lines else ()
+                return self._meeting.report_of(offer, lines)
+            except ContactError as error:
+                self._joined, self._seen = False, f"{error} after this task had joined"
+                await asyncio.sleep(_RETRY_SECONDS)
+            finally:
+                await line.close()
+
+    async def _reach_chief(self) -> Line:
+        """Tries until the chief has let this task in.
+
+        Raises:
+            _HasStartedError: if the chief has started TensorFlow, and this task may be late.
+        """
+        while True:
+            with contextlib.suppress(ContactError):
+                return await self._ask_to_join()
+            if await self._finds_tensorflow():
+                self._seen = _STARTED
+                if self._meeting.may_be_late:
+                    raise _HasStartedError
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _finds_tensorflow(self) -> bool:
+        if self._seen == "connection refused":
+            return False
+        address = self._meeting.cluster.address(self._meeting.chief)
+        return await speaks_grpc(address, CONNECT_SECONDS)
+
+    async def _ask_to_join(self) -> Line:
+        meeting = self._meeting
+        try:
+            line = await dial(meeting.cluster.address(meeting.chief), CONNECT_SECONDS)
+            try:
+                await self._introduce(line)
+            except BaseException:
+                await line.close()
+                raise
+        except ContactError as error:
+            self._seen = str(error)
+            raise
+        self._joined = True
+        return line
+
+    async def _introduce(self, line: Line) -> None:
+        meeting = self._meeting
+        own = {"task": str(meeting.task), "identity": dict(meeting.identity), "time": time.time()}
+        await line.send(kind="join", **own)
+        name = (await line.hear()).get("task")
+        if name != str(meeting.chief):
+            raise ContactError(f"answered as {name} instead of {meeting.chief}")
+
+    async def _follow(self, line: Line) -> dict[str, str]:
+        """Follows the chief's messages until "go"."""
+        while True:
+            message = await line.receive()
+            match message.get("kind"):
+                case "waiting":
+                    self._awaited = str(message.get("awaited", ""))
+                case "check":
+                    await line.send(kind="checked", trouble=await self._check_neighbours())
+                case "close":
+                    self._door.close()
+                    await line.send(kind="closed")
+                case "refuse":
+                    raise StartError(f"{self._chief} refused: {message.get('reason')}")
+                case "stop":
+                    raise StartError(f"The chief stopped the start:\n{message.get('reason')}")
+                case "go":
+                    return dict(message.get("offer", {}))
+
+    async def _check_neighbours(self) -> list[str]:
+        """The problems at the addresses of the tasks that follow this one."""
+        everyone = [task for task, _ in self._meeting.cluster.tasks()]
+        position = everyone.index(self._meeting.task)
+        following = (everyone[position + 1 :] + everyone[:position])[:_NEIGHBOURS]
+        seen = await asyncio.gather(*(identify(self._meeting, task) for task in following))
+        return [
+            f"{self._meeting.task} tried to reach {self._meeting.place(task)}: {text}"
+            for task, text in zip(following, seen, strict=True)
+            if text is not None
+        ]
+
+    def _status(self) -> str:
+        if self._joined:
+            return f"{self._meeting.task} has joined {self._chief}, which waits for {self._awaited}"
+        return f"{self._meeting.task} waits for {self._chief}: {self._seen}"
+
+    def _too_late(self) -> str:
+        seconds = f"{self._meeting.timeout:g} s (--start-timeout)"
+        if self._joined:
+            awaited = f" It last waited for {self._awaited}." if self._awaited else ""
+            return (
+                f"{self._meeting.task} joined {self._chief}, but the cluster did not come "
+                f"together within {seconds}.{awaited}"
+            )
+        return (
+            f"{self._meeting.task} did not reach the chief within {seconds}:\n"
+            f"  {self._chief}: {self._seen}\n"
+            "Is the chief started, is its address in TF_CONFIG right, and does a firewall let "
+            "that port through?"
+        )
 
 
 def identity(config: str) -> dict[str, str]:
@@ -79,7 +228,7 @@ def join(
     timeout: float,
     identity: Mapping[str, str],
     offer: Mapping[str, str] | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] = lambda text: None,
     keep_lines: bool = False,
     may_be_late: bool = False,
 ) -> JoinReport:
@@ -104,46 +253,20 @@ def join(
             task, its address, and what was seen there.
         KeyError: if the cluster has no such task.
     """
-    address = cluster.address(task)
-    started = time.monotonic()
     meeting = Meeting(
         cluster=cluster,
         task=task,
-        address=address,
         timeout=timeout,
-        identity=dict(identity),
-        report=report or (lambda text: None),
+        identity=identity,
+        report=report,
         keep_lines=keep_lines,
         may_be_late=may_be_late,
     )
-    met = _run(meeting, dict(offer or {}))
-    seconds = time.monotonic() - started
-    return JoinReport(seconds, len(list(cluster.tasks())), met.offer, met.lines, met.late)
-
-
-def _run(meeting: Meeting, offer: dict[str, str]) -> Met:
-    """Runs the meeting; in a thread if this one has an event loop already, as in a notebook."""
+    meets = Gathering(meeting, offer or {}) if task == cluster.chief else Joining(meeting)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_meet(meeting, offer))
-    results: list[Met | StartError] = []
-
-    def work() -> None:
-        try:
-            results.append(asyncio.run(_meet(meeting, offer)))
-        except StartError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=work, name="tfdist join")
-    thread.start()
-    thread.join()
-    if isinstance(results[0], StartError):
-        raise results[0]
-    return results[0]
-
-
-async def _meet(meeting: Meeting, offer: dict[str, str]) -> Met:
-    if meeting.task == meeting.chief:
-        return await Gathering(meeting, offer).run()
-    return await Joining(meeting).run()
+        return asyncio.run(meets.run())
+    # This thread has an event loop already, as in a notebook.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(meets.run())).result()

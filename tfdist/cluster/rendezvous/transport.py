@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
-from tfdist.cluster.ports import is_local_host
+from tfdist.cluster.ports import ALL_INTERFACES, bind, is_local_host
 from tfdist.cluster.spec import Address, ClusterSpec, Task, is_any_address, is_ip, is_loopback
 from tfdist.errors import StartError
 
@@ -26,10 +26,10 @@ __all__ = [
     "CONNECT_SECONDS",
     "ContactError",
     "Door",
+    "JoinReport",
     "Line",
     "Meeting",
     "Message",
-    "Met",
     "dial",
     "encode",
     "identify",
@@ -200,8 +200,10 @@ class Door:
         Raises:
             OSError: if another program has the port, or the address is not of this machine.
         """
-        listener = _bind(port, host)
+        # A port that the launcher holds is given, but not one where somebody listens.
+        listener = bind(ALL_INTERFACES if host is None else host, port)
         try:
+            listener.listen(_QUEUE)
             self._server = await asyncio.start_server(
                 self._greet, sock=listener, limit=_LONGEST_LINE
             )
@@ -226,27 +228,6 @@ class Door:
             pass  # Not one of ours, or gone already: nothing that concerns this task.
         finally:
             await line.close()
-
-
-def _bind(port: int, host: str | None) -> socket.socket:
-    """A socket on one address, or on all interfaces.
-
-    SO_REUSEADDR lets it have a port that the launcher holds (see `tfdist.cluster.ports`), but not
-    one where somebody listens.
-    """
-    over_ipv6 = socket.has_dualstack_ipv6() if host is None else ":" in host
-    family = socket.AF_INET6 if over_ipv6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if host is None and over_ipv6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((host or "", port))
-        listener.listen(_QUEUE)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 async def _connect(hosts: list[str], port: int) -> Line:
@@ -332,29 +313,41 @@ _FIRST_REPORT = 3.0
 _REPORT_EVERY = 10.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """The tasks that meet, and the deadline.
+@dataclasses.dataclass(frozen=True)
+class JoinReport:
+    """The report of a start.
 
     Attributes:
-        cluster: all that take part.
-        task: this process's own.
-        address: where this task listens.
-        timeout: seconds until the start is given up.
-        identity: the versions and configuration of this task.
-        report: gets a line of text while something is awaited.
-        keep_lines: whether the connections to the chief stay open after the start.
-        may_be_late: whether this task may find that the others have started without it.
+        seconds: how long it took until all had joined.
+        offer: the chief's offer: the same values in every task.
+        lines: the connections that stay open, if that was asked for: the chief's to all others,
+            or a task's to the chief.
+        late: whether the others had started already, so that nothing was offered.
     """
+
+    seconds: float
+    offer: Mapping[str, str]
+    lines: tuple[socket.socket, ...] = ()
+    late: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """The tasks that meet, and the deadline. The fields are the arguments of `join`."""
 
     cluster: ClusterSpec
     task: Task
-    address: Address
     timeout: float
     identity: Mapping[str, str]
     report: Callable[[str], None]
     keep_lines: bool = False
     may_be_late: bool = False
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def address(self) -> Address:
+        """The address on which this task listens."""
+        return self.cluster.address(self.task)
 
     @property
     def chief(self) -> Task:
@@ -369,20 +362,11 @@ class Meeting:
         """All tasks but this one."""
         return [task for task, _ in self.cluster.tasks() if task != self.task]
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Met:
-    """The result of a meeting that succeeded.
-
-    Attributes:
-        offer: the chief's offer.
-        lines: the connections that stay open: the chief's to all others, or a task's to the chief.
-        late: whether the others had started already, so that there was no meeting.
-    """
-
-    offer: Mapping[str, str]
-    lines: tuple[socket.socket, ...] = ()
-    late: bool = False
+    def report_of(
+        self, offer: Mapping[str, str], lines: tuple[socket.socket, ...] = (), late: bool = False
+    ) -> JoinReport:
+        """The report of a meeting that succeeded just now."""
+        return JoinReport(time.monotonic() - self.started, offer, lines, late)
 
 
 async def identify(meeting: Meeting, task: Task) -> str | None:

@@ -13,22 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task, address_mistake, is_loopback
 from tfdist.cluster.validation.finding import Finding, error, quoted, warning
 
-__all__ = [
-    "CLUSTER",
-    "SPARSE",
-    "TASK",
-    "WHOLE",
-    "Listed",
-    "Reading",
-    "load",
-    "names",
-    "old_name",
-    "read",
-    "read_cluster",
-    "read_task",
-    "type_of",
-    "unknown_type",
-]
+__all__ = ["CLUSTER", "SPARSE", "TASK", "WHOLE", "Listed", "Reading", "names", "read"]
 
 CLUSTER = "TF_CONFIG.cluster"
 #: The key of a job operator for the part of the cluster that one task knows.
@@ -51,7 +36,7 @@ class Listed:
     address: Address | None
 
 
-def read_cluster(content: Mapping[str, object]) -> tuple[tuple[Listed, ...], list[Finding]]:
+def _read_cluster(content: Mapping[str, object]) -> tuple[tuple[Listed, ...], list[Finding]]:
     """The tasks of a cluster, as far as they can be read, and the mistakes in its form.
 
     A job operator whose workers may come and go writes `sparseCluster` instead: what one task must
@@ -92,14 +77,14 @@ def _sparse(content: Mapping[str, object]) -> object:
     return jobs
 
 
-def type_of(name: object) -> str | None:
+def _type_of(name: object) -> str | None:
     """The task type that a name stands for; TensorFlow 1 called the chief "master"."""
     if name == "master":
         return "chief"
     return name if isinstance(name, str) and name in TASK_TYPES else None
 
 
-def unknown_type(where: str, name: object) -> Finding:
+def _unknown_type(where: str, name: object) -> Finding:
     """The finding for a name that is not a task type."""
     close = difflib.get_close_matches(str(name).lower(), TASK_TYPES, 1)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
@@ -110,7 +95,7 @@ def unknown_type(where: str, name: object) -> Finding:
     )
 
 
-def old_name(where: str) -> Finding:
+def _old_name(where: str) -> Finding:
     """The finding for TensorFlow 1's name of the chief."""
     return warning(
         where,
@@ -138,10 +123,10 @@ def _no_cluster(content: Mapping[str, object], jobs: object) -> Finding:
 
 def _read_job(name: str, entries: object) -> tuple[list[Listed], list[Finding]]:
     where = f"{CLUSTER}.{name}"
-    kind = type_of(name)
+    kind = _type_of(name)
     if kind is None:
-        return [], [unknown_type(where, name)]
-    findings = [old_name(where)] if name == "master" else []
+        return [], [_unknown_type(where, name)]
+    findings = [_old_name(where)] if name == "master" else []
     if entries in ([], {}):
         # A map may be a part of the tasks, and of no task too. A list is all of them.
         make = warning if entries == {} else error
@@ -222,7 +207,7 @@ def _duplicates(listed: Sequence[Listed]) -> Iterator[Finding]:
 
 
 def _nobody_computes(jobs: Mapping[str, object]) -> Iterator[Finding]:
-    kinds = {type_of(name) for name in jobs}
+    kinds = {_type_of(name) for name in jobs}
     if "ps" in kinds and not kinds & {"chief", "worker"}:
         yield error(
             CLUSTER,
@@ -240,16 +225,8 @@ _AROUND = 20
 _TYPOGRAPHIC_QUOTES = "[\u2018-\u201f]"
 
 
-def load(text: str, where: str) -> tuple[object, list[Finding]]:
-    """Reads a JSON object.
-
-    Args:
-        text: the JSON text.
-        where: its name in the findings.
-
-    Returns:
-        The value, or None if it cannot be read, and the mistakes in the text.
-    """
+def _load(text: str, where: str) -> tuple[object, list[Finding]]:
+    """The JSON object in a text, or None if it cannot be read, and the mistakes in the text."""
     if not text.strip():
         return None, [
             error(where, f"{quoted(text)} is empty.", f"Unset it, or give {_TF_CONFIG_EXAMPLE}")
@@ -351,18 +328,12 @@ _OTHER_INDICES = ("id", "task_id", "task_index", "rank", "Index")
 _TASK_KEYS = ("type", "index", "trial", "cloud", "environment")
 
 
-def read_task(
+def _read_task(
     content: Mapping[str, object], listed: Sequence[Listed]
 ) -> tuple[Task | None, list[Finding]]:
-    """This process's task and the mistakes in its form.
+    """This process's task, or None if it cannot be read, and the mistakes in its form.
 
-    Args:
-        content: the TF_CONFIG.
-        listed: the tasks of its cluster.
-
-    Returns:
-        The task, or None if there is none or it cannot be read. A missing task is not a mistake of
-            form: a coordinator or a tool may read a cluster that it is not in.
+    A missing task is not one: a coordinator or a tool may read a cluster that it is not in.
     """
     task = content.get("task")
     if task is None:
@@ -371,7 +342,8 @@ def read_task(
         return None, [error(TASK, f"{quoted(task)} is not an object.", f"Write {_TASK_EXAMPLE}")]
     kind, findings = _read_type(task)
     index, mistakes = _read_index(task)
-    findings += [*mistakes, *_unknown_keys(task)]
+    otherwise = "Remove it, or use type and index."
+    findings += [*mistakes, *_unknown_keys(task, _TASK_KEYS, TASK, otherwise)]
     if kind is None or index is None:
         return None, findings
     misplaced = _misplaced(Task(kind, index), listed)
@@ -382,10 +354,10 @@ def _read_type(task: Mapping[str, object]) -> tuple[str | None, list[Finding]]:
     where = f"{TASK}.type"
     if "type" not in task:
         return None, [error(where, 'The task has no "type".', f"Write {_TASK_EXAMPLE}")]
-    kind = type_of(task["type"])
+    kind = _type_of(task["type"])
     if kind is None:
-        return None, [unknown_type(where, task["type"])]
-    return kind, [old_name(where)] if task["type"] == "master" else []
+        return None, [_unknown_type(where, task["type"])]
+    return kind, [_old_name(where)] if task["type"] == "master" else []
 
 
 def _read_index(task: Mapping[str, object]) -> tuple[int | None, list[Finding]]:
@@ -408,14 +380,16 @@ def _read_index(task: Mapping[str, object]) -> tuple[int | None, list[Finding]]:
     return index, []
 
 
-def _unknown_keys(task: Mapping[str, object]) -> list[Finding]:
+def _unknown_keys(
+    content: Mapping[str, object], known: Sequence[str], where: str, otherwise: str
+) -> list[Finding]:
     findings = []
-    for key in task:
-        if key not in _TASK_KEYS:
-            close = difflib.get_close_matches(key, _TASK_KEYS, 1)
-            remedy = f'Did you mean "{close[0]}"?' if close else "Remove it, or use type and index."
+    for key in content:
+        if key not in known:
+            close = difflib.get_close_matches(key.lower(), known, 1)
+            remedy = f'Did you mean "{close[0]}"?' if close else otherwise
             problem = f'The key "{key}" means nothing to TensorFlow.'
-            findings.append(warning(TASK, problem, remedy))
+            findings.append(warning(where, problem, remedy))
     return findings
 
 
@@ -493,23 +467,17 @@ class Reading:
 
 def read(text: str) -> Reading:
     """Reads the text of a TF_CONFIG and finds all mistakes of its form."""
-    content, findings = load(text, WHOLE)
+    content, findings = _load(text, WHOLE)
     if not isinstance(content, dict):
         return Reading((), None, False, tuple(findings))
-    listed, mistakes = read_cluster(content)
-    task, more = read_task(content, listed)
+    listed, mistakes = _read_cluster(content)
+    task, more = _read_task(content, listed)
     findings += [*_other_keys(content), *mistakes, *more]
     return Reading(listed, task, content.get("task") is not None, tuple(findings))
 
 
 def _other_keys(content: Mapping[str, object]) -> list[Finding]:
-    findings = []
-    for key in content:
-        if key not in _KEYS:
-            close = difflib.get_close_matches(key.lower(), _KEYS, 1)
-            remedy = f'Did you mean "{close[0]}"?' if close else "Remove it."
-            problem = f'The key "{key}" means nothing to TensorFlow.'
-            findings.append(warning(WHOLE, problem, remedy))
+    findings = _unknown_keys(content, _KEYS, WHOLE, "Remove it.")
     layer = content.get("rpc_layer")
     if layer not in (None, "", "grpc"):
         findings.append(

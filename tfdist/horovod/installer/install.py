@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist.cluster.validation.versions import installed_version
+from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import TfdistError
 from tfdist.horovod.installer import compile, requirements, wheel_cache
 from tfdist.horovod.installer.commands import PIP_HINT, CommandError, Commands, Progress

@@ -34,11 +34,7 @@ __all__ = [
     "documents",
     "in_json",
     "jobs",
-    "labels",
-    "literal",
-    "metadata",
     "name_of",
-    "pod",
     "text",
     "tfjob_documents",
 ]
@@ -90,7 +86,7 @@ class ContainerJob:
     grace: float = 5.0
 
     def __post_init__(self) -> None:
-        check_name(self.name, "--job-name")
+        check_name(self.name)
         if self.namespace is not None:
             _check_label(self.namespace, "--namespace", 63, letter=False)
 
@@ -127,13 +123,13 @@ def name_of(script: str) -> str:
     return named[:_LONGEST_NAME].strip("-")
 
 
-def check_name(name: str, flag: str) -> None:
+def check_name(name: str) -> None:
     """Rejects names that Kubernetes does not take for services (RFC 1035).
 
     Raises:
         ConfigError: if it has other characters than it may, or too many.
     """
-    _check_label(name, flag, _LONGEST_NAME, letter=True)
+    _check_label(name, "--job-name", _LONGEST_NAME, letter=True)
 
 
 def _check_label(name: str, flag: str, longest: int, *, letter: bool) -> None:
@@ -147,18 +143,18 @@ def _check_label(name: str, flag: str, longest: int, *, letter: bool) -> None:
     )
 
 
-def labels(job: ContainerJob, kind: str | None = None) -> dict[str, str]:
+def _labels(job: ContainerJob, kind: str | None = None) -> dict[str, str]:
     """The labels of all that belongs to a job, or to its tasks of one type."""
     return {JOB_LABEL: job.name} | ({_TASK_LABEL: kind} if kind is not None else {})
 
 
-def metadata(job: ContainerJob, name: str, kind: str | None = None) -> dict[str, Any]:
+def _metadata(job: ContainerJob, name: str, kind: str | None = None) -> dict[str, Any]:
     """The `metadata` of an object."""
     where = {} if job.namespace is None else {"namespace": job.namespace}
-    return {"name": name, **where, "labels": labels(job, kind)}
+    return {"name": name, **where, "labels": _labels(job, kind)}
 
 
-def pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any) -> dict[str, Any]:
+def _pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any) -> dict[str, Any]:
     """The pod `template` of the tasks of one type.
 
     Args:
@@ -171,14 +167,14 @@ def pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any)
     gpus = job.gpus_of(kind)
     limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
     return {
-        "metadata": {"labels": labels(job, kind)},
+        "metadata": {"labels": _labels(job, kind)},
         "spec": {
             "terminationGracePeriodSeconds": job.stop_seconds,
             "containers": [
                 {
                     "name": container,
                     "image": job.image,
-                    "command": [literal(word) for word in job.command],
+                    "command": [_literal(word) for word in job.command],
                     **more,
                     "ports": [{"name": port, "containerPort": DEFAULT_PORT}],
                     **limits,
@@ -188,7 +184,7 @@ def pod(job: ContainerJob, kind: str, *, container: str, port: str, **more: Any)
     }
 
 
-def literal(word: str) -> str:
+def _literal(word: str) -> str:
     """Escapes a word for texts in which `$` begins the name of a variable.
 
     Kubernetes replaces `$(NAME)` and Compose `${NAME}`; both read `$$` as one `$`.
@@ -238,11 +234,11 @@ def _service(job: ContainerJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, job.name),
+        "metadata": _metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": labels(job),
+            "selector": _labels(job),
             "ports": [{"name": "tensorflow", "port": DEFAULT_PORT}],
         },
     }
@@ -256,7 +252,7 @@ def _indexed_job(job: ContainerJob, kind: str) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata(job, _set(job, kind), kind),
+        "metadata": _metadata(job, _set(job, kind), kind),
         "spec": {
             "completionMode": "Indexed",
             "completions": job.counts[kind],
@@ -271,12 +267,12 @@ def _stateful_set(job: ContainerJob, kind: str) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": metadata(job, _set(job, kind), kind),
+        "metadata": _metadata(job, _set(job, kind), kind),
         "spec": {
             "serviceName": job.name,
             "replicas": job.counts[kind],
             "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": labels(job, kind)},
+            "selector": {"matchLabels": _labels(job, kind)},
             "template": _template(job, kind),
         },
     }
@@ -284,7 +280,7 @@ def _stateful_set(job: ContainerJob, kind: str) -> dict[str, Any]:
 
 def _template(job: ContainerJob, kind: str) -> dict[str, Any]:
     others = {} if job.alone else {"env": _variables(job)}
-    return pod(job, kind, container="task", port="tensorflow", **others)
+    return _pod(job, kind, container="task", port="tensorflow", **others)
 
 
 def _variables(job: ContainerJob) -> list[dict[str, str]]:
@@ -328,7 +324,7 @@ def _compose_service(job: ContainerJob, cluster: ClusterSpec, task: Task) -> dic
     place = {} if job.alone else {"environment": {"TF_CONFIG": cluster.tf_config(task)}}
     return {
         "image": job.image,
-        "command": [literal(word) for word in job.command],
+        "command": [_literal(word) for word in job.command],
         **place,
         "stop_grace_period": f"{job.stop_seconds}s",
         **({"deploy": {"resources": {"reservations": _devices(gpus)}}} if gpus else {}),
@@ -353,7 +349,7 @@ def tfjob_documents(job: ContainerJob) -> tuple[dict[str, Any], ...]:
         {
             "apiVersion": "kubeflow.org/v1",
             "kind": "TFJob",
-            "metadata": metadata(job, job.name),
+            "metadata": _metadata(job, job.name),
             "spec": {
                 # All workers have the same result; the first of them to end is not the job's end.
                 **({} if job.served else {"successPolicy": "AllWorkers"}),
@@ -368,7 +364,7 @@ def tfjob_documents(job: ContainerJob) -> tuple[dict[str, Any], ...]:
 
 
 def _replicas(job: ContainerJob, kind: str) -> dict[str, Any]:
-    template = pod(job, kind, container="tensorflow", port="tfjob-port")
+    template = _pod(job, kind, container="tensorflow", port="tfjob-port")
     # The proxy of Istio, which Kubeflow installs, would outlive the task and keep the job running.
     template["metadata"]["annotations"] = {"sidecar.istio.io/inject": "false"}
     return {"replicas": job.counts[kind], "restartPolicy": "Never", "template": template}

@@ -14,9 +14,6 @@ from tfdist.errors import StartError
 __all__ = [
     "Failure",
     "Kubectl",
-    "LogStream",
-    "Progress",
-    "Target",
     "Watch",
     "failure",
     "named",
@@ -37,19 +34,6 @@ _ORDINARY = ("ContainerCreating", "PodInitializing")
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
-    """The progress of a job.
-
-    Attributes:
-        done: the Jobs that are complete.
-        failed: those that have failed, each with why.
-    """
-
-    done: frozenset[str]
-    failed: Mapping[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
 class Failure:
     """A pod that failed.
 
@@ -64,8 +48,8 @@ class Failure:
     why: str
 
 
-def progress(seen: Sequence[Seen]) -> Progress:
-    """The progress of a job, by the conditions of its Jobs or its TFJob."""
+def progress(seen: Sequence[Seen]) -> tuple[set[str], dict[str, str]]:
+    """The Jobs or TFJobs that are complete, and those that have failed, each with why."""
     done: set[str] = set()
     failed: dict[str, str] = {}
     for each in seen:
@@ -80,7 +64,7 @@ def progress(seen: Sequence[Seen]) -> Progress:
             elif condition["type"] in _FAILED:
                 told = (condition.get("reason"), condition.get("message"))
                 failed[name] = ": ".join(text for text in told if text)
-    return Progress(frozenset(done), failed)
+    return done, failed
 
 
 def named(seen: Sequence[Seen], name: str) -> Seen | None:
@@ -199,7 +183,7 @@ class Kubectl:
             )
         return made
 
-    def seen(self, kinds: str, selector: str) -> list[Mapping[str, Any]]:
+    def seen(self, kinds: str, selector: str) -> list[Seen]:
         """The objects of some kinds with a label.
 
         Raises:
@@ -210,7 +194,7 @@ class Kubectl:
         while True:
             text, problem = self._call(*words)
             if problem is None:
-                items: list[Mapping[str, Any]] = json.loads(text)["items"]
+                items: list[Seen] = json.loads(text)["items"]
                 return items
             if time.monotonic() - begin > _PATIENCE:
                 raise StartError(
@@ -251,13 +235,8 @@ class Kubectl:
         return done.stdout, problem if done.returncode else None
 
 
-class LogStream:
-    """A pod's log, as it grows, on this process's output.
-
-    Args:
-        kubectl: for the pod's namespace.
-        pod: the pod's name.
-    """
+class _LogStream:
+    """A pod's log, as it grows, on this process's output."""
 
     def __init__(self, kubectl: Kubectl, pod: str) -> None:
         self._kubectl = kubectl
@@ -298,41 +277,38 @@ _SECONDS_FOR_OTHERS = 30.0
 _LAST_LINES = 20
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """The objects to look at.
-
-    Attributes:
-        kinds: the kinds of objects that show the progress of the job.
-        selector: the label of all of them.
-        jobs: the names of the Jobs; the first is the main one.
-        pod: the name, or host name, of the pod whose log is shown.
-    """
-
-    kinds: str
-    selector: str
-    jobs: tuple[str, ...]
-    pod: str
-
-
 class Watch:
     """Looks at a job until its end.
 
     Args:
         kubectl: for the job's namespace.
-        target: the job.
-        notify: called with what the user should know.
+        kinds: the kinds of objects that show the progress of the job.
+        selector: the label of all of them.
+        jobs: the names of the Jobs; the first is the main one.
+        pod: the name, or host name, of the pod whose log is shown.
+        notify: called with reports for the user.
 
     Attributes:
         ended: the Jobs that had ended when it last looked.
     """
 
-    def __init__(self, kubectl: Kubectl, target: Target, notify: Callable[[str], None]) -> None:
-        self.ended: frozenset[str] = frozenset()
+    def __init__(
+        self,
+        kubectl: Kubectl,
+        kinds: str,
+        selector: str,
+        jobs: Sequence[str],
+        pod: str,
+        notify: Callable[[str], None],
+    ) -> None:
+        self.ended: set[str] = set()
         self._kubectl = kubectl
-        self._target = target
+        self._kinds = kinds
+        self._selector = selector
+        self._jobs = jobs
+        self._pod = pod
         self._notify = notify
-        self._log: LogStream | None = None
+        self._log: _LogStream | None = None
         self._told: dict[str, str] = {}
         self._done_at: float | None = None
 
@@ -348,63 +324,59 @@ class Watch:
         status: int | None = None
         try:
             while status is None and not stopped():
-                seen = self._kubectl.seen(self._target.kinds, self._target.selector)
+                seen = self._kubectl.seen(self._kinds, self._selector)
                 self._tell(seen)
                 self._follow(seen)
                 status = self._status(seen)
-                if status is None:
-                    self._pause(stopped)
+                until = time.monotonic() + _EVERY
+                while status is None and time.monotonic() < until and not stopped():
+                    time.sleep(min(0.1, _EVERY))
         finally:
             if self._log is not None:
                 self._log.close(drain=status is not None)
         return status
 
-    def _status(self, seen: Sequence[Mapping[str, Any]]) -> int | None:
-        state = progress(seen)
-        self.ended = state.done | state.failed.keys()
-        if state.failed:
-            return self._failed(seen, state.failed)
-        main = self._target.jobs[0]
-        if main in state.done:
+    def _status(self, seen: Sequence[Seen]) -> int | None:
+        done, failed = progress(seen)
+        self.ended = {*done, *failed}
+        if failed:
+            return self._failed(seen, failed)
+        main = self._jobs[0]
+        if main in done:
             self._done_at = self._done_at or time.monotonic()
             late = time.monotonic() - self._done_at > _SECONDS_FOR_OTHERS
-            return 0 if late or state.done >= set(self._target.jobs) else None
+            return 0 if late or done >= set(self._jobs) else None
         if main not in [each["metadata"]["name"] for each in seen if each["kind"] != "Pod"]:
             raise StartError(f"The job {main!r} is gone from the cluster: somebody has removed it.")
         return None
 
-    def _failed(self, seen: Sequence[Mapping[str, Any]], failed: Mapping[str, str]) -> int:
+    def _failed(self, seen: Sequence[Seen], failed: Mapping[str, str]) -> int:
         name, why = next(iter(failed.items()))
         first = failure(seen)
         if first is None:
             self._notify(f"job {name} failed ({why}); no pod of it tells more")
             return 1
         self._notify(f"job {name} failed: pod {first.pod} ended with {first.why}")
-        shown = named(seen, self._target.pod)
+        shown = named(seen, self._pod)
         if shown is None or shown["metadata"]["name"] != first.pod:
             lines = self._kubectl.last_lines(first.pod, _LAST_LINES).rstrip()
             if lines:
                 self._notify(f"the last lines of {first.pod}:\n{lines}")
         return first.status
 
-    def _follow(self, seen: Sequence[Mapping[str, Any]]) -> None:
-        pod = named(seen, self._target.pod)
+    def _follow(self, seen: Sequence[Seen]) -> None:
+        pod = named(seen, self._pod)
         if pod is None or not running(pod):
             return
         if self._log is None:
-            self._log = LogStream(self._kubectl, pod["metadata"]["name"])
+            self._log = _LogStream(self._kubectl, pod["metadata"]["name"])
         elif pod["status"]["phase"] == "Running":
             self._log.mend()
 
-    def _tell(self, seen: Sequence[Mapping[str, Any]]) -> None:
+    def _tell(self, seen: Sequence[Seen]) -> None:
         """Shows once why each pod waits."""
         now = waiting(seen)
         for pod, why in now.items():
             if self._told.get(pod) != why:
                 self._notify(f"pod {pod} waits: {why}")
         self._told = now
-
-    def _pause(self, stopped: Callable[[], object]) -> None:
-        until = time.monotonic() + _EVERY
-        while time.monotonic() < until and not stopped():
-            time.sleep(min(0.1, _EVERY))

@@ -27,7 +27,7 @@ from tfdist import environment
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError, StartError
 from tfdist.launch.backends import ray_relay
-from tfdist.launch.plan import SERVED, JobPlan, Program, TaskPlan, placing_for, task_plan
+from tfdist.launch.plan import SERVED, JobPlan, Program, placing_for, task_plan
 from tfdist.launch.ssh import carried, differences
 
 __all__ = [
@@ -109,7 +109,7 @@ class Wish:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seat:
-    """An actor's report of its node.
+    """An actor's report of its node, as `Runner.look` gives it.
 
     Attributes:
         host: the node's address.
@@ -117,7 +117,7 @@ class Seat:
         python: the interpreter of Ray there.
         gpus: the GPUs that Ray has given the actor.
         folder: whether the directory of the job is there.
-        found: versions and clock, as `tfdist.launch.ssh_remote.look` gives them.
+        found: versions and clock, as `tfdist.launch.ssh.look` gives them.
     """
 
     host: str
@@ -126,18 +126,6 @@ class Seat:
     gpus: tuple[str, ...]
     folder: bool
     found: Mapping[str, Any]
-
-    @classmethod
-    def from_look(cls, found: Mapping[str, Any]) -> Seat:
-        """From the answer of `Runner.look`."""
-        return cls(
-            host=found["host"],
-            port=found["ports"][0],
-            python=found["executable"],
-            gpus=tuple(found["gpus"]),
-            folder=found["folder"],
-            found=found,
-        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -267,13 +255,16 @@ class Session:
             StartError: if they get none, or the nodes are not like this machine.
         """
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(_folder())
-            self._door = str(Path(folder) / "door")
+            # For the driver's socket; the driver removes it too.
+            folder = tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
+            self._door = str(Path(stack.enter_context(folder)) / "door")
             self._errors = stack.enter_context(tempfile.TemporaryFile())
             self._driver = _started(self._errors)
             stack.callback(self._end)
             self._send(_said(self._wish, self._door))
-            self.seats = tuple(map(Seat.from_look, self._placed()))
+            self.seats = tuple(
+                Seat(**{**seat, "gpus": tuple(seat["gpus"])}) for seat in self._placed()
+            )
             self._compare()
             self._ends = stack.pop_all()
         return self
@@ -293,7 +284,16 @@ class Session:
             plan: by `plan_on`, for the seats.
             split: whether the shown task's errors are kept apart from its output.
         """
-        self._send([_order(each, split and each.task == plan.shown) for each in plan.tasks])
+        orders = [
+            {
+                "command": each.command,
+                "environ": dict(each.environ),
+                "folder": self._wish.folder,
+                "streams": 2 if split and each.task == plan.shown else 1,
+            }
+            for each in plan.tasks
+        ]
+        self._send(orders)
         self._await_door()
         relay = (sys.executable, "-I", "-S", ray_relay.__file__, self._door)
         tasks = tuple(
@@ -400,11 +400,6 @@ def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """A directory for the driver's socket; the driver removes it too."""
-    return tempfile.TemporaryDirectory(prefix="tfdist-", ignore_cleanup_errors=True)
-
-
 def _said(wish: Wish, door: str) -> dict[str, Any]:
     return {
         "name": wish.name,
@@ -415,13 +410,4 @@ def _said(wish: Wish, door: str) -> dict[str, Any]:
         "folder": wish.folder,
         "seconds": wish.seconds,
         "door": door,
-    }
-
-
-def _order(plan: TaskPlan, split: bool) -> dict[str, Any]:
-    return {
-        "command": plan.command,
-        "environ": dict(plan.environ),
-        "folder": os.getcwd(),
-        "streams": 2 if split else 1,
     }

@@ -24,7 +24,8 @@ from tfdist import environment
 from tfdist.cluster import resources
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError
-from tfdist.launch import guard, ssh_remote
+from tfdist.launch import ssh
+from tfdist.launch.process import Guard
 
 __all__ = ["Runner", "check", "library"]
 
@@ -61,10 +62,6 @@ _LINGER = 0.5
 #: Seconds for the kernel to take down what was killed.
 _AFTER_KILL = 3.0
 
-#: Forks and ends the parent, so that the watcher has no parent that could be asked to end it.
-_DETACHED = (
-    "import os, sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.argv[1], sys.argv[1:])"
-)
 #: Workers of Ray block SIGINT, and one that was started in the background of a shell ignores it; a
 #: task must get it. Undoes both, and becomes the command.
 _PLAIN = (
@@ -72,7 +69,6 @@ _PLAIN = (
     "signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-_PYTHON = (sys.executable, "-I", "-S")
 
 
 class Runner:
@@ -84,7 +80,7 @@ class Runner:
         self._returncode: int | None = None
         self._selector = selectors.DefaultSelector()
         self._held: HeldPorts | None = None
-        self._guard = -1
+        self._guard = Guard(detached=True)
 
     def ready(self) -> bool:
         """Answers as soon as the actor is there."""
@@ -98,12 +94,12 @@ class Runner:
         """
         self._held = HeldPorts(1)
         return {
-            **ssh_remote.look(1),
-            "ports": self._held.ports,
             "host": library().util.get_node_ip_address(),
-            "executable": sys.executable,
+            "port": self._held.ports[0],
+            "python": sys.executable,
             "gpus": resources.visible(environment.snapshot()),
             "folder": os.path.isdir(folder),
+            "found": ssh.look(1),
         }
 
     def start(
@@ -120,18 +116,17 @@ class Runner:
         Returns:
             Why it cannot be started, or None.
         """
-        self._watch()
+        self._guard.__enter__()  # It is left by the end of this process.
         pipes = [os.pipe() for _ in range(streams)]
-        guarded = (*_PYTHON, guard.__file__, "exec", str(self._guard), *command)
         try:
             self._process = subprocess.Popen(
-                [*_PYTHON, "-c", _PLAIN, *guarded],
+                [sys.executable, "-I", "-S", "-c", _PLAIN, *self._guard.command(tuple(command))],
                 stdin=subprocess.DEVNULL,
                 stdout=pipes[0][1],
                 stderr=pipes[-1][1],
                 env=environment.merged(environ),
                 cwd=folder,
-                pass_fds=[self._guard],
+                pass_fds=[self._guard.pipe],
                 start_new_session=True,
             )
         except OSError as error:
@@ -207,23 +202,5 @@ class Runner:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)  # Nobody else has its number yet.
             self._returncode = process.wait()
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._guard, f"-{process.pid}\n".encode())
+            self._guard.cross_out(process.pid)
             return True
-
-    def _watch(self) -> None:
-        """Starts the watcher, once."""
-        if self._guard >= 0:
-            return
-        out, self._guard = os.pipe()
-        watcher = [*_PYTHON, guard.__file__, "watch", str(out)]
-        subprocess.run(
-            [*_PYTHON, "-c", _DETACHED, *watcher],
-            pass_fds=[out],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
-            check=True,
-        )
-        os.close(out)
