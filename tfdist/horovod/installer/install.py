@@ -47,8 +47,6 @@ __all__ = [
 ]
 
 
-# The Horovod of this Python environment, looked at without importing it, and put in its place.
-
 #: The packages that Horovod imports besides TensorFlow.
 _DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging")
 
@@ -90,12 +88,7 @@ def _is_intact(path: importlib.metadata.PackagePath) -> bool:
 
 
 def fits(choice: Choice, tensorflow: str) -> bool:
-    """Whether what is installed is what would be built. It may have more operations.
-
-    Args:
-        choice: the features asked for.
-        tensorflow: the version of TensorFlow that it must be built for.
-    """
+    """Whether what is installed is what would be built. It may have more operations."""
     return (
         built_for() == tensorflow
         and installed_version("horovod") == f"{VERSION}+{MARK}"
@@ -105,12 +98,7 @@ def fits(choice: Choice, tensorflow: str) -> bool:
 
 
 def get_dependencies(commands: Commands, folder: Path | None) -> None:
-    """Installs the packages that Horovod imports.
-
-    Args:
-        commands: runs pip.
-        folder: where to; by default into this Python environment, if it is not there.
-    """
+    """Installs the packages that Horovod imports, by default into this Python environment."""
     place = [] if folder is None else ["--target", str(folder)]
     commands.run(
         "The installation of what Horovod needs by pip",
@@ -201,8 +189,9 @@ def ensure(order: Order, progress: Progress) -> Outcome:
     if not (order.force or order.wheel_dir) and fits(order.choice, tensorflow):
         return Outcome(Done.NOTHING, tensorflow, operations())
     job = _Job(order, wheel_cache.entry(order.choice, tensorflow), progress, time.monotonic())
+    waiting = "waiting for another process that builds the same wheel"
     try:
-        with job.entry.locked(job.waiting):
+        with job.entry.locked(lambda: progress.phase(waiting)):
             return (None if order.force else job.reuse()) or job.make()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -219,9 +208,6 @@ class _Job:
     entry: wheel_cache.Entry
     progress: Progress
     began: float
-
-    def waiting(self) -> None:
-        self.progress.phase("waiting for another process that builds the same wheel")
 
     def reuse(self) -> Outcome | None:
         """Installs the wheel that was built before; None if there is none that works."""
@@ -291,7 +277,12 @@ class _Job:
             target = wheel
             self.progress.phase("installing it")
             install(commands, wheel)
-            self._check_installed()
+            if not fits(self.order.choice, self.entry.tensorflow):
+                raise TfdistError(
+                    "pip installed the wheel, but this Python does not find it: another horovod "
+                    "comes before it in sys.path, or pip's settings name another place (`pip "
+                    "config list`)."
+                )
         return Outcome(
             done,
             self.entry.tensorflow,
@@ -300,10 +291,3 @@ class _Job:
             target,
             commands.log,
         )
-
-    def _check_installed(self) -> None:
-        if not fits(self.order.choice, self.entry.tensorflow):
-            raise TfdistError(
-                "pip installed the wheel, but this Python does not find it: another horovod comes "
-                "before it in sys.path, or pip's settings name another place (`pip config list`)."
-            )

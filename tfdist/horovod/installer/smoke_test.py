@@ -97,12 +97,7 @@ SECONDS = 180.0
 
 
 def verify(commands: Commands, folder: Path | None = None, seconds: float = SECONDS) -> None:
-    """Lets two processes add up two tensors.
-
-    Args:
-        commands: runs them.
-        folder: where that Horovod lies; by default the installed one is tried.
-        seconds: how long it may take.
+    """Lets two processes of the Horovod in a folder, by default the installed one, add up tensors.
 
     Raises:
         CommandError: if they do not get the right sum in time.
