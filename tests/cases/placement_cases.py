@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,12 +12,47 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cases import common
+from tfdist._tf.graphs import partitioned_graphs
 from tfdist.errors import ConfigError
-from tfdist.placement.audit import placed_operations
+from tfdist.placement.calls import number_of
 from tfdist.placement.place import devices_by_path, place
 from tfdist.placement.plan import plan_placement
 
 layers = keras.layers
+
+#: Operations that compute nothing: constants, transfers, a loop's turns. TensorFlow allows values
+#: that the gradient of a `tf.while_loop` carries go around by way of the first device.
+_ANYWHERE = (
+    *("Const", "NoOp", "_Arg", "_Retval", "_HostSend", "_HostRecv", "_Send", "_Recv", "Identity"),
+    *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"),
+)
+
+
+def placed_operations(
+    model: keras.Model, run: Callable[[], Any]
+) -> dict[str, dict[str, list[str]]]:
+    """The operations of each layer, forward and backward, by the device that has run them.
+
+    Args:
+        model: a placed model.
+        run: runs what is looked at, such as a step of training. Only functions that run for the
+            first time are seen: it is compiled anew, or not yet trained.
+
+    Returns:
+        For each path, for each device, the names of operations in TensorFlow's graph.
+    """
+    with partitioned_graphs() as graphs:
+        run()
+    paths = list(devices_by_path(model))
+    result: dict[str, dict[str, list[str]]] = {
+        path: collections.defaultdict(list) for path in paths
+    }
+    for graph in graphs:
+        for node in graph.node:
+            number = number_of(node.name)
+            if number is not None and node.op not in _ANYWHERE:
+                result[paths[number]][node.device].append(node.name)
+    return result
 
 
 @keras.saving.register_keras_serializable()

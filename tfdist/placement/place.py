@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.placement.calls import placed_call
-from tfdist.placement.device_map import devices_of
 from tfdist.placement.devices import device_of, existing, moved, on
 from tfdist.placement.plan import plan_placement, read_device_map
-from tfdist.placement.units import Unit, units_of
+from tfdist.placement.units import Unit, devices_of, units_of
 from tfdist.types import (
     Gradient,
     KerasVariable,
