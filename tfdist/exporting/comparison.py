@@ -78,12 +78,7 @@ class Comparison:
 def compared(
     run: Callable[[Arrays], Arrays], cases: Sequence[Case], tolerance: float
 ) -> Comparison:
-    """Runs the written model on each case.
-
-    Args:
-        run: computes outputs from inputs, both by name.
-        cases: inputs, and the model's outputs.
-        tolerance: the largest error of an output, relative to its largest magnitude.
+    """Runs the written model, a function of arrays by name, on each case.
 
     Raises:
         ExportError: if it does not run.
@@ -131,12 +126,6 @@ def first_difference(subject: Subject, model: OnnxModel, case: Case, tolerance: 
 
     The tensors that an ONNX model and the graph it was converted from have in common keep their
     names. All of them are made outputs of the ONNX model, and of each layer the last is compared.
-
-    Args:
-        subject: the model that was converted.
-        model: the ONNX model.
-        case: inputs for which an output differs.
-        tolerance: the largest error of a tensor, relative to its largest magnitude.
 
     Returns:
         The layer's path; empty if each tensor they have in common is the same.
@@ -209,11 +198,6 @@ def refuse_overflow(model: OnnxModel, layers: Set[str], cases: Sequence[Case]) -
 
     onnxruntime's CPU computes float16 models in float32 and would not notice what other devices
     turn into infinity.
-
-    Args:
-        model: the ONNX model in float32.
-        layers: the names of the model's layers.
-        cases: inputs to look at.
 
     Raises:
         ExportError: naming the first layer with such a value.

@@ -52,10 +52,6 @@ _COUNT = re.compile(r"_\d+$")
 def convert(subject: Subject, opset: int) -> OnnxModel:
     """A subject as an ONNX `ModelProto`, accepted by the ONNX checker.
 
-    Args:
-        subject: what to convert.
-        opset: the version of the operators.
-
     Raises:
         ExportError: if an operation has no operator in ONNX, with its layer, or the result is not
             a valid model.

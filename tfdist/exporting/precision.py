@@ -177,13 +177,7 @@ class Score:
 def scores(
     model: Callable[[Arrays], Arrays], written: Callable[[Arrays], Arrays], examples: Examples
 ) -> tuple[Score, ...]:
-    """Scores each output that has labels.
-
-    Args:
-        model: computes the model's outputs.
-        written: computes those of the written model.
-        examples: with labels, or none are scored.
-    """
+    """Scores each output that has labels, as the model and as the written one compute it."""
     if not examples.labels or not len(examples):
         return ()
     before, after = _outputs(model, examples), _outputs(written, examples)

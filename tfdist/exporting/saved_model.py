@@ -24,10 +24,6 @@ def write(subject: KerasSubject, path: str) -> None:
 
     A machine that loads it may not have the devices that layers were placed on.
 
-    Args:
-        subject: the model and its inputs.
-        path: a directory to make.
-
     Raises:
         ExportError: if Keras cannot write it.
     """

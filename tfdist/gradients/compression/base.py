@@ -6,14 +6,12 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import Link
 from tfdist.types import DType, Tensor
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 __all__ = [
     "Compression",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import Link
 from tfdist.gradients.compression.base import Compression, Layout, parts_for, sum_plainly
 from tfdist.types import DType, Tensor
 
 __all__ = ["Bfloat16", "ScaledFloat16"]
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 #: The largest value to which a tensor's sum is scaled; float16 ends at 65504.
 _LARGEST = 32768.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import Link
 from tfdist.gradients.compression.base import (
     Compression,
     Layout,
@@ -17,9 +18,6 @@ from tfdist.gradients.compression.base import (
     unless_broken,
 )
 from tfdist.types import DType, Tensor
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 __all__ = ["BLOCK", "EightBit", "decoded", "encoded"]
 

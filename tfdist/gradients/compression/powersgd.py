@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import Link
 from tfdist.gradients.compression.base import (
     Compression,
     Layout,
@@ -20,9 +21,6 @@ from tfdist.gradients.compression.base import (
     unless_broken,
 )
 from tfdist.types import Tensor
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 __all__ = ["LowRank", "matrix_shape"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import Link
 from tfdist.gradients.compression.base import (
     Compression,
     Layout,
@@ -20,9 +21,6 @@ from tfdist.gradients.compression.base import (
 from tfdist.types import Tensor
 
 __all__ = ["RandomValues", "TopValues", "part_of", "poisoned"]
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 _SEED = 20180915
 

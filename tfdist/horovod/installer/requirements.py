@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import re
 import shlex
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfdist import environment
+from tfdist.cluster.validation.versions import installed_version
 from tfdist.errors import ConfigError
 
 __all__ = [
@@ -162,13 +162,13 @@ def tensorflow_version() -> str:
     Raises:
         ConfigError: if there is none.
     """
-    try:
-        return importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:
+    version = installed_version("tensorflow")
+    if version is None:
         raise ConfigError(
             "TensorFlow is not installed in this Python environment, and Horovod is built against "
             "it. Install it first: pip install tensorflow"
-        ) from None
+        )
+    return version
 
 
 def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
