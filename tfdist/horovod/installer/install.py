@@ -31,7 +31,6 @@ from tfdist.horovod.installer.compile import MARK, VERSION
 from tfdist.horovod.installer.requirements import Choice
 from tfdist.horovod.installer.smoke_test import verify
 from tfdist.strategies.horovod.library import built_for
-from tfdist.utils import atomic_io
 
 __all__ = [
     "Done",
@@ -43,7 +42,6 @@ __all__ = [
     "install",
     "is_intact",
     "operations",
-    "unpack",
 ]
 
 
@@ -105,15 +103,6 @@ def get_dependencies(commands: Commands, folder: Path | None) -> None:
         [*_PIP, *place, *_DEPENDENCIES],
         changes={"PIP_USER": "0"} if folder else None,
         hint=PIP_HINT,
-    )
-
-
-def unpack(commands: Commands, wheel: Path, folder: Path) -> None:
-    """Puts the content of a wheel into a directory, to be tried out."""
-    commands.run(
-        "Unpacking the wheel by pip",
-        [*_PIP, "--no-deps", "--no-index", "--target", str(folder), str(wheel)],
-        changes={"PIP_USER": "0"},
     )
 
 
@@ -265,16 +254,13 @@ class _Job:
         # The environment is left alone if only the wheel is wanted.
         get_dependencies(commands, trial if self.order.wheel_dir else None)
         self.progress.phase("testing it: an all-reduce of two processes")
-        unpack(commands, wheel, trial)
+        shutil.unpack_archive(wheel, trial, "zip")
         return trial
 
     def _hand_over(self, commands: Commands, wheel: Path, done: Done) -> Outcome:
         if self.order.wheel_dir is not None:
-            target = self.order.wheel_dir / wheel.name
-            with atomic_io.replacing(str(target)) as partial:
-                shutil.copyfile(wheel, partial)
+            wheel = wheel_cache.Entry(self.order.wheel_dir, self.entry.tensorflow).store(wheel)
         else:
-            target = wheel
             self.progress.phase("installing it")
             install(commands, wheel)
             if not fits(self.order.choice, self.entry.tensorflow):
@@ -288,6 +274,6 @@ class _Job:
             self.entry.tensorflow,
             self.order.choice.operations,
             time.monotonic() - self.began,
-            target,
+            wheel,
             commands.log,
         )
