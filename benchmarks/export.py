@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 import tfdist
-from tfdist.exporting import comparison
+from tfdist.exporting.onnx_models import runner
 
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks/results/export.md"
@@ -160,7 +160,7 @@ def _ways(model: Any, x: Any, y: Any, folder: Path) -> tuple[dict[str, Run], dic
         report = tfdist.export(
             model, path, precision=precision, data=data, calibration=_CALIBRATION
         )
-        run = comparison.runner(comparison.session_of(str(path)))
+        run = runner(str(path))
         name = report.inputs[0].name
         ways[way] = lambda batch, run=run, name=name: run({name: batch})["output"]
         sizes[way] = _megabytes(report.size)

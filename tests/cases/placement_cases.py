@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import re
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -10,12 +13,56 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cases import common
+from tfdist._tf.graphs import partitioned_graphs
 from tfdist.errors import ConfigError
-from tfdist.placement.audit import placed_operations
-from tfdist.placement.place import devices_by_path, place
+from tfdist.placement.devices import existing
+from tfdist.placement.place import place
 from tfdist.placement.plan import plan_placement
+from tfdist.placement.units import devices_of, units_of
 
 layers = keras.layers
+
+#: Operations that compute nothing: constants, transfers, a loop's turns. TensorFlow allows values
+#: that the gradient of a `tf.while_loop` carries go around by way of the first device.
+_ANYWHERE = (
+    *("Const", "NoOp", "_Arg", "_Retval", "_HostSend", "_HostRecv", "_Send", "_Recv", "Identity"),
+    *("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond"),
+)
+
+#: The scope in which the operations of a placed unit are, with the unit's number.
+_SCOPE = re.compile(r"placed-(\d+)(?:_\d+)?/")
+
+
+def devices_by_path(model: keras.Model) -> dict[str, str]:
+    """The device of each unit with weights of a placed model."""
+    return {u.path: u.variables[0].value.device for u in units_of(model) if u.variables}
+
+
+def placed_operations(
+    model: keras.Model, run: Callable[[], Any]
+) -> dict[str, dict[str, list[str]]]:
+    """The operations of each layer, forward and backward, by the device that has run them.
+
+    Args:
+        model: a placed model.
+        run: runs what is looked at, such as a step of training. Only functions that run for the
+            first time are seen: it is compiled anew, or not yet trained.
+
+    Returns:
+        For each path, for each device, the names of operations in TensorFlow's graph.
+    """
+    with partitioned_graphs() as graphs:
+        run()
+    paths = [unit.path for unit in units_of(model)]
+    result: dict[str, dict[str, list[str]]] = {
+        path: collections.defaultdict(list) for path in paths
+    }
+    for graph in graphs:
+        for node in graph.node:
+            scope = _SCOPE.search(node.name)
+            if scope is not None and node.op not in _ANYWHERE:
+                result[paths[int(scope[1])]][node.device].append(node.name)
+    return result
 
 
 @keras.saving.register_keras_serializable()
@@ -159,11 +206,11 @@ def places_of_operations(strategy: Any, name: str) -> dict[str, Any]:
     x, y = data(name)
     model = compiled(place(make(), device_map))
     ran = placed_operations(model, lambda: model.fit(x, y, 16, verbose=0))
-    wanted = devices_by_path(model)
+    wanted = devices_of(units_of(model), device_map)
     weights = {w.path: w.value.device for w in model.weights}
     state = {v.path: v.value.device for v in model.optimizer.variables}
     return {
-        "wanted": wanted,
+        "wanted": {path: existing(name) for path, name in wanted.items()},
         "ran": {path: sorted(on) for path, on in ran.items()},
         "backward": [p for p, on in ran.items() if "grad" in str(on)],
         "weights": weights,

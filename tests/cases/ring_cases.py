@@ -120,7 +120,7 @@ def compressed(strategy: Any, *, kind: str) -> list[Any]:
     dense = [tf.constant(rng.normal(size=s), tf.float32) for s in ((7, 5), (5,), (300, 3))]
     compression = make(kind, ratio=1.0, rank=3)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in dense]
-    kept = compression.memory(specs, strategy.num_replicas_in_sync)
+    kept = compression.memory(specs)
     memory = [tf.cast(each.initial(), each.dtype) for each in kept]
 
     @tf.function

@@ -14,11 +14,10 @@ import tensorflow as tf
 import tfdist
 from tests.export import models
 from tfdist.errors import TfdistError
-from tfdist.exporting import ExportError, compare, conversion, options, packages
+from tfdist.exporting import ExportError, Input, compare, conversion, onnx_models
+from tfdist.exporting.conversion import layer_of
 from tfdist.exporting.examples import read
 from tfdist.exporting.loading import load
-from tfdist.exporting.places import layer_of
-from tfdist.exporting.signature import Input
 
 
 def changed(weights, name):
@@ -230,7 +229,7 @@ def test_missing_packages_are_named_with_the_command(monkeypatch, tmp_path):
     export = tfdist.export
     missing = pytest.raises(tfdist.ConfigError, match=r"'tf2onnx'.*pip install 'tfdist\[export\]'")
     with monkeypatch.context() as patch, missing:
-        patch.setattr(packages.importlib, "import_module", nothing)
+        patch.setattr(onnx_models.importlib, "import_module", nothing)
         export(models.sequential(), tmp_path / "m.onnx")
     export(models.sequential(), tmp_path / "saved")
 
@@ -277,7 +276,3 @@ def test_layers_are_found_by_the_names_of_operations():
 def test_inputs_are_written_as_they_are_read():
     for text in ("x:float32[?,128]", "y:string[]", "z:int64[2]"):
         assert str(Input.parse(text)) == text
-
-
-def test_every_tolerance_has_its_precision():
-    assert set(options.TOLERANCES) == set(options.PRECISIONS)

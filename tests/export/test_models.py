@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdist
 from tests.export import models
 from tfdist.exporting import Input, compare
-from tfdist.exporting.tracing import joined
+from tfdist.exporting.conversion import joined
 
 
 def session(path):

@@ -12,9 +12,10 @@ import pytest
 import tfdist
 from tests.cases.digits import load_digits
 from tests.export import models
-from tfdist.exporting import ExportError, compare, scoring
+from tfdist.exporting import ExportError, compare
 from tfdist.exporting.examples import Examples
-from tfdist.exporting.onnx_file import precision_of
+from tfdist.exporting.onnx_models import precision_of
+from tfdist.exporting.precision import scores
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +143,11 @@ def test_int8_of_loops(tmp_path):
 def test_scores(labels, outputs, metric, value):
     examples = Examples({"x": np.zeros((len(labels), 1))}, {"output": np.array(labels)})
     written = [[0.0] * len(row) for row in outputs]
-    (score,) = scoring.scores(
+    (score,) = scores(
         lambda _: {"output": np.array(outputs)}, lambda _: {"output": np.array(written)}, examples
     )
     assert (score.metric, score.model) == (metric, pytest.approx(value))
 
 
 def test_scores_of_unlabelled_data_are_none():
-    assert scoring.scores(dict, dict, Examples({"x": np.zeros((2, 1))}, {})) == ()
+    assert scores(dict, dict, Examples({"x": np.zeros((2, 1))}, {})) == ()

@@ -58,7 +58,7 @@ class Bench:
         monkeypatch.setattr(requirements, "check", lambda choice, places: None)
         monkeypatch.setattr(f"{place}.compile.build", self._build)
         monkeypatch.setattr(f"{place}.install.verify", lambda commands, folder: self._step("test"))
-        for step in ("get_dependencies", "unpack", "install"):
+        for step in ("get_dependencies", "install"):
             monkeypatch.setattr(install, step, getattr(self, f"_{step}"))
         monkeypatch.setattr(install, "fits", lambda choice, here: self.there is not None)
         monkeypatch.setattr(install, "operations", lambda: ("Gloo",))
@@ -81,9 +81,6 @@ class Bench:
 
     def _get_dependencies(self, commands, folder):
         self._step("dependencies" if folder is None else f"dependencies in {folder.name}")
-
-    def _unpack(self, commands, wheel, folder):
-        assert zipfile.is_zipfile(wheel)
 
     def _install(self, commands, wheel):
         self._step("install")

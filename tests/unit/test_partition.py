@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError
-from tfdist.placement.costs import Cost
-from tfdist.placement.partition import split, split_with_overflow
+from tfdist.placement.plan import Cost, split, split_with_overflow
 
 
 def costs(*pairs):

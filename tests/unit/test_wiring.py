@@ -322,7 +322,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
     monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule"))
-    monkeypatch.setattr(rendezvous, "_meeting", lambda *_: {})
+    monkeypatch.setattr(rendezvous, "meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)
     return found

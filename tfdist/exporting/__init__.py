@@ -18,10 +18,10 @@ __getattr__, __dir__ = lazy_attributes(
     {
         "Comparison": "tfdist.exporting.comparison",
         "Difference": "tfdist.exporting.comparison",
-        "ExportError": "tfdist.exporting.errors",
-        "Input": "tfdist.exporting.signature",
+        "ExportError": "tfdist.exporting.subject",
+        "Input": "tfdist.exporting.subject",
         "Report": "tfdist.exporting.exporter",
-        "Score": "tfdist.exporting.scoring",
+        "Score": "tfdist.exporting.precision",
         "compare": "tfdist.exporting.exporter",
         "export": "tfdist.exporting.exporter",
     },

@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.exporting import comparison, conversion, loading, precision, saved_model
-from tfdist.exporting.comparison import Comparison
-from tfdist.exporting.culprit import first_difference, refuse_overflow
-from tfdist.exporting.errors import ExportError
-from tfdist.exporting.examples import Examples
-from tfdist.exporting.examples import read as read_examples
-from tfdist.exporting.gates import calibrating, check_examples, check_loss
-from tfdist.exporting.onnx_file import described, opened, precision_of
-from tfdist.exporting.options import TOLERANCES, Options, format_of, options_from
-from tfdist.exporting.packages import package
-from tfdist.exporting.samples import Case, case_of_data, cases_of
-from tfdist.exporting.scoring import Score, scores
-from tfdist.exporting.signature import Input
-from tfdist.exporting.subject import KerasSubject, Subject, subject_of
+from tfdist.exporting import conversion, loading, precision, saved_model
+from tfdist.exporting.comparison import Comparison, compared, first_difference, refuse_overflow
+from tfdist.exporting.examples import Case, Examples, cases_of, read
+from tfdist.exporting.onnx_models import described, opened, package, precision_of, runner
+from tfdist.exporting.options import TOLERANCES, Options, format_of
+from tfdist.exporting.precision import Score, scores
+from tfdist.exporting.subject import (
+    ExportError,
+    Input,
+    KerasSubject,
+    Subject,
+    fitted,
+    subject_of,
+)
 from tfdist.keras import saving, updating
 from tfdist.types import Model, OnnxModel
+from tfdist.utils.validation import check_choice
 
 __all__ = ["Report", "compare", "export"]
 
@@ -90,24 +91,27 @@ def export(
         ExportError: if the model cannot be converted, or the result differs from it.
         SaveError: if the disk refuses.
     """
-    wanted = options_from(format=format_of(path, format), inputs=_inputs(inputs), **options)
+    for name in options:
+        check_choice("option", name, [field.name for field in dataclasses.fields(Options)])
+    wanted = Options(format=format_of(path, format), inputs=_inputs(inputs), **options)
     arrays = _arrays(data)
     if wanted.format == "onnx":
-        _check_packages()
+        for name in ("tf2onnx", "onnx", "onnxruntime"):
+            package(name)  # An error comes before anything takes time.
     note("loading the model")
     subject = _subject(model, weights, signature, wanted.inputs)
     with subject.scope():
-        return _run(subject, wanted, arrays, os.fspath(path), note)
+        return _run(subject, wanted, arrays, Path(path), note)
 
 
 def _run(
-    subject: Subject, options: Options, arrays: Mapping[str, Any] | None, path: str, note: Note
+    subject: Subject, options: Options, arrays: Mapping[str, Any] | None, path: Path, note: Note
 ) -> Report:
     note("trying the model")
     examples = None if arrays is None else Examples.of(arrays, subject)
-    check_examples(examples, options)
+    _check_examples(examples, options)
     try:
-        cases = _cases(subject, examples, options.precision)
+        cases = cases_of(subject, examples, options.precision)
     except ConfigError:
         if options.format == "onnx":
             conversion.convertible(subject)  # Its error names the cause.
@@ -115,7 +119,26 @@ def _run(
     task = _Task(subject, options, examples, cases, note)
     make = _onnx if options.format == "onnx" else _saved_model
     result, scored = make(task, path)
-    return Report(path, options, subject.inputs, result, scored, _size(Path(path)))
+    files = path.rglob("*") if path.is_dir() else (path,)
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return Report(os.fspath(path), options, subject.inputs, result, scored, size)
+
+
+def _check_examples(examples: Examples | None, options: Options) -> None:
+    """Refuses options that need data which was not given."""
+    count = 0 if examples is None else len(examples)
+    if count < options.calibrating:
+        there = "there is none" if examples is None else f"it has {count} examples"
+        raise ConfigError(
+            f"precision='int8_static' sets its scales on the first {options.calibration} examples "
+            f"of the data, and {there}. Give more, or a smaller calibration, or choose int8."
+        )
+    labels = examples is not None and examples.labels
+    if options.accuracy_loss is not None and not (labels and count > options.calibrating):
+        raise ConfigError(
+            f"accuracy_loss={options.accuracy_loss:g} needs data with labels (y), and examples "
+            "beyond those of the calibration. Give data={'x': …, 'y': …}, or leave it out."
+        )
 
 
 def compare(
@@ -151,14 +174,14 @@ def compare(
     given = _inputs(inputs)
     subject = _subject(model, weights, signature, given)
     if not given:
-        subject = _narrowed(subject, described(written))
+        _narrow(subject, described(written))
     kind = precision_of(written)
     allowed = TOLERANCES[kind] if tolerance is None else tolerance
-    run = comparison.runner(comparison.session_of(os.fspath(path)))
+    run = runner(os.fspath(path))
     with subject.scope():
         examples = None if arrays is None else Examples.of(arrays, subject)
-        cases = _cases(subject, examples, kind)
-        result = comparison.compared(run, cases, allowed)
+        cases = cases_of(subject, examples, kind)
+        result = compared(run, cases, allowed)
         return result if result.ok else _blamed(result, subject, written, cases)
 
 
@@ -173,32 +196,50 @@ class _Task:
     note: Note
 
 
-def _onnx(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]:
+def _onnx(task: _Task, path: Path) -> tuple[Comparison, tuple[Score, ...]]:
     """Converts, checks and writes an ONNX model."""
-    options, subject = task.options, task.subject
+    options, subject, examples = task.options, task.subject, task.examples
     task.note(f"converting to ONNX, opset {options.opset}")
     model = conversion.convert(subject, options.opset)
     exact = options.precision == "float32"
     task.note("comparing with the model")
-    allowed = options.allowed if exact else TOLERANCES["float32"]
-    result = _checked(model, task, allowed)
-    scored: tuple[Score, ...] = ()
+    result = _checked(model, task, options.allowed if exact else TOLERANCES["float32"])
     if not exact:
         task.note(f"converting to {options.precision}")
         model = _coarser(model, task)
         conversion.check(model)
         result = _checked(model, task, options.allowed)
-    if task.examples is not None:
+    scored: tuple[Score, ...] = ()
+    if examples is not None:
         task.note("scoring on the data")
-        run = comparison.runner(comparison.session_of(model))
-        unseen = task.examples.part(calibrating(options))
-        scored = scores(subject.compute, run, unseen) if len(unseen) else ()
-        check_loss(scored, options)
+        scored = scores(subject.compute, runner(model), examples.part(options.calibrating))
+        _check_loss(scored, options)
     _publish(subject, path, lambda place: conversion.write(model, place))
     return result, scored
 
 
-def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]:
+def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
+    if task.options.precision == "float16":
+        refuse_overflow(model, task.subject.layers, task.cases)
+        return precision.to_float16(model)
+    if task.options.precision == "int8":
+        return precision.to_int8(model)
+    assert task.examples is not None  # _check_examples has seen to it
+    return precision.to_int8_static(model, task.examples.part(0, task.options.calibration))
+
+
+def _check_loss(scored: Sequence[Score], options: Options) -> None:
+    """Refuses a score that is worse than `accuracy_loss` allows."""
+    for each in scored:
+        if options.accuracy_loss is not None and each.loss > options.accuracy_loss:
+            raise ExportError(
+                f"{options.precision} changes the {each.metric} of {each.output!r} from "
+                f"{each.model:.4g} to {each.written:.4g} on {each.examples} examples, more than "
+                f"accuracy_loss={options.accuracy_loss:g} allows. Nothing was written."
+            )
+
+
+def _saved_model(task: _Task, path: Path) -> tuple[Comparison, tuple[Score, ...]]:
     """Writes a SavedModel elsewhere, loads and compares it, and puts it in its place."""
     subject = task.subject
     if not isinstance(subject, KerasSubject):
@@ -212,7 +253,7 @@ def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]
         saved_model.write(subject, place)
         task.note("loading it back and comparing")
         run = saved_model.reloaded(subject, place)
-        result = comparison.compared(run, task.cases, task.options.allowed)
+        result = compared(run, task.cases, task.options.allowed)
         if not result.ok:
             raise _difference(result)
         scored = scores(subject.compute, run, task.examples) if task.examples else ()
@@ -222,8 +263,7 @@ def _saved_model(task: _Task, path: str) -> tuple[Comparison, tuple[Score, ...]]
 
 def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
     """Compares an ONNX model with the model, and names the layer if it fails."""
-    run = comparison.runner(comparison.session_of(model))
-    result = comparison.compared(run, task.cases, allowed)
+    result = compared(runner(model), task.cases, allowed)
     if not result.ok:
         raise _difference(_blamed(result, task.subject, model, task.cases))
     return result
@@ -232,8 +272,8 @@ def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
 def _blamed(found: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]) -> Comparison:
     """A failed comparison with the first layer that differs, if one can be found."""
     case = next(case for case in cases if case.title == found.worst.case)
-    culprit = first_difference(subject, model, case, found.tolerance)
-    return dataclasses.replace(found, layer=culprit.layer if culprit else "")
+    layer = first_difference(subject, model, case, found.tolerance)
+    return dataclasses.replace(found, layer=layer)
 
 
 def _difference(found: Comparison) -> ExportError:
@@ -247,24 +287,14 @@ def _difference(found: Comparison) -> ExportError:
     )
 
 
-def _coarser(model: OnnxModel, task: _Task) -> OnnxModel:
-    if task.options.precision == "float16":
-        refuse_overflow(model, task.subject.layers, task.cases)
-        return precision.to_float16(model)
-    if task.options.precision == "int8":
-        return precision.to_int8(model)
-    assert task.examples is not None  # _check_examples has seen to it
-    return precision.to_int8_static(model, task.examples.part(0, task.options.calibration))
-
-
-def _publish(subject: Subject, path: str, write: Callable[[str], Any]) -> None:
+def _publish(subject: Subject, path: Path, write: Callable[[str], Any]) -> None:
     """Puts a file that has passed its checks in its place; of several workers one does."""
 
     def put() -> None:
-        saving.replace_file(path, write)
+        saving.replace_file(os.fspath(path), write)
 
     if isinstance(subject, KerasSubject):
-        saving.write_once(subject.model, path, put)
+        saving.write_once(subject.model, os.fspath(path), put)
     else:
         put()
 
@@ -286,37 +316,15 @@ def _subject(
     return subject
 
 
-def _narrowed(subject: Subject, there: Sequence[Input]) -> Subject:
-    """The subject with the sizes that an ONNX model fixes."""
+def _narrow(subject: Subject, there: Sequence[Input]) -> None:
+    """Gives the subject the sizes that an ONNX model fixes."""
     names = {each.name for each in subject.inputs}
     if not {each.name for each in there} <= names:
         raise ConfigError(
             f"The ONNX model takes {', '.join(map(str, there))}, and the model "
             f"{', '.join(map(str, subject.inputs))}. It is of another model."
         )
-    subject.refit(there)
-    return subject
-
-
-def _cases(subject: Subject, examples: Examples | None, kind: str) -> list[Case]:
-    """The inputs to compare on: drawn ones and the user's, or only the user's.
-
-    The scales of int8_static hold for inputs like those that set them, and no others.
-    """
-    if examples is None:
-        if kind == "int8_static":
-            raise ConfigError(
-                "An int8_static model is right on inputs like those that set its scales. Give "
-                "such inputs: --data FILE.npz, or data={'x': …} in Python."
-            )
-        return cases_of(subject)
-    own = [case_of_data(subject, examples.part(0, count).inputs) for count in (1, 32)]
-    if kind == "int8_static":
-        return own
-    try:
-        return [*cases_of(subject), *own]
-    except ConfigError:
-        return own
+    subject.inputs = fitted(subject.inputs, there)
 
 
 def _inputs(given: Inputs) -> tuple[Input, ...]:
@@ -324,17 +332,4 @@ def _inputs(given: Inputs) -> tuple[Input, ...]:
 
 
 def _arrays(data: Data) -> Mapping[str, Any] | None:
-    if data is None or isinstance(data, Mapping):
-        return data
-    return read_examples(os.fspath(data))
-
-
-def _check_packages() -> None:
-    """Finds out what is not installed before anything takes time."""
-    for name in ("tf2onnx", "onnx", "onnxruntime"):
-        package(name)
-
-
-def _size(place: Path) -> int:
-    files = place.rglob("*") if place.is_dir() else (place,)
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return data if data is None or isinstance(data, Mapping) else read(os.fspath(data))

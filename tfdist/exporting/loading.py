@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.exporting.subject import first_line
 from tfdist.types import Model
 
 __all__ = ["import_modules", "load", "restore"]
@@ -92,8 +93,7 @@ def restore(model: Model, weights: str) -> None:
         raise
     except Exception as error:
         raise ConfigError(
-            f"The weights {weights!r} do not fit the model {model.name!r}: "
-            f"{str(error).strip().splitlines()[0]}"
+            f"The weights {weights!r} do not fit the model {model.name!r}: {first_line(error)}"
         ) from error
 
 
@@ -127,7 +127,7 @@ def _explained(path: Path, error: Exception) -> ConfigError:
             f"{str(path)!r} holds Python code of a Lambda layer, which is not run unasked. If you "
             "trust it, load it in Python with safe_mode=False and call tfdist.export(model, …)."
         )
-    return ConfigError(f"{str(path)!r} cannot be read: {str(error).strip().splitlines()[0]}")
+    return ConfigError(f"{str(path)!r} cannot be read: {first_line(error)}")
 
 
 def _made(source: str) -> Model:

@@ -5,22 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.exporting.signature import Input
+from tfdist.exporting.subject import Input
 from tfdist.utils.validation import check_choice, check_number, check_range
 
-__all__ = [
-    "DEFAULT_OPSET",
-    "FORMATS",
-    "OPSETS",
-    "PRECISIONS",
-    "TOLERANCES",
-    "Options",
-    "format_of",
-    "options_from",
-]
+__all__ = ["TOLERANCES", "Options", "format_of"]
 
 FORMATS = ("onnx", "saved_model")
 
@@ -28,11 +18,10 @@ FORMATS = ("onnx", "saved_model")
 OPSETS = range(13, 19)
 DEFAULT_OPSET = 18
 
-PRECISIONS = ("float32", "float16", "int8", "int8_static")
-
-#: Largest error of an output, relative to its largest magnitude. Two float32 programs that add in
-#: another order stay far below the first; float16 has a relative step of 1e-3. Of int8 this only
-#: distinguishes a broken conversion from a coarse one: only data show what it costs.
+#: The precisions, each with the largest error of an output, relative to its largest magnitude. Two
+#: float32 programs that add in another order stay far below the first; float16 has a relative step
+#: of 1e-3. Of int8 this only distinguishes a broken conversion from a coarse one: only data show
+#: what it costs.
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "int8": 0.5, "int8_static": 0.5}
 
 
@@ -64,7 +53,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMATS)
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("precision", self.precision, TOLERANCES)
         check_number("calibration", self.calibration, 1)
         if self.tolerance is not None:
             check_range("tolerance", self.tolerance, above=0)
@@ -75,9 +64,6 @@ class Options:
                 f"opset={self.opset!r} is not a set of ONNX operators that can be written. "
                 f"Choose {OPSETS[0]} to {OPSETS[-1]}; {DEFAULT_OPSET} is the default."
             )
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
         if self.format == "saved_model" and self.precision != "float32":
             raise ConfigError(
                 f"precision={self.precision!r} conflicts with format='saved_model', which keeps "
@@ -94,17 +80,10 @@ class Options:
         """The tolerance that holds, relative to an output's largest magnitude."""
         return TOLERANCES[self.precision] if self.tolerance is None else self.tolerance
 
-
-def options_from(**given: Any) -> Options:
-    """Options by name.
-
-    Raises:
-        ConfigError: for a name that is none, or a value that does not fit.
-    """
-    names = [field.name for field in dataclasses.fields(Options)]
-    for name in given:
-        check_choice("option", name, names)
-    return Options(**given)
+    @property
+    def calibrating(self) -> int:
+        """The number of examples that set scales, the first ones; they must not be scored."""
+        return self.calibration if self.precision == "int8_static" else 0
 
 
 def format_of(path: str | os.PathLike[str], wanted: str | None) -> str:
@@ -133,11 +112,6 @@ def format_of(path: str | os.PathLike[str], wanted: str | None) -> str:
             "'saved_model', a name that ends in .onnx, or for a SavedModel one without an ending."
         )
     chosen = wanted or named or "saved_model"
-    _check_place(place, chosen)
-    return chosen
-
-
-def _check_place(place: Path, chosen: str) -> None:
     if not place.parent.is_dir():
         raise ConfigError(
             f"{str(place)!r} cannot be written: the directory {str(place.parent)!r} does not "
@@ -154,6 +128,7 @@ def _check_place(place: Path, chosen: str) -> None:
             f"{str(place)!r} is a directory that holds other things than a SavedModel. Choose "
             "another path, or empty it."
         )
+    return chosen
 
 
 def _replaceable(place: Path) -> bool:

@@ -1,8 +1,9 @@
-"""Coarser numbers for an ONNX model: float16, and int8 with or without calibration."""
+"""Coarser numbers for an ONNX model: float16 and int8, and what they cost on labelled data."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
 import tempfile
@@ -10,15 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdist.exporting.errors import ExportError
+import numpy as np
+
 from tfdist.exporting.examples import Examples
-from tfdist.exporting.packages import package
-from tfdist.exporting.subject import Arrays
-from tfdist.types import OnnxGraph, OnnxModel
+from tfdist.exporting.onnx_models import package
+from tfdist.exporting.subject import Arrays, ExportError
+from tfdist.types import Array, OnnxGraph, OnnxModel
 
-__all__ = ["to_float16", "to_int8", "to_int8_static"]
+__all__ = ["Score", "scores", "to_float16", "to_int8", "to_int8_static"]
 
-_BATCH = 16
+_CALIBRATION_BATCH, _SCORING_BATCH = 16, 64
 
 
 def to_float16(model: OnnxModel) -> OnnxModel:
@@ -32,8 +34,9 @@ def to_float16(model: OnnxModel) -> OnnxModel:
     """
     copied = package("onnx").ModelProto()
     copied.CopyFrom(model)
+    float16 = package("onnxruntime.transformers.float16")
     try:
-        converted = package("float16").convert_float_to_float16(copied, keep_io_types=True)
+        converted: OnnxModel = float16.convert_float_to_float16(copied, keep_io_types=True)
     except Exception as error:
         raise ExportError(f"The model cannot be converted to float16: {error}") from error
     _sort(converted.graph)
@@ -48,7 +51,7 @@ def to_int8(model: OnnxModel) -> OnnxModel:
     Raises:
         ExportError: if nothing of it can be quantised, or onnxruntime fails to.
     """
-    quantization = package("quantization")
+    quantization = package("onnxruntime.quantization")
 
     def quantise(before: str, after: str) -> None:
         nodes = package("onnx").load_model(before, load_external_data=False).graph.node
@@ -68,19 +71,14 @@ def to_int8(model: OnnxModel) -> OnnxModel:
 def to_int8_static(model: OnnxModel, calibration: Examples) -> OnnxModel:
     """The model with int8 weights and activations, whose scales are found on examples.
 
-    Args:
-        model: the model.
-        calibration: the examples.
-
     Raises:
         ExportError: if nothing of it can be quantised, or onnxruntime fails to.
     """
-    quantization = package("quantization")
+    quantization = package("onnxruntime.quantization")
 
     class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
-            starts = range(0, len(calibration), _BATCH)
-            self._parts = iter([calibration.part(s, s + _BATCH).inputs for s in starts])
+            self._parts = calibration.batches(_CALIBRATION_BATCH)
 
         def get_next(self) -> Arrays | None:
             return next(self._parts, None)
@@ -91,22 +89,21 @@ def to_int8_static(model: OnnxModel, calibration: Examples) -> OnnxModel:
     return _quantised(model, quantise)
 
 
-def _quantised(model: OnnxModel, quantise: Callable[..., Any]) -> OnnxModel:
+def _quantised(model: OnnxModel, quantise: Callable[[str, str], None]) -> OnnxModel:
     """Runs one of onnxruntime's quantisers, which work on files."""
     onnx = package("onnx")
+    shapes = package("onnxruntime.quantization.shape_inference")
     with tempfile.TemporaryDirectory(prefix="tfdist-int8-") as folder:
         names = ("model", "prepared", "quantised")
         written, prepared, done = (str(Path(folder) / f"{name}.onnx") for name in names)
         onnx.save_model(model, written)
         try:
             with _quiet():
-                package("quantization_shapes").quant_pre_process(
-                    written, prepared, skip_symbolic_shape=True
-                )
+                shapes.quant_pre_process(written, prepared, skip_symbolic_shape=True)
                 quantise(prepared, done)
         except Exception as error:
             raise ExportError(f"onnxruntime cannot quantise the model: {error}") from error
-        result = onnx.load_model(done)
+        result: OnnxModel = onnx.load_model(done)
     if not any(node.op_type.endswith(("QuantizeLinear", "Integer")) for node in result.graph.node):
         raise ExportError(
             "Nothing of the model could be quantised: it has no matrix product with constant "
@@ -149,3 +146,68 @@ def _sort(graph: OnnxGraph) -> None:
         waiting = later
     del graph.node[:]
     graph.node.extend(ordered)
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """One output's score, before and after.
+
+    Attributes:
+        output: its name.
+        metric: `accuracy` (the share of examples that are right) or `mean squared error`.
+        model: of the model.
+        written: of the written model.
+        examples: how many were scored.
+    """
+
+    output: str
+    metric: str
+    model: float
+    written: float
+    examples: int
+
+    @property
+    def loss(self) -> float:
+        """The loss: of accuracy, or the squared error's growth relative to the model's."""
+        if self.metric == "accuracy":
+            return self.model - self.written
+        return (self.written - self.model) / self.model if self.model else self.written
+
+
+def scores(
+    model: Callable[[Arrays], Arrays], written: Callable[[Arrays], Arrays], examples: Examples
+) -> tuple[Score, ...]:
+    """Scores each output that has labels, as the model and as the written one compute it."""
+    if not examples.labels or not len(examples):
+        return ()
+    before, after = _outputs(model, examples), _outputs(written, examples)
+    result = []
+    for name, labels in examples.labels.items():
+        metric, score = _metric(labels, before[name])
+        values = (score(labels, before[name]), score(labels, after[name]))
+        result.append(Score(name, metric, *values, len(examples)))
+    return tuple(result)
+
+
+def _outputs(run: Callable[[Arrays], Arrays], examples: Examples) -> Arrays:
+    parts = [run(inputs) for inputs in examples.batches(_SCORING_BATCH)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _metric(labels: Array, outputs: Array) -> tuple[str, Callable[[Any, Any], float]]:
+    """Accuracy for classes, as numbers or one-hot, and for yes or no; else the squared error."""
+    classes = outputs.shape[-1] if outputs.ndim > 1 else 1
+    whole = labels.dtype.kind in "iub" or bool((labels == np.round(labels)).all())
+    if classes > 1 and whole:
+        if labels.shape == outputs.shape[:-1]:
+            return "accuracy", lambda y, out: float((out.argmax(-1) == y).mean())
+        if labels.shape == (*outputs.shape[:-1], 1):
+            return "accuracy", lambda y, out: float((out.argmax(-1) == y[..., 0]).mean())
+        if labels.shape == outputs.shape and (labels.sum(-1) == 1).all():
+            return "accuracy", lambda y, out: float((out.argmax(-1) == y.argmax(-1)).mean())
+    if classes == 1 and whole and set(np.unique(labels)) <= {0, 1}:
+        threshold = 0.5 if outputs.min() >= 0 and outputs.max() <= 1 else 0.0
+        return "accuracy", lambda y, out: float(
+            ((out > threshold) == (y > 0).reshape(out.shape)).mean()
+        )
+    return "mean squared error", lambda y, out: float(((out - y.reshape(out.shape)) ** 2).mean())

@@ -1,8 +1,7 @@
-"""A SavedModel by Keras's own `model.export`, loaded back and compared."""
+"""A SavedModel by Keras's own `model.export`, and loaded back to be compared."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,22 +10,19 @@ import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
-from tfdist.exporting.errors import ExportError
-from tfdist.exporting.subject import Arrays, KerasSubject
-from tfdist.types import GraphDef
+from tfdist.exporting.conversion import strip_devices
+from tfdist.exporting.subject import Arrays, ExportError, KerasSubject, first_line
 
 __all__ = ["reloaded", "write"]
 
 #: Devices that every machine has; Keras and TensorFlow name them themselves.
-_EVERYWHERE = re.compile(r"(/device:CPU:[0*])?")
+_EVERYWHERE = "/device:CPU:[0*]"
 
 
 def write(subject: KerasSubject, path: str) -> None:
     """Writes a Keras model as a SavedModel that asks for no device but the CPU.
 
-    Args:
-        subject: the model and its inputs.
-        path: a directory to make.
+    A machine that loads it may not have the devices that layers were placed on.
 
     Raises:
         ExportError: if Keras cannot write it.
@@ -37,9 +33,15 @@ def write(subject: KerasSubject, path: str) -> None:
             path, format="tf_saved_model", verbose=False, input_signature=signature
         )
     except Exception as error:
-        text = str(error).strip().splitlines()[0]
-        raise ExportError(f"Keras cannot write the model as a SavedModel: {text}") from error
-    _join(Path(path))
+        raise ExportError(
+            f"Keras cannot write the model as a SavedModel: {first_line(error)}"
+        ) from error
+    file = Path(path, "saved_model.pb")
+    content = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    stripped = [strip_devices(each.graph_def, _EVERYWHERE) for each in content.meta_graphs]
+    if any(stripped):
+        file.write_bytes(content.SerializeToString(deterministic=True))
+        Path(path, "fingerprint.pb").unlink(missing_ok=True)  # of the graph as it was
 
 
 def reloaded(subject: KerasSubject, path: str) -> Callable[[Arrays], Arrays]:
@@ -61,22 +63,3 @@ def reloaded(subject: KerasSubject, path: str) -> Callable[[Arrays], Arrays]:
             return {name: np.asarray(value) for name, value in outputs.items()}
 
     return run
-
-
-def _join(path: Path) -> None:
-    """Takes the devices that layers were placed on out of a SavedModel's graphs.
-
-    A machine that loads it may not have them.
-    """
-    file = path / "saved_model.pb"
-    content = saved_model_pb2.SavedModel.FromString(file.read_bytes())
-    result = False
-    for meta_graph in content.meta_graphs:
-        graph: GraphDef = meta_graph.graph_def
-        for nodes in (graph.node, *(body.node_def for body in graph.library.function)):
-            for node in nodes:
-                if not _EVERYWHERE.fullmatch(node.device):
-                    result, node.device = True, ""
-    if result:
-        file.write_bytes(content.SerializeToString(deterministic=True))
-        (path / "fingerprint.pb").unlink(missing_ok=True)  # of the graph as it was

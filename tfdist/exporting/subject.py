@@ -1,12 +1,13 @@
-"""The subject of an export: a Keras model or a signature of a SavedModel, under one interface."""
+"""The subject of an export: a Keras model or a signature of a SavedModel, with named inputs."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,19 +15,136 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
-from tfdist.errors import ConfigError
-from tfdist.exporting.signature import Input, fitted
+from tfdist.errors import ConfigError, TfdistError
 from tfdist.types import ConcreteFunction, Function, Model, Shape, Structure
 
-__all__ = ["KerasSubject", "SavedModelSubject", "Subject", "subject_of"]
+__all__ = [
+    "Arrays",
+    "ExportError",
+    "Input",
+    "KerasSubject",
+    "Subject",
+    "first_line",
+    "fitted",
+    "subject_of",
+]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 #: Makes the positional arguments of a call from inputs and their tensors.
-Arrange = Callable[[Sequence[Input], Sequence[Any]], list[Any]]
+Arrange = Callable[[Sequence["Input"], Sequence[Any]], list[Any]]
 
 #: The names that Keras counts up for inputs without one.
 _UNNAMED = re.compile(r"keras_tensor(_\d+)?")
+
+_TEXT = re.compile(r"(?P<name>[^:\[\]]+):(?P<dtype>\w+)\[(?P<shape>[^\[\]]*)\]")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES = (*_FLOATS, *_INTEGERS, "bool", "string")
+_FORM = "NAME:DTYPE[SIZES], such as tokens:int32[?,128], with ? for a size that is left open"
+
+
+class ExportError(TfdistError):
+    """A model could not be converted, or what was written does not compute the same.
+
+    Attributes:
+        layer: the path of the layer that is to blame, such as `encoder/dense`; empty if none
+            can be named.
+    """
+
+    def __init__(self, message: str, layer: str = "") -> None:
+        super().__init__(message)
+        self.layer = layer
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its kind."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One input of a model.
+
+    Attributes:
+        name: its name in the exported model.
+        dtype: the type of its elements, as TensorFlow names it.
+        shape: its sizes, the batch first; None for one that is left open.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Input:
+        """An input from a text such as `tokens:int32[?,128]`.
+
+        Raises:
+            ConfigError: if the text is not of that form.
+        """
+        match = _TEXT.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(f"The input {text!r} is not of the form {_FORM}.")
+        if match["dtype"] not in _DTYPES:
+            raise ConfigError(
+                f"The input {text!r} has an unknown type {match['dtype']!r}. "
+                f"There are: {', '.join(_DTYPES)}."
+            )
+        sizes = [size.strip() for size in match["shape"].split(",") if match["shape"].strip()]
+        for size in sizes:
+            if size != "?" and not (size.isdecimal() and int(size) > 0):
+                raise ConfigError(f"The input {text!r} has the size {size!r}. The form is {_FORM}.")
+        shape = tuple(None if size == "?" else int(size) for size in sizes)
+        return cls(match["name"].strip(), match["dtype"], shape)
+
+    def __str__(self) -> str:
+        sizes = ",".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name}:{self.dtype}[{sizes}]"
+
+
+def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
+    """A model's inputs, with those that were given in their place.
+
+    Args:
+        own: the inputs that the model itself names; none if it names none.
+        given: the inputs that the user asked for, by name.
+
+    Raises:
+        ConfigError: if one does not fit the model, naming both.
+    """
+    if not own:
+        return tuple(given)
+    names = [each.name for each in own]
+    wanted = {each.name: each for each in given}
+    if len(wanted) < len(given):
+        listed = ", ".join(map(str, given))
+        raise ConfigError(f"The inputs {listed} name one twice. Give each once.")
+    for name, each in wanted.items():
+        if name not in names:
+            listed = ", ".join(map(str, own))
+            raise ConfigError(
+                f"The input {str(each)!r} is none of the model's, which are {listed}."
+            )
+    return tuple(_fit(each, wanted.get(each.name, each)) for each in own)
+
+
+def _fit(own: Input, given: Input) -> Input:
+    if len(own.shape) != len(given.shape):
+        raise ConfigError(
+            f"The input {str(given)!r} has {len(given.shape)} sizes, and the model takes "
+            f"{str(own)!r}, with {len(own.shape)}."
+        )
+    misfit = f"The input {str(given)!r} does not fit the model, which takes {str(own)!r}: "
+    for fixed, size in zip(own.shape, given.shape, strict=True):
+        if fixed not in (None, size):
+            raise ConfigError(
+                f"{misfit}a size that the model fixes, {fixed}, cannot be changed by an export."
+            )
+    alike = next((kinds for kinds in (_FLOATS, _INTEGERS) if own.dtype in kinds), (own.dtype,))
+    if given.dtype not in alike:
+        raise ConfigError(f"{misfit}{given.dtype} cannot stand in for {own.dtype}.")
+    return given
 
 
 class Subject(ABC):
@@ -46,9 +164,15 @@ class Subject(ABC):
     def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The outputs by name, in the model's order; tensors come in the order of `inputs`."""
 
-    @abstractmethod
     def trace(self) -> Function:
         """A `tf.function` of the inputs under inference, whose trace holds the weights."""
+
+        def infer(*tensors: Any) -> dict[str, Any]:
+            return {name: tf.identity(out) for name, out in self.call(tensors).items()}
+
+        function = tf.function(infer, input_signature=self.specs())
+        function.get_concrete_function()
+        return function
 
     def compute(self, values: Mapping[str, Any]) -> Arrays:
         """The outputs for arrays by input name, of the shapes of `inputs`."""
@@ -59,14 +183,6 @@ class Subject(ABC):
         """The scope that the model was made in, to compute with it and to write it in."""
         return contextlib.nullcontext()
 
-    def refit(self, given: Sequence[Input]) -> None:
-        """Replaces inputs by narrower ones.
-
-        Raises:
-            ConfigError: if one does not fit.
-        """
-        self.inputs = fitted(self.inputs, given)
-
     def specs(self) -> list[Any]:
         """The inputs as TensorFlow describes them."""
         return [tf.TensorSpec(each.shape, each.dtype, name=each.name) for each in self.inputs]
@@ -75,15 +191,11 @@ class Subject(ABC):
 class KerasSubject(Subject):
     """A Keras model under inference (`training=False`)."""
 
-    def __init__(self, model: Model, given: Sequence[Input] = ()) -> None:
+    def __init__(self, model: Model, given: Sequence[Input]) -> None:
         """Finds out the model's inputs.
 
-        Args:
-            model: a Keras model.
-            given: inputs that the user described.
-
         Raises:
-            ConfigError: if the inputs are not known, or do not fit.
+            ConfigError: if the inputs are not known, or do not fit those that were given.
         """
         self.model = model
         own, self._arrange = _inputs_of(model)
@@ -93,8 +205,9 @@ class KerasSubject(Subject):
                 "called. Describe each: --input NAME:DTYPE[SIZES], or inputs=[…] in Python."
             )
         self.inputs = fitted(own, given)
-        self.layers = frozenset(layer.name for layer in _layers(model))
-        tables = [e.input_dim for e in _layers(model) if isinstance(e, keras.layers.Embedding)]
+        layers = list(model._flatten_layers(include_self=False))
+        self.layers = frozenset(layer.name for layer in layers)
+        tables = [e.input_dim for e in layers if isinstance(e, keras.layers.Embedding)]
         self.rows = min([self.rows, *tables])
 
     def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -111,8 +224,18 @@ class KerasSubject(Subject):
         return list(self._arrange(self.inputs, tensors))
 
     def named(self, outputs: Structure) -> dict[str, Any]:
-        """The outputs of a call, by name."""
-        return _named(self.model, outputs)
+        """The outputs of a call by name: own keys, else the last layers' names, else `output`."""
+        if isinstance(outputs, dict):
+            paths = keras.tree.flatten_with_path(outputs)
+            return {"_".join(map(str, path)): value for path, value in paths}
+        flat = keras.tree.flatten(outputs)
+        if len(flat) == 1:
+            return {"output": flat[0]}
+        symbols = getattr(self.model, "outputs", None) or ()
+        names = [each._keras_history.operation.name for each in symbols]
+        if len(set(names)) != len(flat):
+            names = [f"output_{number + 1}" for number in range(len(flat))]
+        return dict(zip(names, flat, strict=True))
 
     def trace(self) -> Function:
         """See `Subject`.
@@ -135,18 +258,11 @@ class KerasSubject(Subject):
         return function
 
 
-class SavedModelSubject(Subject):
-    """One signature of a SavedModel."""
+class _SavedModelSubject(Subject):
+    """One signature of a SavedModel. Its variables are frozen by the converter."""
 
-    def __init__(
-        self, path: str, signature: str | None = None, given: Sequence[Input] = ()
-    ) -> None:
-        """Loads the SavedModel.
-
-        Args:
-            path: its directory.
-            signature: which signature; by default `serving_default`, or the only one there is.
-            given: inputs that the user described.
+    def __init__(self, path: str, signature: str | None, given: Sequence[Input]) -> None:
+        """Loads the SavedModel; the signature is `serving_default` or the only one by default.
 
         Raises:
             ConfigError: if it cannot be loaded, has no such signature, or inputs do not fit.
@@ -155,7 +271,7 @@ class SavedModelSubject(Subject):
             self._loaded = tf.saved_model.load(path)
         except Exception as error:
             raise ConfigError(
-                f"The SavedModel {path!r} cannot be loaded: {str(error).splitlines()[0]}"
+                f"The SavedModel {path!r} cannot be loaded: {first_line(error)}"
             ) from error
         self._function = _signature(self._loaded, path, signature)
         _, keywords = self._function.structured_input_signature
@@ -167,27 +283,15 @@ class SavedModelSubject(Subject):
         named = {each.name: value for each, value in zip(self.inputs, tensors, strict=True)}
         return dict(sorted(self._function(**named).items()))  # a loaded one has no order
 
-    def trace(self) -> Function:
-        """See `Subject`; its variables are frozen by the converter."""
 
-        def infer(*tensors: Any) -> dict[str, Any]:
-            return {name: tf.identity(out) for name, out in self.call(tensors).items()}
-
-        function = tf.function(infer, input_signature=self.specs())
-        function.get_concrete_function()
-        return function
-
-
-def subject_of(
-    model: Model | str, given: Sequence[Input] = (), signature: str | None = None
-) -> Subject:
+def subject_of(model: Model | str, given: Sequence[Input], signature: str | None) -> Subject:
     """The subject of a Keras model or of the path of a SavedModel.
 
     Raises:
         ConfigError: if it is neither, or a signature is named for a Keras model.
     """
     if isinstance(model, str):
-        return SavedModelSubject(model, signature, given)
+        return _SavedModelSubject(model, signature, given)
     if signature is not None:
         raise ConfigError(
             f"signature={signature!r} names a signature of a SavedModel, and this is a Keras "
@@ -220,30 +324,30 @@ def _sizes(shape: Shape) -> tuple[int | None, ...]:
     return tuple(shape.as_list())
 
 
-def _layers(model: Model) -> Iterator[Any]:
-    """All layers of a model, nested ones too."""
-    return iter(model._flatten_layers(include_self=False))
-
-
 def _inputs_of(model: Model) -> tuple[list[Input], Arrange]:
     """The inputs that a model names, and the way to call it with them."""
     symbols = getattr(model, "inputs", None)
-    if symbols:
-        own = [
-            Input(
-                _input_name(symbol, number, len(symbols)), symbol.dtype, (None, *symbol.shape[1:])
-            )
-            for number, symbol in enumerate(symbols)
-        ]
-        structure = None if isinstance(model, keras.Sequential) else model.input
+    if not symbols:
+        return _inputs_of_subclass(model)
+    names = [_input_name(symbol.name, n, len(symbols)) for n, symbol in enumerate(symbols)]
+    own = [
+        Input(name, symbol.dtype, (None, *symbol.shape[1:]))
+        for name, symbol in zip(names, symbols, strict=True)
+    ]
+    structure = None if isinstance(model, keras.Sequential) else model.input
 
-        def arrange(_: object, tensors: Sequence[Any]) -> list[Any]:
-            if structure is None:
-                return [tensors[0]]
-            return [keras.tree.pack_sequence_as(structure, list(tensors))]
+    def arrange(_: object, tensors: Sequence[Any]) -> list[Any]:
+        if structure is None:
+            return [tensors[0]]
+        return [keras.tree.pack_sequence_as(structure, list(tensors))]
 
-        return own, arrange
-    return _inputs_of_subclass(model)
+    return own, arrange
+
+
+def _input_name(name: str, number: int, count: int) -> str:
+    if not _UNNAMED.fullmatch(name):
+        return re.sub(r"[^\w.-]", "_", name)
+    return "input" if count == 1 else f"input_{number + 1}"
 
 
 def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
@@ -263,9 +367,14 @@ def _inputs_of_subclass(model: Model) -> tuple[list[Input], Arrange]:
 
     def arrange(inputs: Sequence[Input], tensors: Sequence[Any]) -> list[Any]:
         named = {each.name: value for each, value in zip(inputs, tensors, strict=True)}
-        if len(parameters) > 1:
-            return _arguments(model, parameters, named)
-        return [named if isinstance(shape, dict) or len(named) > 1 else tensors[0]]
+        if len(parameters) == 1:
+            return [named if isinstance(shape, dict) or len(named) > 1 else tensors[0]]
+        if set(parameters) != set(named):
+            raise ConfigError(
+                f"The model {model.name!r} is called with {', '.join(parameters)}, and the inputs "
+                f"are {', '.join(named)}. Name them after the arguments of its call."
+            )
+        return [named[name] for name in parameters]
 
     return (own if len(own) == len(shapes) else []), arrange
 
@@ -281,32 +390,3 @@ def _required_parameters(model: Model) -> list[str]:
         and name not in ("training", "mask")
     ]
     return result or ["inputs"]
-
-
-def _arguments(model: Model, parameters: list[str], named: dict[str, Any]) -> list[Any]:
-    if set(parameters) != set(named):
-        raise ConfigError(
-            f"The model {model.name!r} is called with {', '.join(parameters)}, and the inputs are "
-            f"{', '.join(named)}. Name them after the arguments of its call."
-        )
-    return [named[name] for name in parameters]
-
-
-def _input_name(symbol: Any, number: int, count: int) -> str:
-    if not _UNNAMED.fullmatch(symbol.name):
-        return re.sub(r"[^\w.-]", "_", symbol.name)
-    return "input" if count == 1 else f"input_{number + 1}"
-
-
-def _named(model: Model, outputs: Structure) -> dict[str, Any]:
-    """A model's outputs by name: its own keys, else its last layers' names, else `output`."""
-    if isinstance(outputs, dict):
-        paths = keras.tree.flatten_with_path(outputs)
-        return {"_".join(map(str, path)): value for path, value in paths}
-    flat = keras.tree.flatten(outputs)
-    if len(flat) == 1:
-        return {"output": flat[0]}
-    names = [each._keras_history.operation.name for each in getattr(model, "outputs", None) or ()]
-    if len(set(names)) != len(flat):
-        names = [f"output_{number + 1}" for number in range(len(flat))]
-    return dict(zip(names, flat, strict=True))

@@ -7,14 +7,15 @@ replica's copy of the weights.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.reducer import Reducer, make_variable
-from tfdist.types import Gradient, Strategy, Tensor, Variable
+from tfdist.types import Gradient, Strategy, Tensor
 
 __all__ = ["Apply", "Late", "Local", "Mode", "Sync", "cost_if", "only_if"]
 
@@ -22,7 +23,7 @@ __all__ = ["Apply", "Late", "Local", "Mode", "Sync", "cost_if", "only_if"]
 Apply = Callable[[list[Any]], None]
 
 
-class Mode(Protocol):
+class Mode(ABC):
     """The treatment of the gradients of one update.
 
     Attributes:
@@ -30,9 +31,11 @@ class Mode(Protocol):
         pending: counts the updates that `flush` would make; None if there are never any.
     """
 
-    variables: dict[str, Any]
-    pending: Variable | None
+    def __init__(self) -> None:
+        self.variables: dict[str, Any] = {}
+        self.pending: Any = None
 
+    @abstractmethod
     def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """Takes the gradients of one update.
 
@@ -47,6 +50,7 @@ class Mode(Protocol):
 
     def flush(self, apply: Apply) -> None:
         """Applies pending updates, so that all replicas hold the same, complete weights."""
+        del apply
 
 
 def cost_if(condition: Tensor, then: Callable[[], Any]) -> Tensor:
@@ -64,13 +68,12 @@ def only_if(condition: Tensor, then: Callable[[], Any]) -> None:
     tf.cond(condition, run, lambda: tf.constant(False))
 
 
-class Sync:
+class Sync(Mode):
     """All replicas' gradients of a step are averaged and applied in that step."""
 
     def __init__(self, reducer: Reducer) -> None:
+        super().__init__()
         self._reducer = reducer
-        self.variables: dict[str, Any] = {}
-        self.pending: Any = None
 
     def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """See `Mode.update`."""
@@ -79,11 +82,8 @@ class Sync:
         apply(sums)
         return cost
 
-    def flush(self, apply: Apply) -> None:
-        """Nothing is ever pending."""
 
-
-class Late:
+class Late(Mode):
     """Gradients are applied some updates after they were computed.
 
     The gradients of an update are exchanged while the next one's are computed: nothing that is sent
@@ -105,9 +105,9 @@ class Late:
         rule: GradientOptions,
         specs: Sequence[tf.TensorSpec],
     ) -> None:
+        super().__init__()
         self._reducer = reducer
         self._delay = rule.delay
-
         make = functools.partial(make_variable, strategy)
         self._own = [
             make(f"own_{i}", spec.shape, spec.dtype, shared=False) for i, spec in enumerate(specs)
@@ -119,8 +119,8 @@ class Late:
             ]
             for late in range(self._delay - 1)
         ]
-        self.pending: Any = make("pending", [], tf.int64, shared=True)
-        self.variables: dict[str, Any] = {}  # A checkpoint is written when nothing is pending.
+        # Of this no variable is saved: a checkpoint is written when nothing is pending.
+        self.pending = make("pending", [], tf.int64, shared=True)
 
     def update(self, values: list[Any], share: Tensor, apply: Apply) -> Tensor:
         """See `Mode.update`."""
@@ -161,10 +161,7 @@ class Late:
                 variable.assign(value)
 
 
-# Local steps: each replica trains its own weights, which are averaged now and then.
-
-
-class Local:
+class Local(Mode):
     """Each replica applies its own gradients; every `period` updates the weights are averaged.
 
     The change of the weights since the last average is exchanged, each replica's weighted
@@ -190,17 +187,16 @@ class Local:
         weights: Sequence[Any],
         extras: Callable[[], Sequence[Any]],
     ) -> None:
+        super().__init__()
         self._strategy = strategy
         self._reducer = reducer
         self._rule = rule
         self._weights = list(weights)
         self._extras = extras
-
         make = functools.partial(make_variable, strategy, shared=True)
         self._before = [make(f"before_{i}", w.shape, w.dtype) for i, w in enumerate(weights)]
         self._share = make("share", [], tf.float32, shared=False)
-        self.pending: Any = make("pending", [], tf.int64)
-        self.variables: dict[str, Any] = {}
+        self.pending = make("pending", [], tf.int64)
         if rule.sync_steps:
             self.variables["synchronous"] = make("synchronous", [], tf.int64)
         if rule.outer_momentum:

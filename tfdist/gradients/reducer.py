@@ -18,9 +18,6 @@ from tfdist.types import DType, Scalar, Shape, Strategy, Variable
 __all__ = ["Reducer", "check_floating", "make_variable"]
 
 
-# Variables that an exchange keeps from step to step.
-
-
 def make_variable(
     strategy: Strategy,
     name: str,
@@ -129,7 +126,6 @@ class Reducer:
     ) -> dict[str, Any]:
         if not specs:
             return {}
-        replicas = self._strategy.num_replicas_in_sync
         return {
             each.name: make_variable(
                 self._strategy,
@@ -139,7 +135,7 @@ class Reducer:
                 shared=each.shared,
                 initial=each.initial,
             )
-            for each in made.memory(specs, replicas)
+            for each in made.memory(specs)
         }
 
     def _in_buckets(self, values: Sequence[Any]) -> tuple[list[Any], Any]:

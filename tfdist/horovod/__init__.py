@@ -11,48 +11,27 @@ import importlib
 import importlib.util
 from typing import Any
 
-__all__ = [
-    "BroadcastGlobalVariablesCallback",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-    "PartialDistributedGradientTape",
-    "PartialDistributedOptimizer",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_variables",
-    "callbacks",
-    "init",
-    "load_model",
-    "reducescatter",
-    "shutdown",
-]
-
-_OPTIMIZER, _TAPE = "tfdist.horovod.optimizer", "tfdist.horovod.tape"
-_VALUES, _CALLBACKS = "tfdist.horovod.values", "tfdist.horovod.callbacks"
-
 #: The module that defines each name.
 _OWN = {
-    "BroadcastGlobalVariablesCallback": _CALLBACKS,
-    "DistributedGradientTape": _TAPE,
-    "DistributedOptimizer": _OPTIMIZER,
-    "LearningRateScheduleCallback": _CALLBACKS,
-    "LearningRateWarmupCallback": _CALLBACKS,
-    "MetricAverageCallback": _CALLBACKS,
-    "PartialDistributedGradientTape": _TAPE,
-    "PartialDistributedOptimizer": _OPTIMIZER,
-    "allgather": _VALUES,
-    "allreduce": _VALUES,
-    "broadcast": _VALUES,
-    "broadcast_variables": _VALUES,
-    "init": "tfdist.horovod.program",
-    "load_model": _OPTIMIZER,
-    "reducescatter": _VALUES,
-    "shutdown": "tfdist.horovod.program",
+    "BroadcastGlobalVariablesCallback": "callbacks",
+    "DistributedGradientTape": "distributed",
+    "DistributedOptimizer": "distributed",
+    "LearningRateScheduleCallback": "callbacks",
+    "LearningRateWarmupCallback": "callbacks",
+    "MetricAverageCallback": "callbacks",
+    "PartialDistributedGradientTape": "distributed",
+    "PartialDistributedOptimizer": "distributed",
+    "allgather": "values",
+    "allreduce": "values",
+    "broadcast": "values",
+    "broadcast_variables": "values",
+    "init": "program",
+    "load_model": "distributed",
+    "reducescatter": "values",
+    "shutdown": "program",
 }
+
+__all__ = [*_OWN, "callbacks"]
 
 #: Names of Horovod that do not work with Keras 3, and what to do.
 _LEFT_OUT = {
@@ -65,7 +44,7 @@ _LEFT_OUT = {
 
 def __getattr__(name: str) -> Any:
     if name in _OWN:
-        return getattr(importlib.import_module(_OWN[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_OWN[name]}"), name)
     if name in _LEFT_OUT:
         raise AttributeError(
             f"tfdist.horovod has no {name!r}: Horovod's own does not work with Keras 3. "

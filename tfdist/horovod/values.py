@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -15,53 +15,30 @@ from tfdist.types import ProcessSet, Structure
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_variables", "reducescatter"]
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def allreduce(value: Structure, *args: object, **kwargs: object) -> Structure:
-    """Horovod's `allreduce`, by default the average.
+def _lenient(function: str) -> Callable[..., Structure]:
+    """A function of Horovod that also takes values of Keras 3 programs."""
 
-    Args:
-        value: a tensor, Keras variable, array, number or list of numbers.
-        *args: Horovod's; a second argument that is a string is the name, as in `horovod.keras`.
-        **kwargs: Horovod's.
+    def call(value: Structure, *args: object, **kwargs: object) -> Structure:
+        hvd = initialized(f"hvd.{function}")
+        if args and isinstance(args[0], str):
+            kwargs["name"], args = args[0], args[1:]
+        if not isinstance(value, tf.IndexedSlices):
+            value = tf.convert_to_tensor(native(value))
+        return getattr(hvd, function)(value, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = function
+    call.__doc__ = f"""Horovod's `{function}` of a tensor, Keras variable, array, number or list.
+
+    The other arguments are Horovod's; a second one that is a string is the name, as in
+    `horovod.keras`.
     """
-    return _call("allreduce", value, *args, **kwargs)
+    return tf.autograph.experimental.do_not_convert(call)
 
 
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def allgather(value: Structure, *args: object, **kwargs: object) -> Structure:
-    """Horovod's `allgather`; see `allreduce`.
-
-    Args:
-        value: a tensor, Keras variable, array, number or list of numbers.
-        *args: Horovod's.
-        **kwargs: Horovod's.
-    """
-    return _call("allgather", value, *args, **kwargs)
-
-
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def broadcast(value: Structure, root_rank: int, *args: object, **kwargs: object) -> Structure:
-    """Horovod's `broadcast`; see `allreduce`.
-
-    Args:
-        value: a tensor, Keras variable, array, number or list of numbers.
-        root_rank: whose value all get.
-        *args: Horovod's.
-        **kwargs: Horovod's.
-    """
-    return _call("broadcast", value, root_rank, *args, **kwargs)
-
-
-@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def reducescatter(value: Structure, *args: object, **kwargs: object) -> Structure:
-    """Horovod's `reducescatter`; see `allreduce`.
-
-    Args:
-        value: a tensor, Keras variable, array or list of numbers.
-        *args: Horovod's.
-        **kwargs: Horovod's.
-    """
-    return _call("reducescatter", value, *args, **kwargs)
+allgather = _lenient("allgather")
+allreduce = _lenient("allreduce")
+broadcast = _lenient("broadcast")
+reducescatter = _lenient("reducescatter")
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -122,12 +99,3 @@ def _sent(ring: Ring, tensors: list[Any], root_rank: int) -> list[Any]:
         tf.ensure_shape(from_bits(value, tensor.dtype), tensor.shape)
         for value, tensor in zip(sent, tensors, strict=True)
     ]
-
-
-def _call(function: str, value: Structure, /, *args: object, **kwargs: object) -> Structure:
-    hvd = initialized(f"hvd.{function}")
-    if args and isinstance(args[0], str):
-        kwargs["name"], args = args[0], args[1:]
-    if not isinstance(value, tf.IndexedSlices):
-        value = tf.convert_to_tensor(native(value))
-    return getattr(hvd, function)(value, *args, **kwargs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,27 +14,10 @@ from tfdist._keras import in_stateless_scope
 from tfdist.placement.devices import on
 from tfdist.types import Tensor, Variable
 
-__all__ = ["number_of", "placed_call"]
+__all__ = ["placed_call"]
 
-_SCOPE = "placed-"
-_NUMBER = re.compile(_SCOPE + r"(\d+)(?:_\d+)?/")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A layer's method, and where it runs.
-
-    Attributes:
-        call: the method.
-        device: the full name of a device.
-        number: marks the operations.
-        losses: the lists that the layer and those in it add losses to.
-    """
-
-    call: Callable[..., Any]
-    device: str
-    number: int
-    losses: Callable[[], list[list[Any]]]
+#: Runs a block on a layer's device, and marks its operations.
+Placed = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 def placed_call(
@@ -49,34 +31,35 @@ def placed_call(
     Args:
         call: the layer's method.
         device: the full name of a device.
-        number: marks the layer's operations by name; see `number_of`.
+        number: marks the layer's operations, by the name scope `placed-NUMBER`.
         losses: the lists that the layer and those in it add losses to.
     """
 
+    @contextlib.contextmanager
+    def placed() -> Iterator[None]:
+        with on(device), tf.name_scope(f"placed-{number}"):
+            yield
+
     @functools.wraps(call)
     def run(*args: object, **kwargs: object) -> object:
-        if in_stateless_scope() or _is_symbolic((args, kwargs)):
+        symbolic = any(isinstance(e, keras.KerasTensor) for e in keras.tree.flatten((args, kwargs)))
+        if symbolic or in_stateless_scope():
             return call(*args, **kwargs)
-        with on(device), tf.name_scope(f"{_SCOPE}{number}"):
-            return _with_own_gradient(_Call(call, device, number, losses), args, kwargs)
+        with placed():
+            return _with_own_gradient(call, placed, losses(), args, kwargs)
 
     return run
 
 
-def number_of(name: str) -> int | None:
-    """The number of the layer that an operation of a graph belongs to, by the operation's name."""
-    result = _NUMBER.search(name)
-    return int(result.group(1)) if result else None
-
-
-def _is_symbolic(values: object) -> bool:
-    return any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(values))
-
-
-def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
+def _with_own_gradient(
+    call: Callable[..., Any],
+    placed: Placed,
+    lists: list[list[Any]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> object:
     leaves = keras.tree.flatten((args, kwargs))
     indices = [i for i, leaf in enumerate(leaves) if _has_gradient(leaf)]
-    lists = made.losses()
     before = [len(each) for each in lists]
     kept: dict[str, Any] = {}
 
@@ -88,11 +71,11 @@ def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, An
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
             own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), replaced)
-            outputs = made.call(*own_args, **own_kwargs)
+            outputs = call(*own_args, **own_kwargs)
         added = [loss for each, start in zip(lists, before, strict=True) for loss in each[start:]]
         kept["outputs"], kept["flat"] = outputs, [*keras.tree.flatten(outputs), *added]
         tensors = [each for each in kept["flat"] if tf.is_tensor(each)]
-        return tensors, _backward(made, tape, inputs, tensors)
+        return tensors, _backward(placed, tape, inputs, tensors)
 
     results = tf.custom_gradient(forward)(*(leaves[i] for i in indices))
     flat = iter(_in_place_of(kept["flat"], list(results)))
@@ -103,13 +86,13 @@ def _with_own_gradient(made: _Call, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _backward(
-    made: _Call, tape: tf.GradientTape, inputs: Sequence[Any], tensors: Sequence[Any]
+    placed: Placed, tape: tf.GradientTape, inputs: Sequence[Any], tensors: Sequence[Any]
 ) -> Callable[..., Any]:
     """The function that `tf.custom_gradient` calls for the gradients, on the layer's device too."""
 
     def backward(*grads: Tensor, variables: Sequence[Variable] | None = None) -> object:
         pairs = [(t, g) for t, g in zip(tensors, grads, strict=True) if _has_gradient(t)]
-        with on(made.device), tf.name_scope(f"{_SCOPE}{made.number}"):
+        with placed():
             result = tape.gradient(
                 [tensor for tensor, _ in pairs],
                 [*inputs, *(variables or [])],

@@ -12,12 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import ConfigError
 from tfdist.placement.calls import placed_call
-from tfdist.placement.device_map import devices_of
 from tfdist.placement.devices import device_of, existing, moved, on
 from tfdist.placement.plan import plan_placement, read_device_map
-from tfdist.placement.units import Unit, units_of
+from tfdist.placement.units import Unit, devices_of, units_of
 from tfdist.types import (
     Gradient,
     KerasVariable,
@@ -26,14 +24,12 @@ from tfdist.types import (
     Operand,
     Optimizer,
     Structure,
-    Tensor,
     Variable,
 )
 
-__all__ = ["devices_by_path", "place"]
+__all__ = ["place"]
 
 _CALL = "_tfdist_unplaced_call"
-_PLACES = "_tfdist_places"
 
 
 def place(
@@ -78,27 +74,11 @@ def place(
         device_map = read_device_map(device_map)
     wanted = devices_of(units, device_map)
     full = {name: existing(name) for name in sorted(set(wanted.values()))}
-    places = {path: full[name] for path, name in wanted.items()}
     for number, unit in enumerate(units):
-        _place_unit(unit, places[unit.path], number)
-    object.__setattr__(model, _PLACES, places)
+        _place_unit(unit, full[wanted[unit.path]], number)
     _place_metrics_and_optimizer(model)
     _follow_compile(model)
     return model
-
-
-def devices_by_path(model: Model) -> dict[str, str]:
-    """The device of each layer of a placed model, by path.
-
-    Raises:
-        ConfigError: if the model has not been placed.
-    """
-    places = vars(model).get(_PLACES)
-    if places is None:
-        raise ConfigError(
-            f"The model {model.name!r} has not been placed. Call tfdist.place(model, device_map)."
-        )
-    return dict(places)
 
 
 def _place_unit(unit: Unit, device: str, number: int) -> None:
@@ -213,14 +193,14 @@ def _clipping_of(optimizer: Optimizer) -> Callable[[Any], Any]:
                 squares.append(keras.ops.sum(keras.ops.square(grad)))
         bound = tf.constant(optimizer.global_clipnorm, squares[0].dtype)
         factor = bound * tf.minimum(1 / tf.sqrt(tf.add_n(squares)), 1 / bound)
-        return [None if grad is None else _times(grad, factor) for grad in grads]
+        clipped: list[Gradient | None] = []
+        for grad in grads:
+            with on(getattr(grad, "device", "")):
+                # Dense, as Keras's product of both is.
+                clipped.append(None if grad is None else tf.convert_to_tensor(grad) * factor)
+        return clipped
 
     return clip_gradients
-
-
-def _times(grad: Gradient, factor: Tensor) -> Tensor:
-    with on(grad.device):
-        return tf.convert_to_tensor(grad) * factor  # Dense, as Keras's product of both is.
 
 
 def _decay_of(optimizer: Optimizer) -> Callable[[Any], None]:

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.base import Memoryless
-from tfdist.gradients.compression.flattening import Layout, parts_for
+from tfdist.comm.replica_collectives import Link
+from tfdist.gradients.compression.base import Compression, Layout, parts_for, sum_plainly
 from tfdist.types import DType, Tensor
 
-__all__ = ["Bfloat16", "ScaledFloat16", "sum_plainly"]
-
-
-# Sums of tensors that are not compressed.
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
-
-
-def sum_plainly(link: Link, values: Sequence[Any]) -> list[Any]:
-    """The sums of tensors, by one call; those of 16 bits travel as float32, which links can add."""
-    if not values:
-        return []
-    halves = (tf.float16, tf.bfloat16)
-    sent = [tf.cast(each, tf.float32) if each.dtype in halves else each for each in values]
-    return [
-        tf.cast(total, value.dtype) for total, value in zip(link.sum(sent), values, strict=True)
-    ]
-
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
-
+__all__ = ["Bfloat16", "ScaledFloat16"]
 
 #: The largest value to which a tensor's sum is scaled; float16 ends at 65504.
 _LARGEST = 32768.0
 _LARGEST_SCALE = 1e36
 
 
-class Bfloat16(Memoryless):
+class Bfloat16(Compression):
     """Gradients travel as bfloat16, which has float32's range and 8 bits of precision.
 
     Each value is rounded before the addition and after it: the error is at most about 2^-8 of a
@@ -61,7 +39,7 @@ class Bfloat16(Memoryless):
         return [sums[i] for i in range(len(values))], list(memory)
 
 
-class ScaledFloat16(Memoryless):
+class ScaledFloat16(Compression):
     """Gradients travel as float16, each tensor scaled such that its sum cannot overflow.
 
     With s the sum of the replicas' largest magnitudes in a tensor, its values travel times 32768/s:

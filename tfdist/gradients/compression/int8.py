@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
-from tfdist.gradients.compression.flattening import Layout, parts_for
+from tfdist.comm.replica_collectives import Link
+from tfdist.gradients.compression.base import (
+    Compression,
+    Layout,
+    Memory,
+    all_finite,
+    error_memory,
+    parts_for,
+    unless_broken,
+)
 from tfdist.types import DType, Tensor
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 __all__ = ["BLOCK", "EightBit", "decoded", "encoded"]
 
@@ -22,7 +27,7 @@ _WORDS = BLOCK // 4
 _LARGEST = 127
 
 
-class EightBit:
+class EightBit(Compression):
     """Gradients travel as whole numbers of 8 bits, in blocks of 256 with a float32 scale each.
 
     Each replica adds up a part of all values, in float32, and gives the others the sum, in 8 bits
@@ -33,9 +38,8 @@ class EightBit:
     two tensors. Over p replicas it sends 2 (p - 1) / p bytes a value, and 1/64 more for the scales.
     """
 
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+    def memory(self, specs: Sequence[tf.TensorSpec]) -> list[Memory]:
         """See `Compression.memory`."""
-        del replicas
         layout = Layout.of(specs, BLOCK)
         return [error_memory(layout.length, layout.dtype)]
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
-from tfdist.gradients.compression.flattening import Layout
-from tfdist.gradients.compression.half_precision import sum_plainly
+from tfdist.comm.replica_collectives import Link
+from tfdist.gradients.compression.base import (
+    Compression,
+    Layout,
+    Memory,
+    all_finite,
+    error_memory,
+    sum_plainly,
+    unless_broken,
+)
 from tfdist.types import Tensor
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
 
 __all__ = ["LowRank", "matrix_shape"]
 
 
 @dataclasses.dataclass(frozen=True)
-class LowRank:
+class LowRank(Compression):
     """A gradient M of n x m travels as P and Q of `rank` columns, and the sum is about P Q^T.
 
     One step of power iteration from the Q of the step before (PowerSGD, arXiv:1905.13727): P is the
@@ -39,9 +43,8 @@ class LowRank:
 
     rank: int
 
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+    def memory(self, specs: Sequence[tf.TensorSpec]) -> list[Memory]:
         """See `Compression.memory`."""
-        del replicas
         layout = Layout.of([spec for spec in specs if self._matrix(spec)])
         length = sum(columns * self.rank for _, columns in self._matrices(layout))
 

@@ -1,26 +1,32 @@
-"""The largest values of gradients only."""
+"""Some values of gradients only: the largest, or those at places drawn in each step."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
-from tfdist.gradients.compression.base import Memory, all_finite, error_memory, unless_broken
-from tfdist.gradients.compression.flattening import Layout
+from tfdist.comm.replica_collectives import Link
+from tfdist.gradients.compression.base import (
+    Compression,
+    Layout,
+    Memory,
+    all_finite,
+    error_memory,
+    unless_broken,
+)
 from tfdist.types import Tensor
 
 __all__ = ["RandomValues", "TopValues", "part_of", "poisoned"]
 
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
+_SEED = 20180915
 
 
 @dataclasses.dataclass(frozen=True)
-class TopValues:
+class TopValues(Compression):
     """Of each tensor, each replica sends its values of largest magnitude and their positions.
 
     Values that are not sent are fed back (arXiv:1704.05021, arXiv:1809.07599). A sent value has 8
@@ -33,9 +39,8 @@ class TopValues:
 
     ratio: float
 
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+    def memory(self, specs: Sequence[tf.TensorSpec]) -> list[Memory]:
         """See `Compression.memory`."""
-        del replicas
         layout = Layout.of(specs)
         return [error_memory(layout.length, layout.dtype)]
 
@@ -69,15 +74,9 @@ class TopValues:
 
     def _positions(self, layout: Layout, corrected: Tensor, finite: Tensor) -> Tensor:
         """The places of the largest values in the flat vector: int32."""
-
-        def unchanged() -> Tensor:
-            return corrected
-
-        def zeros() -> Tensor:
-            return tf.zeros_like(corrected)
-
         # A NaN has no place in an order, on which top_k relies.
-        pieces = layout.split(tf.cond(finite, unchanged, zeros), layout.dtype)
+        ordered = tf.cond(finite, lambda: corrected, lambda: tf.zeros_like(corrected))
+        pieces = layout.split(ordered, layout.dtype)
         result, start = [], 0
         for piece, size in zip(pieces, layout.sizes, strict=True):
             magnitudes = tf.abs(tf.reshape(piece, [-1]))
@@ -102,17 +101,8 @@ def poisoned(sent: Tensor, finite: Tensor) -> Tensor:
     return sent * tf.where(finite, tf.ones([], sent.dtype), tf.constant(float("nan"), sent.dtype))
 
 
-# Some values of gradients only, drawn at random in each step.
-
-if TYPE_CHECKING:
-    from tfdist.comm.replica_collectives import Link
-
-
-_SEED = 20180915
-
-
 @dataclasses.dataclass(frozen=True)
-class RandomValues:
+class RandomValues(Compression):
     """All replicas send the values at the same random positions of all tensors together.
 
     Values that are not sent are fed back (random-k of arXiv:1809.07599). Positions need not travel:
@@ -127,9 +117,8 @@ class RandomValues:
 
     ratio: float
 
-    def memory(self, specs: Sequence[tf.TensorSpec], replicas: int) -> list[Memory]:
+    def memory(self, specs: Sequence[tf.TensorSpec]) -> list[Memory]:
         """See `Compression.memory`."""
-        del replicas
         layout = Layout.of(specs)
         rows, steps = self._rows(layout.length)
         return [

@@ -1,6 +1,6 @@
 """Builds Horovod from its released source for the installed TensorFlow, and installs it.
 
-Horovod's last release does not compile against current TensorFlow as it is. `source.py` lists the
+Horovod's last release does not compile against current TensorFlow as it is. `compile.py` lists the
 four changes, and why each is made. Nothing here
 imports TensorFlow or Horovod: all work is done by processes of their own.
 """

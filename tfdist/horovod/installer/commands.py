@@ -10,15 +10,13 @@ import collections
 import contextlib
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from tfdist import environment
 from tfdist.errors import TfdistError
@@ -34,7 +32,7 @@ PIP_HINT = (
 )
 
 _POLL = 0.1
-_BLOCK = 1 << 16
+_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 _LINES_KEPT, _LINES_SHOWN, _LINES_AT_ERROR = 5000, 12, 6
 _ERROR = re.compile(r"\berror:|\bCMake Error\b", re.IGNORECASE)
 #: Lines that TensorFlow prints about itself when it starts.
@@ -85,7 +83,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
     return [*lines[first:after], *gap, *lines[last:]]
 
 
-class Commands:
+class Commands(contextlib.ExitStack):
     """Runs one command at a time. A context manager, for the main thread.
 
     Within it the signals that would end this process are noted and stop the running command.
@@ -96,25 +94,17 @@ class Commands:
     """
 
     def __init__(self, log: Path, temporary: Path) -> None:
+        super().__init__()
         self.log = log
         self._temporary = temporary
-        self._ends = contextlib.ExitStack()
 
     def __enter__(self) -> Commands:
         with contextlib.ExitStack() as ends:
             self._requests: Requests = ends.enter_context(stop_requests())
             self._guard = ends.enter_context(Guard())
-            self._file: BinaryIO = ends.enter_context(self.log.open("wb", buffering=0))
-            self._ends = ends.pop_all()
+            self._file = ends.enter_context(self.log.open("wb", buffering=0))
+            self.push(ends.pop_all())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ends.close()
 
     def check_stop(self) -> None:
         """Raises the error that a stop signal calls for, if one was received."""
@@ -163,70 +153,48 @@ class Commands:
             start_new_session=True,
         )
         try:
-            late = self._follow(process, seconds, shielded, _Lines(lines, each))
+            late = self._follow(process, seconds, shielded, lines, each)
         finally:
-            status = self._end(process)
+            _kill(process)
+            status = process.wait()
+            self._guard.cross_out(process.pid)
         if late or status:
             why = f"it took more than {seconds:g} s" if late else _ending(status)
             raise CommandError(what, why, list(lines), self.log, hint)
 
     def _follow(
-        self, process: subprocess.Popen[bytes], seconds: float, shielded: bool, lines: _Lines
+        self,
+        process: subprocess.Popen[bytes],
+        seconds: float,
+        shielded: bool,
+        kept: collections.deque[str],
+        each: Callable[[str], None],
     ) -> bool:
         """Reads the output of a process until it ends. True if it does not end in time."""
         assert process.stdout is not None
         deadline = time.monotonic() + seconds
-        while True:
-            ended = _has_ended(process)
-            if ended:
-                _kill(process)
-            block = _read(process.stdout.fileno(), 0 if ended else _POLL)
-            if block:
+        part = b""
+        with process.stdout as output:
+            os.set_blocking(output.fileno(), False)
+            while True:
+                ended = os.waitid(os.P_PID, process.pid, _ENDED) is not None
+                if ended:
+                    _kill(process)
+                block = output.read() or b""
                 self._file.write(block)
-                lines.feed(block)
-            elif ended:
-                lines.finish()
-                return False
-            if not shielded:
-                self.check_stop()
-            if time.monotonic() > deadline:
-                return True
-
-    def _end(self, process: subprocess.Popen[bytes]) -> int:
-        _kill(process)
-        assert process.stdout is not None
-        process.stdout.close()
-        status = process.wait()
-        self._guard.cross_out(process.pid)
-        return status
-
-
-class _Lines:
-    """Cuts the output of a command into lines."""
-
-    def __init__(self, kept: collections.deque[str], each: Callable[[str], None]) -> None:
-        self._kept, self._each, self._part = kept, each, b""
-
-    def feed(self, block: bytes) -> None:
-        *whole, self._part = (self._part + block).split(b"\n")
-        for line in whole:
-            text = line.decode(errors="replace").rstrip()
-            if text:
-                self._kept.append(text)
-                self._each(text)
-
-    def finish(self) -> None:
-        self.feed(b"\n")
-
-
-def _read(pipe: int, seconds: float) -> bytes:
-    """The output so far, or nothing after so many seconds."""
-    if not select.select([pipe], [], [], seconds)[0]:
-        return b""
-    block = os.read(pipe, _BLOCK)
-    if not block:  # The end of the pipe, which is ready for ever.
-        time.sleep(seconds)
-    return block
+                *whole, part = (part + block).split(b"\n")
+                for line in [*whole, part] if ended else whole:
+                    text = line.decode(errors="replace").rstrip()
+                    if text:
+                        kept.append(text)
+                        each(text)
+                if ended:
+                    return False
+                if not shielded:
+                    self.check_stop()
+                if time.monotonic() > deadline:
+                    return True
+                time.sleep(_POLL)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -235,18 +203,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, flags) is not None
-
-
 def _ending(status: int) -> str:
     if status < 0:
         return f"it was ended by signal {signal.Signals(-status).name}"
     return f"it ended with status {status}"
 
-
-# The reporting of a build's progress.
 
 #: The prefix of a step's line from make (`[ 45%] Building`) and ninja (`[12/80] Building`).
 _STEP = re.compile(r"\[\s*(?:(?P<percent>\d+)%|(?P<done>\d+)/(?P<all>\d+))\]")

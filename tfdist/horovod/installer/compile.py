@@ -18,8 +18,6 @@ from tfdist.horovod.installer.requirements import KEPT_VARIABLES, Choice, Tools,
 __all__ = ["MARK", "VERSION", "Workshop", "build", "download", "patch", "unpack"]
 
 
-# Horovod's source: downloaded by name, unpacked, and changed where it does not compile.
-
 #: The release that is built: the last one.
 VERSION = "0.28.1"
 
@@ -79,12 +77,9 @@ _CHANGES = (
 
 
 def download(commands: Commands, folder: Path, changes: dict[str, str | None]) -> Path:
-    """Gets the released source from the index that pip is configured for.
+    """Gets the released source from the index that pip is configured for, into a folder.
 
-    Args:
-        commands: runs pip.
-        folder: where the archive goes.
-        changes: to the environment, so that pip finds setuptools: it asks the source for its name.
+    The environment's changes let pip find setuptools: it asks the source for its name.
     """
     commands.run(
         f"The download of Horovod {VERSION}",
@@ -114,20 +109,19 @@ def patch(source: Path, choice: Choice) -> None:
         TfdistError: if the source is not as the release was.
     """
     for change in _CHANGES:
-        if choice.nccl or not change.nccl:
-            _apply(change, source / change.path)
-
-
-def _apply(change: _Change, path: Path) -> None:
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    found = [number for number, line in enumerate(lines) if change.old in line]
-    if len(found) != 1:
-        raise TfdistError(
-            f"The source of Horovod {VERSION} is not as it was released: {change.path} has "
-            f"{change.old!r} {len(found)} times instead of once. Look at the index that pip uses."
-        )
-    lines[found[0]] = change.new
-    path.write_text("".join(lines))
+        if change.nccl and not choice.nccl:
+            continue
+        path = source / change.path
+        lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+        found = [number for number, line in enumerate(lines) if change.old in line]
+        if len(found) != 1:
+            raise TfdistError(
+                f"The source of Horovod {VERSION} is not as it was released: {change.path} has "
+                f"{change.old!r} {len(found)} times instead of once. Look at the index that pip "
+                "uses."
+            )
+        lines[found[0]] = change.new
+        path.write_text("".join(lines))
 
 
 #: Python packages of the build, in the versions that were tried. They go into a directory of the
@@ -193,8 +187,7 @@ def build(shop: Workshop, choice: Choice) -> Path:
 
 
 def _get_packages(shop: Workshop) -> None:
-    wanted = list(_PACKAGES)
-    wanted += [] if shop.tools.cmake else [_CMAKE]
+    wanted = [*_PACKAGES, *([] if shop.tools.cmake else [_CMAKE])]
     wanted += [] if shop.tools.make else [_NINJA]
     tool = "" if shop.tools.cmake else "CMake 3.13 or later is not in PATH, so pip must get it. "
     shop.commands.run(
@@ -218,6 +211,8 @@ def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
     unset |= dict.fromkeys(("MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"))
     folders = (str(shop.packages / "bin"), given.get("PATH", ""))
     jobs = str(_jobs())
+    # Leaves out what only a debugger reads: nine tenths of the library.
+    strip = " -Wl,--strip-debug" if sys.platform.startswith("linux") else ""
     return {
         **unset,
         **choice.variables(),
@@ -231,7 +226,7 @@ def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "HOROVOD_CMAKE": shop.tools.cmake or str(shop.packages / "bin" / "cmake"),
         "CMAKE_GENERATOR": "Unix Makefiles" if shop.tools.make else "Ninja",
-        "LDFLAGS": _linker_flags(given.get("LDFLAGS", "")),
+        "LDFLAGS": f"{given.get('LDFLAGS', '')}{strip}".strip(),
     }
 
 
@@ -242,11 +237,6 @@ def _cuda(given: Mapping[str, str]) -> dict[str, str]:
     if home is None or not (home / "include" / "cuda_runtime.h").is_file():
         return {}
     return {"HOROVOD_CUDA_HOME": str(home), "CUDAToolkit_ROOT": str(home)}
-
-
-def _linker_flags(given: str) -> str:
-    """Leaves out what only a debugger reads: nine tenths of the library."""
-    return f"{given} -Wl,--strip-debug".strip() if sys.platform.startswith("linux") else given
 
 
 def _jobs() -> int:

@@ -31,7 +31,6 @@ from tfdist.horovod.installer.compile import MARK, VERSION
 from tfdist.horovod.installer.requirements import Choice
 from tfdist.horovod.installer.smoke_test import verify
 from tfdist.strategies.horovod.library import built_for
-from tfdist.utils import atomic_io
 
 __all__ = [
     "Done",
@@ -43,11 +42,8 @@ __all__ = [
     "install",
     "is_intact",
     "operations",
-    "unpack",
 ]
 
-
-# The Horovod of this Python environment, looked at without importing it, and put in its place.
 
 #: The packages that Horovod imports besides TensorFlow.
 _DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging")
@@ -90,12 +86,7 @@ def _is_intact(path: importlib.metadata.PackagePath) -> bool:
 
 
 def fits(choice: Choice, tensorflow: str) -> bool:
-    """Whether what is installed is what would be built. It may have more operations.
-
-    Args:
-        choice: the features asked for.
-        tensorflow: the version of TensorFlow that it must be built for.
-    """
+    """Whether what is installed is what would be built. It may have more operations."""
     return (
         built_for() == tensorflow
         and installed_version("horovod") == f"{VERSION}+{MARK}"
@@ -105,27 +96,13 @@ def fits(choice: Choice, tensorflow: str) -> bool:
 
 
 def get_dependencies(commands: Commands, folder: Path | None) -> None:
-    """Installs the packages that Horovod imports.
-
-    Args:
-        commands: runs pip.
-        folder: where to; by default into this Python environment, if it is not there.
-    """
+    """Installs the packages that Horovod imports, by default into this Python environment."""
     place = [] if folder is None else ["--target", str(folder)]
     commands.run(
         "The installation of what Horovod needs by pip",
         [*_PIP, *place, *_DEPENDENCIES],
         changes={"PIP_USER": "0"} if folder else None,
         hint=PIP_HINT,
-    )
-
-
-def unpack(commands: Commands, wheel: Path, folder: Path) -> None:
-    """Puts the content of a wheel into a directory, to be tried out."""
-    commands.run(
-        "Unpacking the wheel by pip",
-        [*_PIP, "--no-deps", "--no-index", "--target", str(folder), str(wheel)],
-        changes={"PIP_USER": "0"},
     )
 
 
@@ -201,8 +178,9 @@ def ensure(order: Order, progress: Progress) -> Outcome:
     if not (order.force or order.wheel_dir) and fits(order.choice, tensorflow):
         return Outcome(Done.NOTHING, tensorflow, operations())
     job = _Job(order, wheel_cache.entry(order.choice, tensorflow), progress, time.monotonic())
+    waiting = "waiting for another process that builds the same wheel"
     try:
-        with job.entry.locked(job.waiting):
+        with job.entry.locked(lambda: progress.phase(waiting)):
             return (None if order.force else job.reuse()) or job.make()
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -219,9 +197,6 @@ class _Job:
     entry: wheel_cache.Entry
     progress: Progress
     began: float
-
-    def waiting(self) -> None:
-        self.progress.phase("waiting for another process that builds the same wheel")
 
     def reuse(self) -> Outcome | None:
         """Installs the wheel that was built before; None if there is none that works."""
@@ -279,31 +254,26 @@ class _Job:
         # The environment is left alone if only the wheel is wanted.
         get_dependencies(commands, trial if self.order.wheel_dir else None)
         self.progress.phase("testing it: an all-reduce of two processes")
-        unpack(commands, wheel, trial)
+        shutil.unpack_archive(wheel, trial, "zip")
         return trial
 
     def _hand_over(self, commands: Commands, wheel: Path, done: Done) -> Outcome:
         if self.order.wheel_dir is not None:
-            target = self.order.wheel_dir / wheel.name
-            with atomic_io.replacing(str(target)) as partial:
-                shutil.copyfile(wheel, partial)
+            wheel = wheel_cache.Entry(self.order.wheel_dir, self.entry.tensorflow).store(wheel)
         else:
-            target = wheel
             self.progress.phase("installing it")
             install(commands, wheel)
-            self._check_installed()
+            if not fits(self.order.choice, self.entry.tensorflow):
+                raise TfdistError(
+                    "pip installed the wheel, but this Python does not find it: another horovod "
+                    "comes before it in sys.path, or pip's settings name another place (`pip "
+                    "config list`)."
+                )
         return Outcome(
             done,
             self.entry.tensorflow,
             self.order.choice.operations,
             time.monotonic() - self.began,
-            target,
+            wheel,
             commands.log,
         )
-
-    def _check_installed(self) -> None:
-        if not fits(self.order.choice, self.entry.tensorflow):
-            raise TfdistError(
-                "pip installed the wheel, but this Python does not find it: another horovod comes "
-                "before it in sys.path, or pip's settings name another place (`pip config list`)."
-            )

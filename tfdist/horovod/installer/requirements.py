@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfdist import environment
+from tfdist.cluster.validation.versions import installed_version
 from tfdist.errors import ConfigError
 
 __all__ = [
@@ -96,18 +96,20 @@ def chosen(mpi: bool, gpu: str, environ: Mapping[str, str] | None = None) -> Cho
 def find_nvcc(environ: Mapping[str, str]) -> Path | None:
     """NVIDIA's compiler, where Horovod's build looks for it."""
     folders = [Path(part) for part in environ.get("PATH", "").split(":") if part]
-    homes = [home / "bin" for home in _cuda_homes(environ)]
-    return next((f / "nvcc" for f in (*homes, *folders) if (f / "nvcc").is_file()), None)
+    return _first_file("nvcc", [_cuda_home(environ) / "bin", *folders])
 
 
 def find_nccl(environ: Mapping[str, str]) -> Path | None:
     """NCCL's header, where Horovod's build looks for it."""
-    return next((f / "nccl.h" for f in _includes(environ) if (f / "nccl.h").is_file()), None)
+    return _first_file("nccl.h", _includes(environ))
 
 
-def _cuda_homes(environ: Mapping[str, str]) -> list[Path]:
-    named = environ.get("HOROVOD_CUDA_HOME")
-    return [Path(named)] if named else [Path("/usr/local/cuda")]
+def _first_file(name: str, folders: Iterable[Path]) -> Path | None:
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def _cuda_home(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HOROVOD_CUDA_HOME") or "/usr/local/cuda")
 
 
 def _includes(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -115,13 +117,12 @@ def _includes(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(named)
     if home := environ.get("HOROVOD_NCCL_HOME"):
         yield Path(home) / "include"
-    yield from (home / "include" for home in _cuda_homes(environ))
+    yield _cuda_home(environ) / "include"
     yield from (Path("/usr/include"), Path("/usr/local/include"))
 
 
 #: Bytes that a build needs in the temporary directory, and that its result needs elsewhere.
 BUILD_BYTES, WHEEL_BYTES = 600 << 20, 50 << 20
-
 _MIB = 1 << 20
 _OLDEST_CMAKE = (3, 13)
 _COMPILERS = ("c++", "g++", "clang++")
@@ -161,13 +162,13 @@ def tensorflow_version() -> str:
     Raises:
         ConfigError: if there is none.
     """
-    try:
-        return importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:
+    version = installed_version("tensorflow")
+    if version is None:
         raise ConfigError(
             "TensorFlow is not installed in this Python environment, and Horovod is built against "
             "it. Install it first: pip install tensorflow"
-        ) from None
+        )
+    return version
 
 
 def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
@@ -181,35 +182,40 @@ def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
         ConfigError: if something is missing; the message lists it all.
     """
     environ = environment.snapshot()
-    compiler, complaint = _find_compiler(environ)
-    missing = [] if compiler else [complaint]
+    missing: list[str] = []
+    compiler = _find_compiler(environ, missing)
     missing += [*_missing_libraries(choice, environ), *_missing_room(places)]
-    if compiler is None or missing:
+    if missing:
         count = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
         lines = "\n".join(f"  - {each}" for each in missing)
         raise ConfigError(f"Horovod cannot be built here: {count} missing.\n{lines}")
     return Tools(compiler, _find_cmake(environ), shutil.which("make") is not None)
 
 
-def _find_compiler(environ: Mapping[str, str]) -> tuple[str | None, str]:
-    """The first compiler that knows C++17, or what is wrong with those that are there."""
+def _find_compiler(environ: Mapping[str, str], missing: list[str]) -> str:
+    """The first compiler that knows C++17; adds to what is missing if there is none."""
     named = environ.get("CXX")
     commands = [shlex.split(named)] if named else [[name] for name in _COMPILERS]
-    found = [command for command in commands if command and shutil.which(command[0])]
-    problems = [_compile(command) for command in found]
-    if None in problems:
-        return shlex.join(found[problems.index(None)]), ""
-    advice = "Install one, with its standard library: apt install g++, or dnf install gcc-c++."
-    if found:
-        return (
-            None,
-            f"A C++17 compiler: {shlex.join(found[0])} cannot compile it ({problems[0]}). {advice}",
-        )
+    problems = {}
+    for command in commands:
+        if command and shutil.which(command[0]):
+            problem = _compile(command, _CPP17)
+            if problem is None:
+                return shlex.join(command)
+            problems[shlex.join(command)] = problem
     looked = f"CXX={named!r} is not" if named else f"none of {', '.join(_COMPILERS)} is"
-    return None, f"A C++17 compiler: {looked} in PATH. {advice}"
+    told = f"{looked} in PATH"
+    if problems:
+        first, problem = next(iter(problems.items()))
+        told = f"{first} cannot compile it ({problem})"
+    missing.append(
+        f"A C++17 compiler: {told}. Install one, with its standard library: apt install g++, or "
+        "dnf install gcc-c++."
+    )
+    return ""
 
 
-def _compile(compiler: list[str], text: str = _CPP17) -> str | None:
+def _compile(compiler: list[str], text: str) -> str | None:
     """The reason why a compiler cannot make a program, or None."""
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
         source = Path(folder, "check.cc")
@@ -220,14 +226,6 @@ def _compile(compiler: list[str], text: str = _CPP17) -> str | None:
         return "it does not start"
     lines = [line for line in done.stdout.splitlines() if "error" in line] or ["it fails"]
     return None if done.returncode == 0 else lines[0].replace(f"{source}:", "").strip()
-
-
-def _mpi_problem() -> str | None:
-    """The reason why MPI's compiler makes no program, or None. Some packages lack its headers."""
-    if shutil.which("mpicxx") is None:
-        return "mpicxx is not in PATH"
-    problem = _compile(["mpicxx"], _MPI)
-    return None if problem is None else f"mpicxx does not work ({problem})"
 
 
 def _find_cmake(environ: Mapping[str, str]) -> str | None:
@@ -259,12 +257,16 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
 def _missing_libraries(choice: Choice, environ: Mapping[str, str]) -> Iterator[str]:
     if importlib.util.find_spec("pip") is None:
         yield "pip, in this Python environment. Install it: python -m ensurepip"
-    problem = _mpi_problem() if choice.mpi else None
-    if problem is not None:
-        yield (
-            f"MPI, which --mpi asks for: {problem}. Install Open MPI (apt install libopenmpi-dev), "
-            "or leave --mpi out."
-        )
+    if choice.mpi:
+        problem = "mpicxx is not in PATH"
+        if shutil.which("mpicxx"):
+            failure = _compile(["mpicxx"], _MPI)  # Some packages lack its headers.
+            problem = f"mpicxx does not work ({failure})" if failure else ""
+        if problem:
+            yield (
+                f"MPI, which --mpi asks for: {problem}. Install Open MPI (apt install "
+                "libopenmpi-dev), or leave --mpi out."
+            )
     if choice.nccl and find_nvcc(environ) is None:
         yield (
             "CUDA, which --gpu nccl asks for: nvcc is not in PATH. Install the CUDA toolkit, set "

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 
 from tfdist import environment
+from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.horovod.installer.commands import Commands
+from tfdist.strategies.horovod import rendezvous
 
 __all__ = ["MODULE", "SECONDS", "main", "verify"]
 
@@ -23,24 +25,21 @@ MODULE = "tfdist.horovod.installer.smoke_test"
 
 _PROCESSES = 2
 _LOCAL = "127.0.0.1"
-_LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 _SECONDS_TO_MEET = 60
 _POLL = 0.1
 
 
 def main() -> int:
     """Starts the two and returns 0 if both succeed. The first failure ends both."""
-    from horovod.runner.common.util.hosts import SlotInfo
-    from horovod.runner.http.http_server import RendezvousServer
-
-    server = RendezvousServer()
-    port = server.start()
-    ranks = range(_PROCESSES)
-    server.init([SlotInfo(_LOCAL, rank, rank, 0, _PROCESSES, _PROCESSES, 1) for rank in ranks])
+    ports = range(1, 1 + _PROCESSES)  # Nobody listens there; addresses must differ.
+    cluster = ClusterSpec({"worker": tuple(Address(_LOCAL, port) for port in ports)})
+    offered = rendezvous.offer(cluster)
     command = [sys.executable, "-m", MODULE, "rank"]
-    started = [
-        subprocess.Popen(command, env=environment.merged(_variables(rank, port))) for rank in ranks
-    ]
+    started = []
+    for task, _ in cluster.tasks():
+        variables = rendezvous.meeting(cluster, task, offered, {})
+        variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(_SECONDS_TO_MEET)
+        started.append(subprocess.Popen(command, env=environment.merged(variables)))
     try:
         while None in (statuses := [process.poll() for process in started]) and not any(statuses):
             time.sleep(_POLL)
@@ -48,28 +47,7 @@ def main() -> int:
         for process in started:
             process.kill()
             process.wait()
-    server.stop()
     return max(map(abs, filter(None, statuses)), default=0)
-
-
-def _variables(rank: int, port: int) -> dict[str, str | None]:
-    """The variables that Horovod's own launcher would set for a process."""
-    values: dict[str, object] = {
-        "HOROVOD_HOSTNAME": _LOCAL,
-        "HOROVOD_RANK": rank,
-        "HOROVOD_SIZE": _PROCESSES,
-        "HOROVOD_LOCAL_RANK": rank,
-        "HOROVOD_LOCAL_SIZE": _PROCESSES,
-        "HOROVOD_CROSS_RANK": 0,
-        "HOROVOD_CROSS_SIZE": 1,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOCAL,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
-        "HOROVOD_GLOO_IFACE": _LOOPBACK,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": _SECONDS_TO_MEET,
-    }
-    return {name: str(value) for name, value in values.items()}
 
 
 def _add_up() -> int:
@@ -97,12 +75,7 @@ SECONDS = 180.0
 
 
 def verify(commands: Commands, folder: Path | None = None, seconds: float = SECONDS) -> None:
-    """Lets two processes add up two tensors.
-
-    Args:
-        commands: runs them.
-        folder: where that Horovod lies; by default the installed one is tried.
-        seconds: how long it may take.
+    """Lets two processes of the Horovod in a folder, by default the installed one, add up tensors.
 
     Raises:
         CommandError: if they do not get the right sum in time.

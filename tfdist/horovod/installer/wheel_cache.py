@@ -89,21 +89,12 @@ def _lock(descriptor: int) -> bool:
 
 
 def entry(choice: Choice, tensorflow: str) -> Entry:
-    """The place of the wheel for this Python and machine.
-
-    Args:
-        choice: the features it is built with.
-        tensorflow: the version of TensorFlow that it is for.
-    """
+    """The place of the wheel for this Python and machine."""
+    root = Path(environment.read("XDG_CACHE_HOME") or "~/.cache").expanduser()
     abi = sysconfig.get_config_var("SOABI") or platform.python_version()
     operations = "-".join(choice.operations).lower()
     name = f"{VERSION}+{MARK}-tf{tensorflow}-{abi}-{operations}-{_digest(choice)}"
-    return Entry(_root() / "tfdist" / "horovod" / name, tensorflow)
-
-
-def _root() -> Path:
-    named = environment.read("XDG_CACHE_HOME")
-    return Path(named) if named else Path("~/.cache").expanduser()
+    return Entry(root / "tfdist" / "horovod" / name, tensorflow)
 
 
 def _digest(choice: Choice) -> str:
@@ -129,12 +120,7 @@ def _instructions() -> list[str]:
 
 
 def wheel_problem(wheel: Path, tensorflow: str) -> str | None:
-    """The reason why a wheel must not be installed, or None.
-
-    Args:
-        wheel: the file.
-        tensorflow: the version of TensorFlow that it must be built for.
-    """
+    """The reason why a wheel must not be installed for a version of TensorFlow, or None."""
     try:
         with zipfile.ZipFile(wheel) as content:
             broken = content.testzip()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import warnings
 from pathlib import Path
 from types import ModuleType
 
+from tfdist.cluster.validation.versions import installed_version
 from tfdist.errors import ConfigError
 
 __all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem"]
@@ -42,7 +42,7 @@ def problem() -> str | None:
             "Horovod is not installed. PyPI has its source only, which does not compile against "
             f"current TensorFlow as it is. Run: {BUILD_COMMAND}"
         )
-    against, here = built_for(), _tensorflow()
+    against, here = built_for(), installed_version("tensorflow")
     if against is None:
         return f"The installed Horovod was built without TensorFlow. Run: {BUILD_COMMAND}"
     if here is not None and against != here:
@@ -50,13 +50,6 @@ def problem() -> str | None:
             f"The installed Horovod was built for TensorFlow {against}, and this is TensorFlow "
             f"{here}. Run: {BUILD_COMMAND}"
         )
-    return None
-
-
-def _tensorflow() -> str | None:
-    """The version of the installed TensorFlow, or None if its package has another name."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("tensorflow")
     return None
 
 

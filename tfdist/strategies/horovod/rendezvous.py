@@ -20,7 +20,7 @@ from tfdist.config import horovod_options
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError, StartError
 
-__all__ = ["OFFER", "offer", "offer_of", "prepare", "started_by_horovodrun"]
+__all__ = ["OFFER", "meeting", "offer", "offer_of", "prepare", "started_by_horovodrun"]
 
 #: Under this name the chief offers the port of its rendezvous server.
 OFFER = "horovod_port"
@@ -99,7 +99,7 @@ def prepare(
     if cluster is None:
         _check_server(now, config.start_timeout)
     if cluster is not None and task is not None:
-        wanted.update(_meeting(cluster, task, offered, now))
+        wanted.update(meeting(cluster, task, offered, now))
     environment.set_for_good({k: v for k, v in wanted.items() if k.startswith("HOROVOD_")})
 
 
@@ -119,9 +119,17 @@ def _check_server(now: Mapping[str, str], timeout: float) -> None:
         ) from error
 
 
-def _meeting(
+def meeting(
     cluster: ClusterSpec, task: Task, offered: Mapping[str, str], now: Mapping[str, str]
 ) -> dict[str, str]:
+    """The variables by which a task finds the others, as Horovod's own launcher would set them.
+
+    Args:
+        cluster: the tasks.
+        task: this one.
+        offered: the chief's offer.
+        now: the environment, which may name an interface.
+    """
     rank = rank_of(cluster, task)
     slot = {name: value for name, value in _slot(rank).items() if name != "hostname"}
     told = {f"HOROVOD_{name.upper()}": str(value) for name, value in slot.items()}

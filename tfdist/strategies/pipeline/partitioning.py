@@ -10,11 +10,8 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigError
-from tfdist.placement.costs import costs_of
-from tfdist.placement.device_map import devices_of
-from tfdist.placement.partition import split
-from tfdist.placement.plan import Plan
-from tfdist.placement.units import Unit, graph_of, nodes_in_order, units_of
+from tfdist.placement.plan import Plan, costs_of, split
+from tfdist.placement.units import Unit, devices_of, graph_of, nodes_in_order, units_of
 from tfdist.types import Functional, Layer, Model, Structure
 
 __all__ = ["Call", "Chunk", "Cut", "check_cuttable", "chunks_of", "cut"]

@@ -1,4 +1,4 @@
-"""Keras optimizers that average their gradients over the processes of a Horovod job."""
+"""Optimizers and tapes whose gradients are averaged over the processes of a Horovod job."""
 
 from __future__ import annotations
 
@@ -24,12 +24,26 @@ from tfdist.horovod.averaging import (
     initialized,
     refuse_strategy,
 )
-from tfdist.horovod.keras2 import OldNames
-from tfdist.types import Gradient, KerasVariable, Layer, Model, Optimizer, Tensor
+from tfdist.types import (
+    Gradient,
+    GradientTape,
+    KerasVariable,
+    Layer,
+    Model,
+    Optimizer,
+    Structure,
+    Tensor,
+)
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
+    "load_model",
+]
 
-_WHO = "hvd.DistributedOptimizer"
+_WHO, _TAPE = "hvd.DistributedOptimizer", "hvd.DistributedGradientTape"
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -62,9 +76,9 @@ def DistributedOptimizer(  # noqa: N802
         ConfigError: before `hvd.init()`, under a strategy that averages itself, for an optimizer
             that has been distributed already, and for settings that contradict each other.
     """
-    initialized(_WHO)
+    hvd = initialized(_WHO)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return _by_horovod(
+        return hvd.DistributedOptimizer(
             optimizer,
             name=name,
             use_locking=use_locking,
@@ -94,7 +108,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
     applier = applier_of(getattr(distributed, "inner_optimizer", distributed))
     if applier is not None:
-        applier.averager.keep_local(weights_of(local_layers))
+        applier.averager.keep_local(_weights_of(local_layers))
     return distributed
 
 
@@ -140,7 +154,7 @@ def _restore_state(model: Model, filepath: str | os.PathLike[str]) -> None:
             optimizer.set_weights(load_optimizer_weights_from_hdf5_group(file))
 
 
-def weights_of(layers: Layer | Sequence[Layer] | None) -> list[Any]:
+def _weights_of(layers: Layer | Sequence[Layer] | None) -> list[Any]:
     """The trainable weights of one layer, several or none."""
     listed: Any = [] if layers is None else layers
     if isinstance(listed, keras.Layer):
@@ -151,7 +165,7 @@ def weights_of(layers: Layer | Sequence[Layer] | None) -> list[Any]:
     return [weight for layer in listed for weight in layer.trainable_weights]
 
 
-class _Distributed(OldNames):
+class _Distributed(program.OldNames):
     """The first base of a distributed optimizer's class, before the optimizer's own class."""
 
     _tfdist_settings: tuple[Averaging, int, bool]
@@ -244,5 +258,67 @@ def _distributed_class(base: type, settings: tuple[Averaging, int, bool]) -> typ
     return made
 
 
-def _by_horovod(optimizer: Optimizer, **kwargs: object) -> Optimizer:
-    return initialized(_WHO).DistributedOptimizer(optimizer, **kwargs)
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def DistributedGradientTape(gradtape: GradientTape, **averaging: Any) -> GradientTape:  # noqa: N802
+    """A tape whose `gradient` returns averages over all processes.
+
+    It can be made before or after the tape has recorded: both are the same tape from then on.
+
+    Args:
+        gradtape: a `tf.GradientTape`, persistent or not.
+        **averaging: see `tfdist.horovod.averaging.Averaging`.
+
+    Raises:
+        ConfigError: before `hvd.init()`, and for settings that contradict each other. `gradient`
+            raises it under a strategy that averages itself.
+    """
+    return _Tape(gradtape, Averager(Averaging(**averaging), _TAPE))
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def PartialDistributedGradientTape(  # noqa: N802
+    gradtape: GradientTape, *, local_layers: Layer | Sequence[Layer] | None = None, **averaging: Any
+) -> GradientTape:
+    """`DistributedGradientTape`, but each process keeps the gradients of some layers to itself.
+
+    Args:
+        gradtape: a `tf.GradientTape`.
+        local_layers: one built layer or several.
+        **averaging: see `tfdist.horovod.averaging.Averaging`.
+    """
+    tape = DistributedGradientTape(gradtape, **averaging)
+    for weight in _weights_of(local_layers):
+        tape.register_local_source(weight)
+    return tape
+
+
+class _Tape(tf.GradientTape):  # type: ignore[misc]
+    """A tape that shares its state with another."""
+
+    _tfdist_averager: Averager
+
+    def __init__(self, gradtape: GradientTape, averager: Averager) -> None:
+        self.__dict__ = vars(gradtape)
+        self._tfdist_averager = averager
+
+    def register_local_source(self, source: object) -> None:
+        """Leaves the gradient with respect to a source to each process."""
+        self._tfdist_averager.keep_local([source])
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def gradient(
+        self,
+        target: Structure,
+        sources: Structure,
+        output_gradients: Structure = None,
+        unconnected_gradients: object = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
+    ) -> Structure:
+        """The gradients of `tf.GradientTape.gradient`, averaged.
+
+        `use_generic_names` has no effect: names are always the same on all ranks.
+        """
+        del use_generic_names
+        own = super().gradient(target, sources, output_gradients, unconnected_gradients)
+        averages = self._tfdist_averager(tf.nest.flatten(own), tf.nest.flatten(sources))
+        return tf.nest.pack_sequence_as(own, averages)
