@@ -274,8 +274,10 @@ class StepFunction:
         Its number is added to `done` when it has ended.
         """
         numbers = [self._serving.dispatcher.next_number() for _ in loads]
-        with contextlib.nullcontext() if traced.has(len(loads)) else self._serving.tracing():
-            function = traced.several(len(loads))
+        if len(loads) not in traced.functions:
+            with self._serving.tracing():
+                traced.trace_several(len(loads))
+        function = traced.functions[len(loads)]
 
         def run(worker: int) -> Array | None:
             each = zip(numbers, loads, strict=True)

@@ -48,8 +48,9 @@ class TracedStep:
     adds them to a tally on the servers; any other returns them.
 
     Attributes:
-        function: takes a load's resources and box; returns the packed numbers, or nothing if
-            there is a tally, or for a prediction the outputs.
+        functions: for a number of steps the function that runs them one after the other. It takes
+            a load's resources and box, or joined boxes; that of one step returns the packed
+            numbers, or nothing if there is a tally, or for a prediction the outputs.
         tally: where the numbers are added up; None if they are returned.
         returned: the layout of the numbers that are returned, as one tensor of float64.
         metrics: Keras variables that the numbers add to, in order.
@@ -60,7 +61,7 @@ class TracedStep:
         small: whether the model is so small that a call to a worker costs more than a step.
     """
 
-    function: ConcreteFunction = dataclasses.field(init=False)
+    functions: dict[int, ConcreteFunction] = dataclasses.field(default_factory=dict)
     tally: Tally | None = None
     returned: Vector = dataclasses.field(init=False)
     metrics: list[Any] = dataclasses.field(default_factory=list)
@@ -68,27 +69,23 @@ class TracedStep:
     scalars: int = 0
     updates: int = 0
     small: bool = False
-    _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
-    def has(self, count: int) -> bool:
-        """Whether `several` has a function of this many steps."""
-        return count == 1 or count in self._several
+    @property
+    def function(self) -> ConcreteFunction:
+        """The function of one step."""
+        return self.functions[1]
 
-    def several(self, count: int) -> ConcreteFunction:
-        """The function of several steps, one after the other: takes joined boxes."""
-        if count == 1:
-            return self.function
-        if count not in self._several:
-            signature = self.function.structured_input_signature[0]
+    def trace_several(self, count: int) -> None:
+        """Makes the function of several steps."""
 
-            def run(*given: Any) -> None:
-                *resources, box = given
-                for each in parted(box, count):
-                    self.function(*resources, each)
+        def run(*given: Any) -> None:
+            *resources, box = given
+            for each in parted(box, count):
+                self.function(*resources, each)
 
-            several = tf.function(run, input_signature=signature, autograph=False)
-            self._several[count] = several.get_concrete_function()
-        return self._several[count]
+        signature = self.function.structured_input_signature[0]
+        several = tf.function(run, input_signature=signature, autograph=False)
+        self.functions[count] = several.get_concrete_function()
 
 
 def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -> TracedStep:
@@ -118,9 +115,7 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    traced.function = _function_of(run, [*load.resources, BOX])
-    if traced.tally is not None:
-        traced.tally.prepare()
+    traced.functions[1] = _function_of(run, [*load.resources, BOX])
     size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
     traced.small = size <= _SMALL
     return traced

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.strategies.parameter_server.serialization import Vector
-from tfdist.types import Array, Function, Operation, Tensor, Variable
+from tfdist.types import Array, Operation, Tensor, Variable
 
 __all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Lock", "Tally"]
 
@@ -130,10 +130,12 @@ class Tally:
 
     def __init__(self, lock: Lock, shapes: Sequence[Sequence[int]]) -> None:
         self._lock, self._device = lock, lock.device
-        self._take: Function | None = None
         self._layout = Vector(shapes)
         with tf.init_scope(), eagerly_outside_of_scope(), tf.device(self._device):
             self._sums = tf.Variable(tf.zeros([self._layout.size], tf.float64), trainable=False)
+            # Traced here: a graph goes to all servers, of which one may be stopped later.
+            take = tf.function(self._read_and_clear, autograph=False)
+            self._take = take.get_concrete_function()
 
     def pack(self, numbers: Sequence[Any]) -> Tensor:
         """The numbers as one vector of float32."""
@@ -144,16 +146,8 @@ class Tally:
         with tf.device(self._device):
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
-    def prepare(self) -> None:
-        """Traces the function that `news` runs."""
-        if self._take is None:
-            take = tf.function(self._read_and_clear, autograph=False)
-            self._take = take.get_concrete_function()
-
     def news(self) -> list[Array]:
         """The numbers added since the last look, eagerly. The sums start anew, and a NaN goes."""
-        self.prepare()
-        assert self._take is not None
         with tf.device(self._device):
             return self._layout.unpack(self._take().numpy())
 
