@@ -140,7 +140,7 @@ def freed(strategy: Any) -> dict[str, Any]:
         gc.collect()
         servers = strategy.servers
         held = [len(each) for each in servers.shelves.held]
-        found.append([len(servers._sums), len(servers._slices), *held])
+        found.append([len(servers._sums), *held])
         alive = _train_and_forget(strategy)
     gc.collect()
     return {"found": found, "alive": [each() is not None for each in alive]}

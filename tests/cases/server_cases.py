@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.cases import common
 from tests.harness import servers as harness_servers
 from tfdist.config.server_options import ServerOptions
-from tfdist.strategies.parameter_server.remote_step import parts_of
+from tfdist.strategies.parameter_server.servers import parts_of
 
 EXAMPLES, BATCH = 240, 4
 

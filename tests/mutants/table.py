@@ -125,7 +125,6 @@ MUTANTS: list[Mutant] = [
         ("return min(choices, key=self.bytes_on)", "return max(choices, key=self.bytes_on)"),
         ("size // self._min_shard_bytes, shape[0]", "size // self._min_shard_bytes"),
         ("servers if max_shards is None else max_shards", "servers"),
-        ("min(part + 1, more)", "min(part, more)"),
     ),
     *_of(
         "tfdist/strategies/parameter_server/scheduler.py",
@@ -351,6 +350,6 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/strategies/parameter_server/apply_update.py",
         _STEPS.format("kernels and parameter_server"),
-        ("payload.is_change(place)", "False"),
+        ("piece.variable, piece.assigned", "piece.variable, False"),
     ),
 ]

@@ -185,7 +185,8 @@ def test_what_a_thread_keeps_is_listed():
         module.removeprefix("tfdist.")
         for module, path in MODULES.items()
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.local", "Flag")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("threading.local", "Flag", "Current")
     }
     text = (ROOT / "docs" / "architecture.md").read_text()
     table = text.partition("### What a thread knows")[2].partition("\n## ")[0]

@@ -13,7 +13,9 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 #: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
 #: hooks are around those of `tfdist.keras`, whose set has priority 0.
@@ -172,24 +174,43 @@ class HookSet:
 # The activity of a thread, for hooks that act differently meanwhile.
 
 
-class Flag(threading.local):
-    """Up within a block, on the thread that runs it.
+class Current(threading.local, Generic[T]):
+    """A value that another takes the place of within a block, on the thread that runs it.
+
+    Args:
+        value: the value outside of any block.
 
     Attributes:
-        is_up: whether the calling thread is in such a block.
+        value: the calling thread's.
     """
 
-    is_up = False
+    def __init__(self, value: T) -> None:
+        self.value = value
 
     @contextlib.contextmanager
-    def up(self) -> Iterator[None]:
-        """Raises the flag in a block."""
-        before = self.is_up
-        self.is_up = True
+    def set(self, value: T) -> Iterator[None]:
+        """Sets the value in a block."""
+        before, self.value = self.value, value
         try:
             yield
         finally:
-            self.is_up = before
+            self.value = before
+
+
+class Flag(Current[bool]):
+    """Up within a block, on the thread that runs it."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the calling thread is in such a block."""
+        return self.value
+
+    def up(self) -> contextlib.AbstractContextManager[None]:
+        """Raises the flag in a block."""
+        return self.set(True)
 
 
 #: Set while gradients are applied that have been exchanged already.

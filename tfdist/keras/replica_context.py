@@ -27,6 +27,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
+from tfdist.keras.hooks import Current
 from tfdist.types import (
     DType,
     Gradient,
@@ -228,12 +229,12 @@ def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return carried
 
 
-_local = threading.local()
+_current: Current[Step | None] = Current(None)
 
 
 def current_step() -> Step | None:
     """The step that the calling replica runs, or None outside of a Keras step."""
-    return getattr(_local, "step", None)
+    return _current.value
 
 
 def weighed(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
@@ -245,15 +246,9 @@ def weighed(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
     return grads if step is None else [step.weigh_gradient(grad, optimizer) for grad in grads]
 
 
-@contextlib.contextmanager
-def entered(step: Step | None) -> Iterator[None]:
+def entered(step: Step | None) -> contextlib.AbstractContextManager[None]:
     """Makes `step` the current one on this thread; None as if outside of a Keras step."""
-    previous = current_step()
-    _local.step = step
-    try:
-        yield
-    finally:
-        _local.step = previous
+    return _current.set(step)
 
 
 #: The attribute of a graph that holds what loops written by hand have exchanged in it.

@@ -11,7 +11,9 @@ what it has applied, so that the step, done again, is applied where it is missin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -20,8 +22,9 @@ from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.comm.replica_collectives import with_distinct_rows
 from tfdist.keras.hooks import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
-from tfdist.keras.replica_context import current_step
+from tfdist.keras.replica_context import Step, current_step
 from tfdist.strategies.parameter_server.payload import (
+    Change,
     Payload,
     applying,
     done,
@@ -30,7 +33,7 @@ from tfdist.strategies.parameter_server.payload import (
     guards,
     if_missing,
     only_if,
-    refused_if_forgotten,
+    scaled,
     true_after,
 )
 from tfdist.strategies.parameter_server.remote_step import (
@@ -40,198 +43,23 @@ from tfdist.strategies.parameter_server.remote_step import (
     Update,
 )
 from tfdist.strategies.parameter_server.servers import Servers, device_of
-from tfdist.strategies.parameter_server.transaction_log import APPLIED, DROPPED, FORGOTTEN, Ledger
-from tfdist.types import Gradient, IndexedSlices, Operation, SomeGradient, Tensor, Variable
+from tfdist.strategies.parameter_server.transaction_log import (
+    APPLIED,
+    DROPPED,
+    FORGOTTEN,
+    WINDOW,
+    Ledger,
+)
+from tfdist.types import Gradient, Operation, Tensor, Variable
 
-__all__ = ["UPDATES_A_STEP", "contribute", "discard", "send"]
-
-
-# Updates that several workers make together: `sync`, each with a part of the global batch.
-
-
-def contribute(
-    step: ServedStep,
-    payload: Payload,
-    change: Callable[[list[Any]], list[Any]],
-    number: Tensor,
-    tell: Callable[[], list[Any]],
-) -> Operation:
-    """Adds one part's gradients to those of the others; the last one that is needed applies them.
-
-    A part whose update has been made without it is discarded (backup workers, Chen et al. 2016).
-
-    Args:
-        step: the step.
-        payload: its gradients, weighted by the part's share of the examples.
-        change: changes the weights, given the sums; returns ops that end when that is done.
-        number: the contribution's number.
-        tell: adds the step's numbers up.
-    """
-    servers = step.servers
-    first = servers.devices[0]
-    part = current_step()
-    assert part is not None
-    with tf.device(first):
-        update, share = tf.identity(step.update), tf.identity(part.share())
-    sums = [_Sum(servers, payload, index) for index in range(len(payload.targets))]
-    # The lock is asked for only when everything has arrived: nobody waits for a worker's transfers.
-    with tf.control_dependencies([*payload.arrived, number, update, share]):
-        held = servers.lock.acquire()
-    with tf.control_dependencies([held]), tf.device(first):
-        fates = {d: servers.contributions.fate(d, number) for d in servers.devices}
-        # The first server notes last, so a part that it knows as applied is on every server.
-        fresh = tf.equal(fates[first], 0)
-        # A number too old to be remembered may belong to another model, trained before this one.
-        known = tf.not_equal(fates[first], FORGOTTEN)
-        # Rounds are the updates made together: another number means that this one is made already.
-        timely = known & tf.equal(servers.rounds[first].read_value(), update)
-        added = tf.cond(
-            timely & fresh,
-            lambda: _add_up(servers, sums, number, fates, share),
-            lambda: only_if(fresh, lambda: discard(servers, servers.contributions, number)),
-        )
-        told = only_if(fresh, lambda: true_after(tell()))
-        # This does not ask whether the part is fresh: if a worker has added the last part and died
-        # before the update, the part is done again, adds nothing, and applies the sums.
-        with tf.control_dependencies([added]):
-            full = timely & (servers.count.read_value() >= servers.needed)
-        applied = only_if(full, lambda: _apply(servers, sums, change, update))
-    released = servers.lock.release(held, [applied, added, told])
-    return refused_if_forgotten(first, ~known, number, released)
-
-
-class _Sum:
-    """The accumulator of the parts' gradients for one variable, or part of one."""
-
-    def __init__(self, servers: Servers, payload: Payload, place: int) -> None:
-        self._target, self._value = payload.targets[place], payload.values[place]
-        self._common = payload.common.get(place)
-        self._distinct = place in payload.distinct
-        self._parts = servers.needed
-        self._device = device_of(self._target)
-        self._sum: Any = (
-            servers.slices_for(self._target)
-            if self._common is not None
-            else servers.sum_for(self._target, payload.is_change(place))
-        )
-
-    def add(self) -> Tensor:
-        """Adds this part's, unless its server has it already."""
-        return done(self._device, self._add)
-
-    def total(self) -> Gradient:
-        """The sum; takes a sparse one out, unless its server has done so."""
-        if self._common is None:
-            with tf.device(self._device):
-                return self._sum.read_value()
-        shape = self._target.shape.as_list()
-        taken = if_missing(
-            self._device,
-            lambda: self._sum.take(self._parts, shape),
-            lambda: self._sum.nothing(shape),
-        )
-        with tf.device(self._device):
-            return with_distinct_rows(taken) if self._distinct else taken
-
-    def clear(self) -> Tensor:
-        """Sets a dense sum to zero, unless its server has done so."""
-        return done(self._device, self._clear)
-
-    def _add(self) -> None:
-        if self._common is None:
-            self._sum.assign_add(tf.cast(self._value, self._sum.dtype), read_value=False)
-        else:
-            self._sum.put(self._value, self._common)
-
-    def _clear(self) -> None:
-        if self._common is None:
-            zeros = tf.zeros(self._sum.shape, self._sum.dtype)
-            self._sum.assign(zeros, read_value=False)
-
-
-def _add_up(
-    servers: Servers, sums: list[_Sum], number: Tensor, fates: dict[str, Any], share: Tensor
-) -> Tensor:
-    """Adds a part to the sums; the first server comes last, and counts."""
-    first, *others = servers.devices
-    with guards(servers, {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}):
-        added = [each.add() for each in sums]
-    with tf.control_dependencies(added):
-        noted = [op for d in others for op in servers.contributions.note(d, number, APPLIED)]
-    with tf.control_dependencies([*added, *noted]):
-        noted += servers.contributions.note(first, number, APPLIED)
-        noted += servers.counts.note_applied(tf.constant(0, tf.int64))
-        noted.append(servers.count.assign_add(1, read_value=False))
-        noted.append(servers.share.assign_add(share, read_value=False))
-    return true_after(noted)
-
-
-def discard(servers: Servers, ledger: Ledger, number: Tensor) -> Tensor:
-    """Counts a gradient that is not applied, and notes so in a ledger of all servers."""
-    noted = [servers.counts.note_dropped()]
-    for device in servers.devices:
-        noted += ledger.note(device, number, DROPPED)
-    return true_after(noted)
-
-
-def _apply(
-    servers: Servers,
-    sums: list[_Sum],
-    change: Callable[[list[Any]], list[Any]],
-    update: Tensor,
-) -> Tensor:
-    """Applies the sums and starts them anew; the first server comes last."""
-    first, *others = servers.devices
-    todo = {d: _lacks(made, d, update) for d, made in servers.rounds.items()}
-    with guards(servers, todo):
-        ops = change([_mean(servers, each.total()) for each in sums])
-        with tf.control_dependencies(ops):
-            ops = [each.clear() for each in sums]
-    with tf.control_dependencies(ops):
-        noted = [_note_round(servers, d, update) for d in others]
-    # The update counts as made when the first server has noted the round: none is `timely` then.
-    with tf.control_dependencies([*ops, *noted]):
-        noted.append(servers.count.assign(0, read_value=False))
-        noted.append(servers.share.assign(0.0, read_value=False))
-        noted.append(servers.updates.version.assign_add(1, read_value=False))
-        with tf.control_dependencies(noted):
-            noted.append(_note_round(servers, first, update))
-    return true_after(noted)
-
-
-def _lacks(made: Variable, device: str, update: Tensor) -> Tensor:
-    """Whether a server lacks an update that workers make together; their numbers have no gaps."""
-    with tf.device(device):
-        return made.read_value() <= update
-
-
-def _note_round(servers: Servers, device: str, update: Tensor) -> Operation:
-    with tf.device(device):
-        return servers.rounds[device].assign(update + 1, read_value=False)
-
-
-def _mean(servers: Servers, total: Gradient) -> Gradient:
-    """The mean over the examples of the parts that were taken, if some may be missing."""
-    if not servers.rule.backup_workers or not total.dtype.is_floating:
-        return total
-    if isinstance(total, tf.IndexedSlices):
-        share = tf.cast(servers.share, total.dtype)
-        mean = tf.math.divide_no_nan(total.values, share)
-        return tf.IndexedSlices(mean, total.indices, total.dense_shape)
-    return tf.math.divide_no_nan(total, tf.cast(servers.share, total.dtype))
-
+__all__ = ["UPDATES_A_STEP", "send"]
 
 #: Most updates that one training step may make.
 UPDATES_A_STEP = 16
 
 
 def send(step: ServedStep, update: Update, results: Results | None) -> object:
-    """Sends a step's gradients and changes to the servers and has them applied.
-
-    Args:
-        step: the step.
-        update: the gradients and the optimizer.
-        results: numbers that are to be added up in the same transaction.
+    """Sends a step's gradients and changes to the servers and has them applied, with its results.
 
     Returns:
         An op that ends when the update is made, or is known not to be.
@@ -245,142 +73,311 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
             "servers cannot tell apart. Make fewer in one step."
         )
     read = step.close_reads()
-    gradients = [(g, v) for g, v in zip(update.grads, update.variables, strict=True)]
-    gradients = [(g, v) for g, v in gradients if g is not None]
-    changes = step.take_changes()
-    common: dict[int, Any] = {}
-    distinct: list[int] = []
-    if step.parts > 1:
-        for index, (grad, _) in enumerate(gradients):
-            if isinstance(grad, tf.IndexedSlices):
-                common[index] = common_rows(grad.indices)
-                distinct += [index] if _are_distinct(grad) else []
-        gradients = [(_weighed(g), v) for g, v in gradients]
-        changes = [(_weighed_change(c, step), v) for c, v in changes]
-    payload = Payload(step.servers, gradients, changes, common, distinct)
-    payload.beside += update.beside
-    first = step.servers.devices[0]
-    # A step that is done again keeps its job's number, and so its updates keep theirs: by these the
-    # servers recognise an update that they have applied already.
-    number = _at(first, step.job * UPDATES_A_STEP + step.updates)
-    tell = _teller(first, results, payload)
-
-    def change(values: list[Any]) -> list[Any]:
-        return effects_of(lambda: _change_all(payload, values, update.apply))
-
-    if step.parts > 1:
-        return contribute(step, payload, change, number, tell)
-    return _apply_alone(step.servers, payload, change, number, _at(first, read), tell)
-
-
-def _are_distinct(grad: IndexedSlices) -> bool:
-    distinct = are_distinct(grad.indices)
-    if distinct is None:
-        raise NotSplittable("looks up rows of one table both one by one and by unique ids")
-    return distinct
-
-
-def _at(device: str, tensor: Tensor) -> Tensor:
-    with tf.device(device):
-        return tf.identity(tensor)
-
-
-def _teller(device: str, results: Results | None, payload: Payload) -> Callable[[], list[Any]]:
-    """A function that adds a step's numbers up; they travel with the payload."""
-    if results is None:
-        return lambda: []
-    there = _at(device, results.packed)
-    payload.beside.append(there)
-    return lambda: effects_of(lambda: results.tally.add(there))
-
-
-def _weighed(grad: SomeGradient) -> SomeGradient:
+    changes = [
+        Change(variable, grad)
+        for grad, variable in zip(update.grads, update.variables, strict=True)
+        if grad is not None
+    ]
+    changes += [Change(variable, change, True) for change, variable in step.take_changes()]
+    if step.parts == 1:
+        ledger, given = step.servers.updates, [read]
+        return _Alone(step, update, changes, results, ledger, given).send()
     part = current_step()
     assert part is not None
-    return part.weigh(grad)
+    changes = [_of_part(change, step, part) for change in changes]
+    ledger, given = step.servers.contributions, [step.update, part.share()]
+    return _Together(step, update, changes, results, ledger, given).send()
 
 
-def _weighed_change(change: Tensor, step: ServedStep) -> Tensor:
-    if change.dtype.is_floating:
-        return _weighed(change)
-    # An integer, such as a counter of steps, has no fractions: one part's change stands for all.
-    return change * tf.cast(tf.equal(step.part, 0), change.dtype)
+def _of_part(change: Change, step: ServedStep, part: Step) -> Change:
+    """A change that a part of a global batch makes, weighed by the part's share of it."""
+    value = change.value
+    if isinstance(value, tf.IndexedSlices):
+        distinct = are_distinct(value.indices)
+        if distinct is None:
+            raise NotSplittable("looks up rows of one table both one by one and by unique ids")
+        common = common_rows(value.indices)
+        value = part.weigh(value)
+        return dataclasses.replace(change, value=value, common=common, distinct=distinct)
+    if change.assigned and not value.dtype.is_floating:
+        # An integer, such as a counter of steps, has no fractions: one part's stands for all.
+        value = value * tf.cast(tf.equal(step.part, 0), value.dtype)
+    else:
+        value = part.weigh(value)
+    return dataclasses.replace(change, value=value)
 
 
-def _apply_alone(
-    servers: Servers,
-    payload: Payload,
-    change: Callable[[list[Any]], list[Any]],
-    number: Tensor,
-    read: Tensor,
-    tell: Callable[[], list[Any]],
-) -> Operation:
-    """Applies one worker's gradients: `async` and `stale`, and `sync` with a single part."""
-    first = servers.devices[0]
-    with tf.control_dependencies([*payload.arrived, number, read]):
-        held = servers.lock.acquire()
-    with tf.control_dependencies([held]), tf.device(first):
-        fates = {d: servers.updates.fate(d, number) for d in servers.devices}
-        fresh = tf.equal(fates[first], 0)
-        forgotten = tf.equal(fates[first], FORGOTTEN)
+class _Transaction:
+    """An update, or a part of one, that is decided on and made under the lock of all servers.
+
+    Args:
+        step: the step.
+        update: its optimizer.
+        changes: its gradients and the values that it has assigned.
+        results: numbers that are to be added up with it.
+        ledger: the servers' record of such updates.
+        given: other numbers that the decision needs.
+    """
+
+    def __init__(
+        self,
+        step: ServedStep,
+        update: Update,
+        changes: Sequence[Change],
+        results: Results | None,
+        ledger: Ledger,
+        given: Sequence[Tensor],
+    ) -> None:
+        self.servers, self.ledger = step.servers, ledger
+        self._update, self._results = update, results
+        # A step that is done again keeps its job's number, and so its updates keep theirs: by these
+        # the servers recognise an update that they have applied already.
+        number = step.job * UPDATES_A_STEP + step.updates
+        numbers = [number, *given, *([] if results is None else [results.packed])]
+        with tf.device(self.servers.devices[0]):
+            self.number, *self.given = [tf.identity(each) for each in numbers]
+        self.payload = Payload(self.servers, changes, [*update.beside, self.number, *self.given])
+
+    def send(self) -> Operation:
+        """The whole transaction; an op that ends when it is over.
+
+        The lock is asked for only when everything has arrived: nobody waits for a worker's
+        transfers.
+        """
+        first = self.servers.devices[0]
+        with tf.control_dependencies(self.payload.arrived):
+            held = self.servers.lock.acquire()
+        with tf.control_dependencies([held]), tf.device(first):
+            fates = {d: self.ledger.fate(d, self.number) for d in self.servers.devices}
+            self.applied = {d: tf.equal(fate, APPLIED) for d, fate in fates.items()}
+            # The first server notes last, so what it knows as applied is on every server.
+            self.fresh = tf.equal(fates[first], 0)
+            # A number too old to be remembered may belong to another model, trained before.
+            self.forgotten = tf.equal(fates[first], FORGOTTEN)
+            ended = [*self.decide(), only_if(self.fresh, self._tell)]
+        released = self.servers.lock.release(held, ended)
+        with tf.control_dependencies([released]), tf.device(first):
+            return tf.debugging.Assert(
+                ~self.forgotten,
+                [
+                    "The servers refuse an update that may have been applied already: they "
+                    f"remember the last {WINDOW} updates and those of the training that runs, and "
+                    "this one is older. Its worker was cut off or stopped for a long time. Number:",
+                    self.number,
+                ],
+            )
+
+    def decide(self) -> list[Tensor]:
+        """Makes the changes that are due; returns tensors that are there when they are made."""
+        raise NotImplementedError
+
+    def change(self, values: Sequence[Gradient]) -> list[Any]:
+        """Adds the values that the step has assigned, then runs the optimizer, which may read them.
+
+        Takes `values` for those of the payload's pieces; returns ops that end when that is done.
+        """
+        pairs = list(zip(self.payload.pieces, values, strict=True))
+
+        def run() -> None:
+            for piece, value in pairs:  # TensorFlow keeps the order of changes of a variable.
+                if piece.assigned:
+                    _add(piece.variable, value)
+            grads = [value for piece, value in pairs if not piece.assigned]
+            if grads and self._update.apply is not None:
+                trained = [piece.variable for piece, _ in pairs if not piece.assigned]
+                self._update.apply(grads, trained)
+
+        with applying.up(), exchanged.up():
+            return effects_of(run)
+
+    def note_applied(self, ops: list[Any], staleness: Tensor, count: Callable[[], Any]) -> Tensor:
+        """Notes on all servers that something was applied; the first comes last, and counts."""
+        first, *others = self.servers.devices
+        with tf.control_dependencies(ops):
+            noted = [op for d in others for op in self.ledger.note(d, self.number, APPLIED)]
+        with tf.control_dependencies([*ops, *noted]):
+            noted += self.ledger.note(first, self.number, APPLIED)
+            noted.append(self.servers.counts.note_applied(staleness))
+            noted += count()
+        return true_after(noted)
+
+    def discard(self) -> Tensor:
+        """Counts a gradient that is not applied, and notes so on all servers."""
+        noted = [self.servers.counts.note_dropped()]
+        for device in self.servers.devices:
+            noted += self.ledger.note(device, self.number, DROPPED)
+        return true_after(noted)
+
+    def _tell(self) -> Tensor:
+        """Adds the step's numbers up."""
+        if self._results is None:
+            return tf.constant(True)
+        tally = self._results.tally
+        return true_after(effects_of(lambda: tally.add(self.given[-1])))
+
+
+class _Alone(_Transaction):
+    """One worker's gradients as an update: `async`, `stale`, and `sync` with a single part.
+
+    It is given the number of updates that the weights had seen when they were read.
+    """
+
+    def decide(self) -> list[Tensor]:
+        """Applies the gradients unless they come too late."""
         # The lock is held until the update is applied, so no other update changes this number.
-        staleness = servers.updates.version.read_value() - read
-        # The first server notes last: if it has not, others may have been updated, by a worker
-        # that then died. An update is made as a whole, so that one is not too late.
-        begun = [tf.equal(fates[d], APPLIED) for d in servers.devices]
-        wanted = fresh & (tf.reduce_any(tf.stack(begun)) | ~_too_late(servers, staleness))
-        told = only_if(fresh, lambda: true_after(tell()))
+        staleness = self.servers.updates.version.read_value() - self.given[0]
+        # If the first server has not noted it, others may have been updated, by a worker that then
+        # died. An update is made as a whole, so that one is not too late.
+        begun = tf.reduce_any(tf.stack(list(self.applied.values())))
+        wanted = self.fresh & (begun | ~self._is_too_late(staleness))
+        apply = functools.partial(self._apply, staleness)
+        return [tf.cond(wanted, apply, lambda: only_if(self.fresh, self.discard))]
 
-        def apply() -> Tensor:
-            todo = {d: tf.not_equal(fate, APPLIED) for d, fate in fates.items()}
-            with guards(servers, todo), learning_rate_times(_damping(servers, staleness)):
-                ops = change(payload.values)
-            return _finish(servers, number, staleness, ops)
+    def _apply(self, staleness: Tensor) -> Tensor:
+        rule, version = self.servers.rule, self.servers.updates.version
+        damping = None
+        if rule.mode == "stale" and rule.on_stale == "damp":
+            damping = 1.0 / tf.cast(tf.maximum(staleness, 1), tf.float32)
+        todo = {d: ~applied for d, applied in self.applied.items()}
+        with guards(self.servers, todo), learning_rate_times(damping):
+            ops = self.change([piece.value for piece in self.payload.pieces])
+        return self.note_applied(ops, staleness, lambda: [version.assign_add(1, read_value=False)])
 
-        def skip() -> Tensor:
-            return only_if(fresh, lambda: discard(servers, servers.updates, number))
-
-        became = tf.cond(wanted, apply, skip)
-    released = servers.lock.release(held, [became, told])
-    return refused_if_forgotten(first, forgotten, number, released)
-
-
-def _too_late(servers: Servers, staleness: Tensor) -> Tensor:
-    bound = servers.rule.staleness
-    if servers.rule.mode != "stale" or bound is None:
-        return tf.constant(False)
-    return staleness > bound
+    def _is_too_late(self, staleness: Tensor) -> Tensor:
+        rule = self.servers.rule
+        if rule.mode != "stale" or rule.staleness is None:
+            return tf.constant(False)
+        return staleness > rule.staleness
 
 
-def _damping(servers: Servers, staleness: Tensor) -> Tensor | None:
-    if servers.rule.mode != "stale" or servers.rule.on_stale != "damp":
-        return None
-    return 1.0 / tf.cast(tf.maximum(staleness, 1), tf.float32)
+class _Together(_Transaction):
+    """A part of an update that workers make together: `sync`, each with a part of the batch.
+
+    Adds the part's gradients to those of the others; the last one that is needed applies them. A
+    part whose update has been made without it is discarded (backup workers, Chen et al. 2016). It
+    is given the number of such updates when the step was scheduled, and its share of the examples.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._round, self._share = self.given[:2]
+        self._sums = [_Sum(self.servers, piece) for piece in self.payload.pieces]
+
+    def decide(self) -> list[Tensor]:
+        """Adds the part up if its update has not been made; makes it if no other part is needed."""
+        servers = self.servers
+        rounds = servers.rounds[servers.devices[0]].read_value()
+        # Rounds are the updates made together: another number means that this one is made already.
+        timely = ~self.forgotten & tf.equal(rounds, self._round)
+        added = tf.cond(
+            timely & self.fresh, self._add_up, lambda: only_if(self.fresh, self.discard)
+        )
+        # This does not ask whether the part is fresh: if a worker has added the last part and died
+        # before the update, the part is done again, adds nothing, and applies the sums.
+        with tf.control_dependencies([added]):
+            full = timely & (servers.count.read_value() >= servers.needed)
+        return [only_if(full, self._apply), added]
+
+    def _add_up(self) -> Tensor:
+        servers = self.servers
+        with guards(servers, {d: ~applied for d, applied in self.applied.items()}):
+            added = [each.add() for each in self._sums]
+        return self.note_applied(
+            added,
+            tf.constant(0, tf.int64),
+            lambda: [
+                servers.count.assign_add(1, read_value=False),
+                servers.share.assign_add(self._share, read_value=False),
+            ],
+        )
+
+    def _apply(self) -> Tensor:
+        """Applies the sums and starts them anew; the first server comes last."""
+        servers = self.servers
+        first, *others = servers.devices
+        with guards(servers, {d: self._is_missing(d) for d in servers.devices}):
+            ops = self.change([self._mean(each.total()) for each in self._sums])
+            with tf.control_dependencies(ops):
+                ops = [each.clear() for each in self._sums]
+        with tf.control_dependencies(ops):
+            noted = [self._note_round(device) for device in others]
+        # The update is made when the first server has noted the round: none is `timely` then.
+        with tf.control_dependencies([*ops, *noted]):
+            noted.append(servers.count.assign(0, read_value=False))
+            noted.append(servers.share.assign(0.0, read_value=False))
+            noted.append(servers.updates.version.assign_add(1, read_value=False))
+            with tf.control_dependencies(noted):
+                noted.append(self._note_round(first))
+        return true_after(noted)
+
+    def _is_missing(self, device: str) -> Tensor:
+        """Whether a server lacks the update; the numbers of rounds have no gaps."""
+        with tf.device(device):
+            return self.servers.rounds[device].read_value() <= self._round
+
+    def _note_round(self, device: str) -> Operation:
+        with tf.device(device):
+            return self.servers.rounds[device].assign(self._round + 1, read_value=False)
+
+    def _mean(self, total: Gradient) -> Gradient:
+        """The mean over the examples of the parts that were taken, if some may be missing."""
+        if not self.servers.rule.backup_workers or not total.dtype.is_floating:
+            return total
+        share = tf.cast(self.servers.share, total.dtype)
+        return scaled(total, lambda numbers: tf.math.divide_no_nan(numbers, share))
 
 
-def _finish(servers: Servers, number: Tensor, staleness: Tensor, ops: list[Any]) -> Tensor:
-    """Notes that an update was applied; the first server comes last."""
-    first, *others = servers.devices
-    with tf.control_dependencies(ops):
-        noted = [op for d in others for op in servers.updates.note(d, number, APPLIED)]
-    with tf.control_dependencies([*ops, *noted]):
-        noted += servers.updates.note(first, number, APPLIED)
-        noted.append(servers.updates.version.assign_add(1, read_value=False))
-        noted += servers.counts.note_applied(staleness)
-    return true_after(noted)
+class _Sum:
+    """The accumulator of the parts' gradients for one variable, or part of one.
+
+    A server that has made a change to it before does not make it again.
+    """
+
+    def __init__(self, servers: Servers, piece: Change) -> None:
+        self._piece, self._parts = piece, servers.needed
+        self._device = device_of(piece.variable)
+        self._is_sparse = piece.common is not None
+        self._sum: Any = (
+            servers.slices_for(piece.variable)
+            if self._is_sparse
+            else servers.sum_for(piece.variable, piece.assigned)
+        )
+
+    def add(self) -> Tensor:
+        """Adds this part's."""
+        return done(self._device, self._add)
+
+    def total(self) -> Gradient:
+        """The sum; takes a sparse one out."""
+        shape = self._piece.variable.shape.as_list()
+        with tf.device(self._device):
+            if not self._is_sparse:
+                return self._sum.read_value()
+            taken = if_missing(
+                self._device,
+                lambda: self._sum.take(self._parts, shape),
+                lambda: self._sum.nothing(shape),
+            )
+            return with_distinct_rows(taken) if self._piece.distinct else taken
+
+    def clear(self) -> Tensor:
+        """Sets a dense sum to zero."""
+        return done(self._device, self._clear)
+
+    def _add(self) -> None:
+        value = self._piece.value
+        if self._is_sparse:
+            self._sum.put(value, self._piece.common)
+        else:
+            self._sum.assign_add(tf.cast(value, self._sum.dtype), read_value=False)
+
+    def _clear(self) -> None:
+        if not self._is_sparse:
+            zeros = tf.zeros(self._sum.shape, self._sum.dtype)
+            self._sum.assign(zeros, read_value=False)
 
 
-def _change_all(payload: Payload, values: list[Any], apply: Callable[..., Any] | None) -> None:
-    """Adds the values that the step has assigned, then runs the optimizer, which may read them."""
-    grads, variables, changes = payload.divide(values)
-    with applying.up(), exchanged.up():
-        for variable, change in changes:  # TensorFlow keeps the order of changes of a variable.
-            _add(variable, change)
-        if grads and apply is not None:
-            apply(grads, variables)
-
-
-def _add(variable: Variable, change: Tensor) -> None:
+def _add(variable: Variable, change: Any) -> None:
     def add() -> None:
         if variable.dtype == tf.bool:
             variable.assign(tf.where(tf.equal(change, 0), variable, change > 0), read_value=False)

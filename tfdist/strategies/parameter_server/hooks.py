@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial, wraps
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +14,8 @@ from tfdist import types
 from tfdist._keras import (
     Adam,
     BackupAndRestore,
-    BaseOptimizer,
     Embedding,
     KerasVariable,
-    LossScaleOptimizer,
-    MultiOptimizer,
     SeedGenerator,
     TensorFlowTrainer,
     TFExportArchive,
@@ -33,52 +31,42 @@ from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, of_weights
 from tfdist.keras.optimizers import adam_while
 from tfdist.keras.replica_context import current_step
-from tfdist.strategies.parameter_server import loss_scaling, optimizers, reporting
+from tfdist.strategies.parameter_server import optimizers, reporting
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.remote_step import (
     ServedStep,
-    current_served_step,
     is_metric,
+    served_step,
 )
-from tfdist.strategies.parameter_server.servers import CHIEF, device_of
-from tfdist.strategies.parameter_server.sharded_variable import Partitioned, shown_part
-from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving
-from tfdist.strategies.parameter_server.training_step import StepFunction
-from tfdist.strategies.parameter_server.transfer import PACKED_BYTES
+from tfdist.strategies.parameter_server.serialization import PACKED_BYTES
+from tfdist.strategies.parameter_server.servers import CHIEF, Partitioned, device_of, shown_part
+from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving, StepFunction
 from tfdist.types import EmbeddingLayer, Logs, Model, Operand, Structure, Tensor
 
 
 def hooks(serving: Serving) -> list[Hook]:
-    """The seams, for one strategy.
-
-    Args:
-        serving: runs the models' steps.
-    """
-    several = [MultiOptimizer] if MultiOptimizer is not None else []
+    """The seams, for one strategy."""
     return [
         Hook(KerasVariable, "value", _local_value),
-        Hook(KerasVariable, "assign_add", _atomic("assign_add")),
-        Hook(KerasVariable, "assign_sub", _atomic("assign_sub")),
+        Hook(KerasVariable, "assign_add", partial(_atomic, "assign_add")),
+        Hook(KerasVariable, "assign_sub", partial(_atomic, "assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
         Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _look_up),
         Hook(tf.GradientTape, "gradient", _of_local_values),
-        Hook(BaseOptimizer, "apply", optimizers.sent_to(serving.servers)),
-        Hook(LossScaleOptimizer, "apply", optimizers.sent_to(serving.servers)),
-        *(Hook(owner, "apply", optimizers.sent_to(serving.servers)) for owner in several),
         Hook(Adam, "update_step", adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
-        Hook(TensorFlowTrainer, "make_train_function", _served(serving, "train")),
-        Hook(TensorFlowTrainer, "make_test_function", _served(serving, "test")),
-        Hook(TensorFlowTrainer, "make_predict_function", _served(serving, "predict")),
+        Hook(TensorFlowTrainer, "make_train_function", partial(_served, serving, "train")),
+        Hook(TensorFlowTrainer, "make_test_function", partial(_served, serving, "test")),
+        Hook(TensorFlowTrainer, "make_predict_function", partial(_served, serving, "predict")),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _when_done),
-        Hook(TensorFlowTrainer, "train_on_batch", _on_one_batch("train_function")),
-        Hook(TensorFlowTrainer, "test_on_batch", _on_one_batch("test_function")),
-        *(Hook(owner, name, _settled(serving)) for owner, name in _WRITERS),
+        Hook(TensorFlowTrainer, "train_on_batch", partial(_on_one_batch, "train_function")),
+        Hook(TensorFlowTrainer, "test_on_batch", partial(_on_one_batch, "test_function")),
+        *(Hook(owner, name, partial(_settled, serving)) for owner, name in _WRITERS),
         Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
-        Hook(TensorFlowTrainer, "fit", _nothing_left(serving)),
-        *loss_scaling.hooks(),
+        Hook(TensorFlowTrainer, "fit", partial(_nothing_left, serving)),
+        *optimizers.hooks(serving.servers),
         *reporting.hooks(serving),
     ]
 
@@ -92,26 +80,21 @@ _WRITERS = (
 )
 
 
-def _settled(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _settled(serving: Serving, original: Callable[..., Any]) -> Callable[..., Any]:
     """Writes weights when no step is under way, so that a file in mid-epoch is of one moment."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A file holds the weights of all steps that were handed out."""
+    @wraps(original)
+    def write(*args: object, **kwargs: object) -> object:
+        serving.settle()
+        return original(*args, **kwargs)
 
-        @functools.wraps(original)
-        def write(*args: object, **kwargs: object) -> object:
-            serving.settle()
-            return original(*args, **kwargs)
-
-        return write
-
-    return make
+    return write
 
 
 def _on_the_chiefs_disk(original: Callable[..., None]) -> Callable[..., None]:
     """Exports to the chief's disk; TensorFlow writes each weight on the disk of its server."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def write_out(
         self: object, filepath: object, options: object = None, *rest: Any, **more: Any
     ) -> None:
@@ -122,23 +105,18 @@ def _on_the_chiefs_disk(original: Callable[..., None]) -> Callable[..., None]:
     return write_out
 
 
-def _nothing_left(serving: Serving) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _nothing_left(serving: Serving, original: Callable[..., Any]) -> Callable[..., Any]:
     """Leaves no step of a training that ends with an error to those that follow."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A `fit` does not wait for steps that an interrupted one handed out."""
+    @wraps(original)
+    def fit(self: Model, *args: object, **kwargs: object) -> object:
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException:
+            serving.abandon()
+            raise
 
-        @functools.wraps(original)
-        def fit(self: Model, *args: object, **kwargs: object) -> object:
-            try:
-                return original(self, *args, **kwargs)
-            except BaseException:
-                serving.abandon()
-                raise
-
-        return fit
-
-    return make
+    return fit
 
 
 def _is_served(variable: types.KerasVariable) -> bool:
@@ -148,7 +126,7 @@ def _is_served(variable: types.KerasVariable) -> bool:
 
 def _step_for(variable: types.KerasVariable) -> ServedStep | None:
     """The step in which a Keras variable has a local value, or None."""
-    step = current_served_step()
+    step = served_step.value
     if step is None or applying.is_up or in_stateless_scope() or not _is_served(variable):
         return None
     return step
@@ -160,8 +138,9 @@ def _local_value(original: property) -> property:
     assert stock is not None
 
     def value(self: types.KerasVariable) -> Tensor | types.Variable:
-        if shown_part() is not None and isinstance(self._value, Partitioned):
-            return self._value.variables[shown_part()]
+        part = shown_part.value
+        if part is not None and isinstance(self._value, Partitioned):
+            return self._value.variables[part]
         step = _step_for(self)
         if step is None:
             return stock(self)
@@ -173,7 +152,7 @@ def _local_value(original: property) -> property:
 def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
     """A worker's step writes to its own copy; the servers get it with the gradients."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         step = _step_for(self)
         if step is not None:
@@ -189,39 +168,34 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
 def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
     """Builds a step's inner functions into its own graph, where its weights and updates are."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def call(self: types.Function, *args: object, **kwargs: object) -> object:
-        if current_served_step() is None:
+        if served_step.value is None:
             return original(self, *args, **kwargs)
         return called_in_line(self, *args, **kwargs)
 
     return call
 
 
-def _atomic(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _atomic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Adds on the server: Keras reads and assigns, and loses what came between (keras#18668)."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Several workers add to one variable at a time."""
+    @wraps(original)
+    def add(self: types.KerasVariable, value: Operand) -> Operand:
+        if applying.is_up or _step_for(self) is not None or not _is_served(self):
+            return original(self, value)
+        getattr(self._value, name)(tf.cast(value, self._value.dtype))
+        return value
 
-        @functools.wraps(original)
-        def add(self: types.KerasVariable, value: Operand) -> Operand:
-            if applying.is_up or _step_for(self) is not None or not _is_served(self):
-                return original(self, value)
-            getattr(self._value, name)(tf.cast(value, self._value.dtype))
-            return value
-
-        return add
-
-    return make
+    return add
 
 
 def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """Seeds that differ from step to step without a state that all workers would have to share."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def next_seed(self: types.SeedGenerator, ordered: bool = True) -> Tensor:
-        step = current_served_step()
+        step = served_step.value
         if step is None:
             return original(self, ordered)
         with tf.init_scope():
@@ -236,7 +210,7 @@ def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
     """Fetches the rows of a big table, not the table."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def call(self: EmbeddingLayer, inputs: Tensor) -> object:
         table = self._embeddings
         step = _step_for(table) if isinstance(table, KerasVariable) else None
@@ -255,24 +229,22 @@ def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Gradients with respect to variables are those of their values in the step."""
+    """Gradients of variables are those of their values in the step, or of their parts."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def gradient(
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
         flat = tf.nest.flatten(sources)
-        local = [isinstance(v, KerasVariable) and _step_for(v) is not None for v in flat]
-        if not any(local):
-            return _of_parts(original, self, target, sources, *args, **kwargs)
-        step = current_served_step()
-        assert step is not None
-        used = [step.sources(v) if own else [v] for v, own in zip(flat, local, strict=True)]
-        with of_weights.up():
+        found = [_stand_ins(variable) for variable in flat]
+        if not any(found):
+            return original(self, target, sources, *args, **kwargs)
+        used = [[v] if each is None else each[0] for v, each in zip(flat, found, strict=True)]
+        with nullcontext() if served_step.value is None else of_weights.up():
             grads = original(self, target, used, *args, **kwargs)
         result = [
-            step.gradient(v, each) if own else each[0]
-            for v, own, each in zip(flat, local, grads, strict=True)
+            of_used[0] if each is None else each[1](of_used)
+            for each, of_used in zip(found, grads, strict=True)
         ]
         part = current_step()
         if part is not None:
@@ -282,35 +254,23 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def _of_parts(
-    original: Callable[..., Any],
-    tape: object,
-    target: Structure,
-    sources: Structure,
-    *args: object,
-    **kwargs: object,
-) -> Structure:
-    """Gradients with respect to variables in parts, outside of any step."""
-    wholes = [getattr(v, "_value", v) for v in tf.nest.flatten(sources)]
-    if not any(isinstance(whole, Partitioned) for whole in wholes):
-        return original(tape, target, sources, *args, **kwargs)
-    flat = tf.nest.flatten(sources)
-    parts = [
-        list(whole.variables) if isinstance(whole, Partitioned) else [v]
-        for v, whole in zip(flat, wholes, strict=True)
-    ]
-    grads = original(tape, target, parts, *args, **kwargs)
-    result = [
-        whole.join(each) if isinstance(whole, Partitioned) else each[0]
-        for whole, each in zip(wholes, grads, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(sources, result)
+def _stand_ins(
+    variable: Any,
+) -> tuple[list[Any], Callable[[list[Any]], types.Gradient | None]] | None:
+    """The tensors by which a tape knows a variable, and the way from their gradients to its own."""
+    step = _step_for(variable) if isinstance(variable, KerasVariable) else None
+    if step is not None:
+        return step.sources(variable), partial(step.gradient, variable)
+    whole = getattr(variable, "_value", variable)
+    if isinstance(whole, Partitioned):
+        return list(whole.variables), whole.join
+    return None
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     """XLA cannot compile a step that spans several tasks."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
             warnings.warn(
@@ -324,38 +284,33 @@ def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     return compile_model
 
 
-def _served(serving: Serving, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Runs a model's steps on the workers."""
+def _served(serving: Serving, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a model's steps on the workers; Keras runs them in the chief's process."""
     name = f"{kind}_function"
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Keras runs steps in the chief's process, not on the workers."""
-
-        @functools.wraps(original)
-        def make_function(self: Model, force: bool = False) -> Callable[..., Any]:
-            if getattr(self, name) is not None and not force:
-                return getattr(self, name)
-            if self.run_eagerly:
-                raise ConfigError(
-                    "run_eagerly=True conflicts with strategy='parameter_server', whose workers "
-                    "run graphs. Compile with run_eagerly=False, or debug with "
-                    "--strategy single."
-                )
-            if kind == "predict":
-                self.predict_function = PredictFunction(serving, self)
-            else:
-                setattr(self, name, StepFunction(serving, self, f"{kind}_step"))
+    @wraps(original)
+    def make_function(self: Model, force: bool = False) -> Callable[..., Any]:
+        if getattr(self, name) is not None and not force:
             return getattr(self, name)
+        if self.run_eagerly:
+            raise ConfigError(
+                "run_eagerly=True conflicts with strategy='parameter_server', whose workers "
+                "run graphs. Compile with run_eagerly=False, or debug with "
+                "--strategy single."
+            )
+        if kind == "predict":
+            self.predict_function = PredictFunction(serving, self)
+        else:
+            setattr(self, name, StepFunction(serving, self, f"{kind}_step"))
+        return getattr(self, name)
 
-        return make_function
-
-    return make
+    return make_function
 
 
 def _when_done(original: Callable[..., Any]) -> Callable[..., Any]:
     """Waits for the steps under way before an epoch's or an evaluation's results are read."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def results(self: Model, logs: Logs | None) -> Logs:
         for function in (self.train_function, self.test_function):
             if isinstance(function, StepFunction) and function.owns(logs):
@@ -365,20 +320,13 @@ def _when_done(original: Callable[..., Any]) -> Callable[..., Any]:
     return results
 
 
-def _on_one_batch(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Reads the metrics of a single step when it has ended."""
+def _on_one_batch(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads the metrics of a single step when it has ended: all workers have answered."""
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A batch's numbers are there when all workers have answered."""
+    @wraps(original)
+    def on_batch(self: Model, *args: object, return_dict: bool = False, **kwargs: object) -> object:
+        original(self, *args, return_dict=True, **kwargs)
+        logs = pythonify_logs(getattr(self, name).finish())
+        return logs if return_dict else self._flatten_metrics_in_order(logs)
 
-        @functools.wraps(original)
-        def on_batch(
-            self: Model, *args: object, return_dict: bool = False, **kwargs: object
-        ) -> object:
-            original(self, *args, return_dict=True, **kwargs)
-            logs = pythonify_logs(getattr(self, name).finish())
-            return logs if return_dict else self._flatten_metrics_in_order(logs)
-
-        return on_batch
-
-    return make
+    return on_batch

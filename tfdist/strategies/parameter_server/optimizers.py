@@ -1,4 +1,4 @@
-"""Optimizers whose weights are on servers."""
+"""Optimizers whose weights are on servers, and the scales of their losses."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._keras import keras_backend as backend
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer, MultiOptimizer
 from tfdist._keras import keras_optimizers as optimizers
-from tfdist._tf.distribute import outside_of_function
 from tfdist.errors import ConfigError
+from tfdist.keras.building import build_optimizer
+from tfdist.keras.hooks import Current, Hook
 from tfdist.keras.replica_context import current_step
-from tfdist.strategies.parameter_server.loss_scaling import rescaled, scale_of, unscaling
-from tfdist.strategies.parameter_server.payload import Payload, applying, effects_of
+from tfdist.strategies.parameter_server.payload import (
+    Change,
+    Payload,
+    applying,
+    effects_of,
+    scaled,
+)
 from tfdist.strategies.parameter_server.remote_step import (
     NotSplittable,
     ServedStep,
+    TraceAgain,
     Update,
-    current_served_step,
-    parts_of,
+    served_step,
 )
-from tfdist.strategies.parameter_server.servers import Servers
-from tfdist.strategies.parameter_server.sharded_variable import Partitioned
-from tfdist.types import Gradient, KerasVariable, Optimizer
+from tfdist.strategies.parameter_server.servers import Partitioned, Servers, parts_of
+from tfdist.types import Gradient, KerasVariable, LossScaler, Optimizer, Tensor
 
-__all__ = ["sent_to"]
+__all__ = ["hooks"]
 
 #: Optimizers that treat each number of a weight by itself, so that parts of it can be updated.
 _BY_ELEMENT = (
@@ -42,66 +47,61 @@ _BY_ELEMENT = (
 )
 
 
-def sent_to(servers: Servers) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes an optimizer's `apply` send the gradients to the servers and run there."""
+def hooks(servers: Servers) -> list[Hook]:
+    """The seams at which a loss is scaled, and gradients are applied."""
+    classes = [BaseOptimizer, LossScaleOptimizer, MultiOptimizer]
+    return [
+        *(Hook(c, "apply", functools.partial(_sent, servers)) for c in classes if c is not None),
+        Hook(LossScaleOptimizer, "scale_loss", _noted),
+        Hook(LossScaleOptimizer, "_stateful_handle_non_finite_grads", _halved),
+    ]
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        """Servers apply gradients, in the order in which the chief sends them."""
 
-        @functools.wraps(original)
-        def apply(
-            self: Optimizer,
-            grads: Sequence[Gradient | None],
-            trainable_variables: Sequence[KerasVariable] | None = None,
-        ) -> object:
-            if applying.is_up or not len(grads):
-                return original(self, grads, trainable_variables)
-            step = current_served_step()
-            if step is None and tf.executing_eagerly():
-                return original(self, grads, trainable_variables)
-            variables = _built(self, trainable_variables)
-            _check_parts(self, variables)
-            _check_gradients(step, grads)
+def _sent(servers: Servers, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Servers apply gradients, in the order in which the chief sends them."""
 
-            scale = scale_of(self, step)
-            if scale is not None:
-                with tf.device(servers.devices[0]):
-                    scale = tf.identity(scale)
+    @functools.wraps(original)
+    def apply(
+        self: Optimizer,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> object:
+        step = served_step.value
+        alone = step is None and tf.executing_eagerly()
+        if applying.is_up or alone or not len(grads):
+            return original(self, grads, trainable_variables)
+        variables = _built(self, trainable_variables)
+        _check_parts(self, variables)
+        _check_gradients(step, grads)
+        scale = _scale_of(self, step)
+        if scale is not None:
+            with tf.device(servers.devices[0]):
+                scale = tf.identity(scale)
 
-            def run(each_grads: list[Any], each_variables: list[Any]) -> None:
-                with tf.device(servers.devices[0]), unscaling(scale):
-                    whole = _named(each_variables, variables)
-                    original(self, rescaled(self, scale, each_grads), whole)
-                    _constrain(variables)
+        def run(each_grads: list[Any], each_variables: list[Any]) -> None:
+            with tf.device(servers.devices[0]), _scale.set(scale):
+                whole = _named(each_variables, variables)
+                original(self, _rescaled(self, scale, each_grads), whole)
+                _constrain(variables)
 
-            if step is None:
-                _apply_alone(servers, run, list(grads), variables)
-                return None
+        if step is None:
+            _apply_alone(servers, run, list(grads), variables)
+        else:
             beside = () if scale is None else (scale,)
             step.apply(Update(run, list(grads), variables, beside))
-            return None
+        return None
 
-        return apply
-
-    return make
+    return apply
 
 
 def _built(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> list[Any]:
     """The variables that an optimizer updates, for which it then has its own."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
     if variables is None:
-        return list(inner._trainable_variables)
-    given: list[Any] = list(variables)
-    if not optimizer.built:
-        # Outside of the step's graph, where Keras can name the weight beside which a new one lies.
-        with (
-            applying.up(),
-            outside_of_function(tf.distribute.get_strategy()),
-            backend.name_scope(optimizer.name, caller=optimizer),
-        ):
-            optimizer.build(given)
-        optimizer.built = True
-    return given
+        return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+    # Keras then can name the weight beside which a new one lies.
+    with applying.up():
+        build_optimizer(optimizer, list(variables))
+    return list(variables)
 
 
 def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
@@ -158,16 +158,82 @@ def _apply_alone(
     servers: Servers, run: Callable[..., None], grads: list[Any], variables: list[Any]
 ) -> None:
     """Applies the gradients of a loop written by hand, all at one moment."""
-    pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
-    payload = Payload(servers, pairs, [])
+    pairs = zip(variables, grads, strict=True)
+    payload = Payload(servers, [Change(v, g) for v, g in pairs if g is not None])
     with tf.control_dependencies(payload.arrived):
         held = servers.lock.acquire()
 
     def update() -> None:
-        run(payload.values, payload.targets)
+        run([each.value for each in payload.pieces], [each.variable for each in payload.pieces])
         with tf.device(servers.devices[0]):
             servers.updates.version.assign_add(1, read_value=False)
 
     with tf.control_dependencies([held]), applying.up():
         done = effects_of(update)
     servers.lock.release(held, done)
+
+
+# Loss scales: a gradient is unscaled by the scale that its loss was multiplied with.
+#
+# Other updates may change the scale between a step's read of it and the step's own update. Keras
+# divides by the scale that it finds then, and takes the initial one, as a constant of the graph,
+# while the optimizer has no variables yet.
+
+#: The scale that an overflow is to halve, not what others have made of it meanwhile.
+_scale: Current[Tensor | None] = Current(None)
+
+
+def _scale_of(optimizer: Optimizer, step: ServedStep | None) -> Tensor | None:
+    """The scale of the loss whose gradients an optimizer is given in a step; None if it has none.
+
+    Raises:
+        TraceAgain: if the loss was scaled before the optimizer had its variables.
+    """
+    if step is None or id(optimizer) not in step.scales:
+        return None
+    scale = step.scales[id(optimizer)]
+    if scale is None:
+        raise TraceAgain
+    return scale
+
+
+def _rescaled(optimizer: Any, scale: Tensor | None, grads: list[Any]) -> list[Any]:
+    """Gradients as if their loss had been scaled by the divisor that the optimizer will use.
+
+    Scales are powers of two unless the program starts from another number: nothing is rounded.
+    """
+    if scale is None:
+        return grads
+    factor = tf.convert_to_tensor(optimizer.dynamic_scale) / scale
+    return [
+        scaled(grad, lambda numbers: numbers * tf.cast(factor, numbers.dtype)) for grad in grads
+    ]
+
+
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A late gradient is divided by the scale that its loss was multiplied by."""
+
+    @functools.wraps(original)
+    def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
+        step = served_step.value
+        if step is not None:
+            scale = tf.convert_to_tensor(self.dynamic_scale) if self.built else None
+            step.scales[id(self)] = scale
+        return original(self, loss)
+
+    return scale_loss
+
+
+def _halved(original: Callable[..., None]) -> Callable[..., None]:
+    """Steps that were under way together and all overflow halve the scale once."""
+
+    @functools.wraps(original)
+    def handle_non_finite_grads(self: LossScaler) -> None:
+        scale = _scale.value
+        if scale is None:
+            return original(self)
+        self.step_counter.assign(0)
+        now = tf.convert_to_tensor(self.dynamic_scale)
+        self.dynamic_scale.assign(tf.minimum(now, scale * 0.5))
+
+    return handle_non_finite_grads

@@ -3,31 +3,106 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Collection, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.keras.hooks import Flag
-from tfdist.strategies.parameter_server.remote_step import parts_of
-from tfdist.strategies.parameter_server.servers import Servers, device_of
-from tfdist.strategies.parameter_server.transaction_log import WINDOW
-from tfdist.strategies.parameter_server.transfer import move
-from tfdist.types import Gradient, KerasVariable, Operation, Tensor
+from tfdist.comm.replica_collectives import is_sparse
+from tfdist.keras.hooks import Current, Flag
+from tfdist.strategies.parameter_server.serialization import move
+from tfdist.strategies.parameter_server.servers import Servers, device_of, parts_of
+from tfdist.types import Gradient, IndexedSlices, Tensor
 
 __all__ = [
+    "Change",
     "Payload",
     "applying",
     "done",
+    "effects_of",
     "guarded",
     "guards",
     "if_missing",
-    "leaves_of",
     "only_if",
-    "refused_if_forgotten",
+    "scaled",
     "true_after",
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A gradient of a variable, or a value that a step adds to one.
+
+    Attributes:
+        variable: a Keras or TensorFlow variable.
+        value: a tensor or `IndexedSlices`.
+        assigned: whether the value is what a step assigned, not a gradient.
+        common: of `IndexedSlices` that those of other parts of the batch are added to, which of
+            their rows all parts have in common (see `common_rows`). In a payload these come first,
+            and this is how many they are.
+        distinct: whether the rows of such come once: see `are_distinct`.
+    """
+
+    variable: Any
+    value: Gradient
+    assigned: bool = False
+    common: Tensor | bool | None = None
+    distinct: bool = False
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The tensors that travel."""
+        if not is_sparse(self.value):
+            return [self.value]
+        counted = [] if self.common is None else [self.common]
+        return [self.value.values, self.value.indices, *counted]
+
+    def pieces(self) -> list[Change]:
+        """The changes of the parts of the variable."""
+        parts = parts_of(self.variable)
+        values, counts = self._cut(self.value), [None] * len(parts)
+        if isinstance(self.common, bool):
+            counts = [tf.size(v.indices) if self.common else tf.constant(0) for v in values]
+        elif is_sparse(self.value) and self.common is not None:
+            rows = self.common
+            front, back = (self._cut(_chosen(self.value, r)) for r in (rows, ~rows))
+            counts = [tf.size(each.indices) for each in front]
+            values = [_joined(*both) for both in zip(front, back, strict=True)]
+        return [
+            dataclasses.replace(self, variable=part, value=value, common=count)
+            for part, value, count in zip(parts, values, counts, strict=True)
+        ]
+
+    def with_leaves(self, moved: Iterator[Any]) -> Change:
+        """The same of other tensors, which are taken from an iterator."""
+        if not is_sparse(self.value):
+            return dataclasses.replace(self, value=next(moved))
+        value = tf.IndexedSlices(next(moved), next(moved), self.value.dense_shape)
+        common = None if self.common is None else next(moved)
+        return dataclasses.replace(self, value=value, common=common)
+
+    def _cut(self, value: Gradient) -> list[Any]:
+        if len(parts_of(self.variable)) == 1:
+            return [value]
+        return list(getattr(self.variable, "_value", self.variable).split(value))
+
+
+def _chosen(value: IndexedSlices, rows: Tensor) -> IndexedSlices:
+    values, indices = (tf.boolean_mask(each, rows) for each in (value.values, value.indices))
+    return tf.IndexedSlices(values, indices, value.dense_shape)
+
+
+def _joined(front: IndexedSlices, back: IndexedSlices) -> IndexedSlices:
+    values = tf.concat([front.values, back.values], 0)
+    return tf.IndexedSlices(values, tf.concat([front.indices, back.indices], 0), front.dense_shape)
+
+
+def scaled(grad: Gradient, by: Callable[[Tensor], Tensor]) -> Gradient:
+    """A gradient whose numbers a function has changed."""
+    if is_sparse(grad):
+        return tf.IndexedSlices(by(grad.values), grad.indices, grad.dense_shape)
+    return by(grad)
 
 
 class Payload:
@@ -35,114 +110,28 @@ class Payload:
 
     Args:
         servers: where the variables are.
-        gradients: gradients, each with its variable.
-        changes: other values to be added to variables, each with its variable.
-        common: for sparse gradients that other parts of the batch are added to, which of their rows
-            all parts have in common, by their place among the gradients: see `common_rows`.
-        distinct: places of such gradients whose rows come once: see `are_distinct`.
-
-    Attributes:
-        targets: the TensorFlow variables, or parts of them, that have a gradient or a change.
-        values: this gradient or change, on the variable's server.
-        common: for places with sparse values, how many of their rows all parts have in common.
-            These come first.
-        distinct: places with sparse values whose rows come once.
+        changes: the gradients first, then other values to be added to variables.
         beside: other tensors on the first server that the transaction needs. A worker that is
             stopped while the lock is held would stop all others if it had anything left to send.
+
+    Attributes:
+        pieces: the changes of TensorFlow variables or parts of them, on the variable's server.
     """
 
     def __init__(
-        self,
-        servers: Servers,
-        gradients: list[tuple[Any, Any]],
-        changes: list[tuple[Any, Any]],
-        common: dict[int, Any] | None = None,
-        distinct: Collection[int] = (),
+        self, servers: Servers, changes: Sequence[Change], beside: Sequence[Tensor] = ()
     ) -> None:
-        self.targets: list[Any] = []
-        self.beside: list[Any] = []
-        cut: list[Any] = []
-        counts: dict[int, Any] = {}
-        self.distinct: set[int] = set()
-        for index, (value, variable) in enumerate([*gradients, *changes]):
-            if isinstance(value, tf.IndexedSlices):
-                pieces, first = _cut_rows(value, variable, (common or {}).get(index, False))
-                counts.update({len(cut) + i: count for i, count in enumerate(first)})
-                if index in distinct:
-                    self.distinct.update(range(len(cut), len(cut) + len(pieces)))
-            else:
-                pieces = _cut(value, variable)
-            cut += pieces
-            self.targets += parts_of(variable)
-        self._gradients = sum(len(parts_of(variable)) for _, variable in gradients)
-        homes = [device_of(target) for target in self.targets]
-        places = [home for v, home in zip(cut, homes, strict=True) for _ in leaves_of(v)]
-        places += [homes[index] for index in counts]
-        leaves = [leaf for value in cut for leaf in leaves_of(value)] + list(counts.values())
-        moved = iter(move(leaves, [None] * len(leaves), places, servers.wire))
-        self.values = [_rebuilt(value, moved) for value in cut]
-        self.common = dict(zip(counts, moved, strict=True))
+        pieces = [piece for change in changes for piece in change.pieces()]
+        homes = [device_of(piece.variable) for piece in pieces for _ in piece.leaves]
+        leaves = [leaf for piece in pieces for leaf in piece.leaves]
+        moved = iter(move(leaves, [None] * len(leaves), homes, servers.wire))
+        self.pieces = [piece.with_leaves(moved) for piece in pieces]
+        self._beside = beside
 
     @property
     def arrived(self) -> list[Any]:
         """Tensors that are there when everything is."""
-        leaves = [leaf for value in self.values for leaf in leaves_of(value)]
-        return leaves + list(self.common.values()) + self.beside
-
-    def is_change(self, place: int) -> bool:
-        """Whether a value is what a step assigned, not a gradient."""
-        return place >= self._gradients
-
-    def divide(self, values: list[Any]) -> tuple[list[Any], list[Any], list[tuple[Any, Any]]]:
-        """Gradients, their variables, and the changes, each with its variable.
-
-        Args:
-            values: the results for the gradients and changes, in the order of `values`.
-        """
-        count = self._gradients
-        changes = list(zip(self.targets[count:], values[count:], strict=True))
-        return values[:count], self.targets[:count], changes
-
-
-def leaves_of(value: Gradient) -> list[Any]:
-    """The tensors of a gradient."""
-    return [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
-
-
-def _cut(value: Gradient, variable: Any) -> list[Any]:
-    """The pieces of a value, one for each part of its variable."""
-    parts = parts_of(variable)
-    return getattr(variable, "_value", variable).split(value) if len(parts) > 1 else [value]
-
-
-def _cut_rows(
-    value: tf.IndexedSlices, variable: KerasVariable, common: Tensor | bool
-) -> tuple[list[tf.IndexedSlices], list[Any]]:
-    """The pieces of a sparse value, and how many rows at the front of each are common ones."""
-    if isinstance(common, bool):
-        pieces = _cut(value, variable)
-        return pieces, [tf.size(p.indices) if common else tf.constant(0) for p in pieces]
-    front, back = (_cut(_chosen(value, rows), variable) for rows in (common, ~common))
-    pieces = [
-        tf.IndexedSlices(
-            tf.concat([f.values, b.values], 0),
-            tf.concat([f.indices, b.indices], 0),
-            f.dense_shape,
-        )
-        for f, b in zip(front, back, strict=True)
-    ]
-    return pieces, [tf.size(each.indices) for each in front]
-
-
-def _chosen(value: tf.IndexedSlices, rows: Tensor) -> tf.IndexedSlices:
-    values, indices = (tf.boolean_mask(each, rows) for each in (value.values, value.indices))
-    return tf.IndexedSlices(values, indices, value.dense_shape)
-
-
-def _rebuilt(value: Gradient, moved: Iterator[Any]) -> Gradient:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(next(moved), next(moved), value.dense_shape)
-    return next(moved)
+        return [*(leaf for piece in self.pieces for leaf in piece.leaves), *self._beside]
 
 
 # Changes on the servers while an update is applied, each made only on servers that lack it.
@@ -150,27 +139,18 @@ def _rebuilt(value: Gradient, moved: Iterator[Any]) -> Gradient:
 #: Set while an optimizer changes weights on the servers.
 applying = Flag()
 
-_local = threading.local()
+#: For each server's device whether it lacks the changes that are made.
+_todo: Current[dict[str, Any] | None] = Current(None)
 
 
-@contextlib.contextmanager
-def guards(servers: Servers, todo: dict[str, Any]) -> Iterator[None]:
-    """Guards each server's changes, if there are several of which some may have made them.
-
-    Args:
-        servers: the servers.
-        todo: for each server's device whether it lacks the changes.
-    """
-    _local.todo = todo if len(servers.devices) > 1 else None
-    try:
-        yield
-    finally:
-        _local.todo = None
+def guards(servers: Servers, todo: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Guards each server's changes, if there are several of which some may have made them."""
+    return _todo.set(todo if len(servers.devices) > 1 else None)
 
 
 def if_missing(device: str, change: Callable[[], Any], other: Callable[[], Any]) -> Any:
     """Runs `change` on a server that lacks it, `other` if it has been made before."""
-    todo = getattr(_local, "todo", None)
+    todo = _todo.value
     with tf.device(device):
         return tf.cond(todo[device], change, other) if todo else change()
 
@@ -180,38 +160,20 @@ def done(device: str, change: Callable[[], Any]) -> Tensor:
     return if_missing(device, lambda: true_after(effects_of(change)), lambda: tf.constant(False))
 
 
+def guarded(device: str, change: Callable[[], Any]) -> object:
+    """Runs a change of a variable if its server lacks it."""
+    return done(device, change) if _todo.value else change()
+
+
 def only_if(condition: Tensor, change: Callable[[], Any]) -> Tensor:
     """Runs a change, which returns True, under a condition; returns the condition."""
     return tf.cond(condition, change, lambda: tf.constant(False))
-
-
-def refused_if_forgotten(
-    device: str, forgotten: Tensor, number: Tensor, after: Operation
-) -> Operation:
-    """An op that fails, after another, if an update was refused since it came too late."""
-    with tf.control_dependencies([after]), tf.device(device):
-        return tf.debugging.Assert(
-            ~forgotten,
-            [
-                "The servers refuse an update that may have been applied already: they remember "
-                f"the last {WINDOW} updates and those of the training that runs, and this one is "
-                "older. Its worker was cut off or stopped for a long time. Number:",
-                number,
-            ],
-        )
 
 
 def true_after(ops: list[Any]) -> Tensor:
     """A tensor that is there when ops have ended."""
     with tf.control_dependencies(ops):
         return tf.constant(True)
-
-
-def guarded(device: str, change: Callable[[], Any]) -> object:
-    """Runs a change of a variable if its server lacks it."""
-    if not getattr(_local, "todo", None):
-        return change()
-    return done(device, change)
 
 
 def effects_of(change: Callable[[], Any]) -> list[Any]:

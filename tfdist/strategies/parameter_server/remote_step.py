@@ -11,7 +11,6 @@ is first used, and the read that feeds it is put in front when it is known what 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,30 +20,26 @@ from tfdist._keras import global_state
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT, Dependence
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
+from tfdist.keras.hooks import Current
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.strategies.parameter_server.servers import Servers, device_of
-from tfdist.strategies.parameter_server.sharded_variable import Partitioned
+from tfdist.strategies.parameter_server.serialization import move
+from tfdist.strategies.parameter_server.servers import Partitioned, Servers, device_of, parts_of
 from tfdist.strategies.parameter_server.transaction_log import Tally
-from tfdist.strategies.parameter_server.transfer import move
 from tfdist.types import Gradient, KerasVariable, Optimizer, Structure, Tensor, Variable
 
 __all__ = [
     "NotSplittable",
     "ServedStep",
     "TraceAgain",
-    "current_served_step",
     "is_metric",
-    "parts_of",
+    "served_step",
 ]
 
 
 class NotSplittable(BaseException):
-    """A training step that several workers cannot compute in parts.
+    """A training step that several workers cannot compute in parts, with the reason in words.
 
     No `Exception`, since Keras adds to the messages of those that pass through a layer.
-
-    Args:
-        why: the action that prevents it, in words.
     """
 
 
@@ -144,10 +139,7 @@ class ServedStep:
         self._early: list[Any] = []
 
     def read(self, variable: KerasVariable) -> Tensor:
-        """A variable's value in this step.
-
-        Args:
-            variable: a Keras variable.
+        """The value of a Keras variable in this step.
 
         Raises:
             NotSplittable: if it depends on an update that other workers take part in.
@@ -236,11 +228,7 @@ class ServedStep:
         self._pending = update
 
     def flush(self, results: Results | None = None) -> None:
-        """Sends the pending changes.
-
-        Args:
-            results: numbers that are to be added up with it.
-        """
+        """Sends the pending changes, and results that are to be added up with them."""
         update, self._pending = self._pending, None
         if update is None and not self._changed and results is None:
             return
@@ -272,8 +260,7 @@ class ServedStep:
     def close_reads(self) -> Tensor:
         """Puts the read of all weights in front of their use, if some were used since the last.
 
-        Returns:
-            How many updates the weights had seen, a scalar int64 tensor.
+        Returns how many updates the weights had seen, a scalar int64 tensor.
         """
         if self._version is not None and not self._slots:
             return self._version
@@ -302,10 +289,10 @@ class ServedStep:
         """Metric variables and the values that this step adds to them."""
         return [(variable, self._local[key]) for key, variable in self.metrics.items()]
 
-    @property
-    def reads_pending(self) -> bool:
-        """Whether weights were used whose read has not been put in front."""
-        return bool(self._slots)
+    def close_pending_reads(self) -> None:
+        """Puts the read of weights in front if some were used since the last."""
+        if self._slots:
+            self.close_reads()
 
     def _value(self, variable: KerasVariable) -> Tensor:
         key = id(variable)
@@ -338,7 +325,7 @@ class ServedStep:
     def _fetch_rows(self, table: KerasVariable, ids: Tensor) -> Tensor:
         ranges = table.ranges if isinstance(table, Partitioned) else [(0, int(table.shape[0]))]
         wire, pieces, places = self.servers.wire, [], []
-        for part, (start, end) in zip(parts_of_value(table), ranges, strict=True):
+        for part, (start, end) in zip(parts_of(table), ranges, strict=True):
             inside = tf.where(tf.logical_and(ids >= start, ids < end))[:, 0]
             wanted = tf.gather(ids, inside) - tf.cast(start, ids.dtype)
             device = device_of(part)
@@ -376,16 +363,6 @@ def _read(variable: Variable) -> Tensor:
         return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
-def parts_of_value(value: object) -> list[Any]:
-    """A variable's parts; itself if it is whole."""
-    return list(value.variables) if isinstance(value, Partitioned) else [value]
-
-
-def parts_of(variable: KerasVariable | Variable) -> list[Any]:
-    """The TensorFlow variables that a Keras or TensorFlow variable consists of."""
-    return parts_of_value(getattr(variable, "_value", variable))
-
-
 def _is_setting(variable: KerasVariable) -> bool:
     """Whether a variable is a number that no gradient changes, such as a learning rate."""
     return not variable.trainable and not len(variable.shape)
@@ -396,21 +373,5 @@ def is_metric(variable: KerasVariable) -> bool:
     return getattr(variable, "aggregation", None) == "sum"
 
 
-_local = threading.local()
-
-
-def current_served_step() -> ServedStep | None:
-    """The step that is being traced on this thread, or None."""
-    step: ServedStep | None = getattr(_local, "step", None)
-    return step
-
-
-@contextlib.contextmanager
-def entered(step: ServedStep) -> Iterator[ServedStep]:
-    """Makes `step` the current one on this thread."""
-    before = current_served_step()
-    _local.step = step
-    try:
-        yield step
-    finally:
-        _local.step = before
+#: The step that is being traced on this thread, or None.
+served_step: Current[ServedStep | None] = Current(None)

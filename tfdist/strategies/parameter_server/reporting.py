@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tfdist.strategies.parameter_server.servers import Shelves
 from tfdist.strategies.parameter_server.step_function import Serving
 from tfdist.types import Logs
 
-__all__ = ["Report", "check_numbers", "hooks", "placement_table"]
+__all__ = ["Counted", "hooks"]
 
 
 @dataclasses.dataclass
@@ -61,64 +61,32 @@ class Counted:
         return self.updates / max(self.seconds, 1e-9)
 
 
-class Report:
-    """Counts from one look to the next.
-
-    Args:
-        serving: runs the steps.
-    """
-
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._since = time.monotonic()
-        self._version = int(serving.servers.updates.version.numpy())
-        self._steps: collections.Counter[int] = collections.Counter(serving.steps)
-        self._cancelled = serving.cancelled
-        serving.servers.counts.news()
-
-    def look(self) -> Counted:
-        """The events since the last look. All steps must have ended."""
-        serving = self._serving
-        dropped, staleness = serving.servers.counts.news()
-        now, version = time.monotonic(), int(serving.servers.updates.version.numpy())
-        steps = collections.Counter(serving.steps)
-        counted = Counted(
-            now - self._since,
-            version - self._version,
-            dropped + serving.cancelled - self._cancelled,
-            staleness[: max((i + 1 for i, n in enumerate(staleness) if n), default=0)],
-            {w: steps[w] - self._steps[w] for w in range(serving.dispatcher.workers)},
-        )
-        self._since, self._version, self._steps = now, version, steps
-        self._cancelled = serving.cancelled
-        return counted
-
-
 def hooks(serving: Serving) -> list[Hook]:
     """The seams at which training begins, an epoch ends and training ends."""
-    state = _Training(serving)
-    serving.tell_placement = Placement(serving)
+    training = _Training(serving)
+    serving.tell_placement = training.tell_placement
     return [
-        Hook(CallbackList, "on_train_begin", state.begins),
-        Hook(CallbackList, "on_epoch_end", state.epoch_ends),
-        Hook(CallbackList, "on_train_end", state.ends),
+        Hook(CallbackList, "on_train_begin", training.begins),
+        Hook(CallbackList, "on_epoch_end", training.epoch_ends),
+        Hook(CallbackList, "on_train_end", training.ends),
     ]
 
 
 class _Training:
-    """The reports of a `fit`."""
+    """The reports of a `fit`, which count from one look to the next."""
 
     def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+        self._serving, self._placed = serving, 0
         self._epochs: list[Counted] = []
-        self._report: Report | None = None
+        self._last: _Sums | None = None
 
     def begins(self, original: Callable[..., None]) -> Callable[..., None]:
         """Starts counting."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def on_train_begin(callbacks: types.CallbackList, logs: Logs | None = None) -> None:
-            self._epochs, self._report = [], Report(self._serving)
+            self._epochs, self._last = [], _Sums(self._serving)
+            self._serving.servers.counts.news()
             self._serving.epochs = self._epochs
             self._serving.verbose = callbacks.params.get("verbose") != 0
             original(callbacks, logs)
@@ -128,68 +96,93 @@ class _Training:
     def epoch_ends(self, original: Callable[..., None]) -> Callable[..., None]:
         """Adds an epoch's counts to its logs, the history and TensorBoard."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def on_epoch_end(
             callbacks: types.CallbackList, epoch: int, logs: Logs | None = None
         ) -> None:
-            if self._report is None or logs is None:
+            if self._last is None or logs is None:
                 return original(callbacks, epoch, logs)
-            check_numbers(callbacks, logs, f"epoch {epoch + 1}")
-            counted = self._report.look()
+            _check_numbers(callbacks, logs, f"epoch {epoch + 1}")
+            counted = self._look(self._last)
             self._epochs.append(counted)
-            self._check_complete(counted)
-            logs.update(self._logs(counted))
+            more = self._logs(counted)
+            logs.update(more)
             original(callbacks, epoch, logs)
-            self._keep(callbacks, epoch, counted)
+            if more:
+                _write_histogram(callbacks, epoch, counted)
 
         return on_epoch_end
 
     def ends(self, original: Callable[..., None]) -> Callable[..., None]:
         """Shows the table of all epochs."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def on_train_end(callbacks: types.CallbackList, logs: Logs | None = None) -> None:
             original(callbacks, logs)
             if self._epochs and self._serving.verbose:
-                _print(_final_table(self._epochs, self._serving.servers.rule.mode))
-            self._epochs, self._report = [], None
+                _print(_table_of(self._epochs, self._serving.servers.rule.mode))
+            self._epochs, self._last = [], None
 
         return on_train_end
 
-    def _check_complete(self, counted: Counted) -> None:
-        rule = self._serving.servers.rule
-        if counted.dropped and rule.mode == "sync" and not rule.backup_workers:
-            raise TfdistError(
-                f"{counted.dropped} gradients came to the servers when their update had been made, "
-                "though mode='sync' waits for all. Something else has updated the servers' weights "
-                "meanwhile: train one model at a time, or go on from the last checkpoint."
-            )
+    def tell_placement(self) -> None:
+        """Shows the servers' variables unless the user has seen them."""
+        shelves = self._serving.servers.shelves
+        held = sum(len(each) for each in shelves.held)
+        if held != self._placed and self._serving.verbose:
+            self._placed = held
+            _print(_table_of_placement(shelves))
+
+    def _look(self, last: _Sums) -> Counted:
+        """The events since the last look. All steps must have ended."""
+        self._last = now = _Sums(self._serving)
+        dropped, staleness = self._serving.servers.counts.news()
+        workers = range(self._serving.dispatcher.workers)
+        return Counted(
+            now.seconds - last.seconds,
+            now.updates - last.updates,
+            dropped + now.cancelled - last.cancelled,
+            staleness[: max((i + 1 for i, n in enumerate(staleness) if n), default=0)],
+            {worker: now.steps[worker] - last.steps[worker] for worker in workers},
+        )
 
     def _logs(self, counted: Counted) -> dict[str, float]:
         rule = self._serving.servers.rule
         if rule.mode == "sync" and not rule.backup_workers:
+            if counted.dropped:
+                raise TfdistError(
+                    f"{counted.dropped} gradients came to the servers when their update had been "
+                    "made, though mode='sync' waits for all. Something else has updated the "
+                    "servers' weights meanwhile: train one model at a time, or go on from the last "
+                    "checkpoint."
+                )
             return {}  # an epoch's logs are those of one process
         logs = {"gradients_dropped": counted.dropped, "updates_per_second": counted.rate}
         if rule.mode == "sync":
             return logs
         return {**logs, "staleness_mean": counted.mean, "staleness_max": counted.longest}
 
-    def _keep(self, callbacks: types.CallbackList, epoch: int, counted: Counted) -> None:
-        if not self._logs(counted):
-            return
-        for callback in callbacks.callbacks:
-            if isinstance(callback, keras_callbacks.TensorBoard):
-                values = np.repeat(np.arange(len(counted.staleness)), counted.staleness)
-                with callback._train_writer.as_default():
-                    tf.summary.histogram("staleness", values, step=epoch)
+
+class _Sums:
+    """The events of all time."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.seconds = time.monotonic()
+        self.updates = int(serving.servers.updates.version.numpy())
+        self.steps = collections.Counter(serving.steps)
+        self.cancelled = serving.cancelled
 
 
-def check_numbers(callbacks: types.CallbackList, logs: dict[str, Any], when: str) -> None:
-    """Ends a training whose results are not numbers any more.
+def _write_histogram(callbacks: types.CallbackList, epoch: int, counted: Counted) -> None:
+    for callback in callbacks.callbacks:
+        if isinstance(callback, keras_callbacks.TensorBoard):
+            values = np.repeat(np.arange(len(counted.staleness)), counted.staleness)
+            with callback._train_writer.as_default():
+                tf.summary.histogram("staleness", values, step=epoch)
 
-    Raises:
-        TfdistError: if a log is NaN, unless the program looks out for it with `TerminateOnNaN`.
-    """
+
+def _check_numbers(callbacks: types.CallbackList, logs: dict[str, Any], when: str) -> None:
+    """Ends a training with a NaN in its logs, unless the program looks out for that itself."""
     watched = any(isinstance(c, keras_callbacks.TerminateOnNaN) for c in callbacks.callbacks)
     bad = [name for name, value in logs.items() if _is_nan(value)]
     if bad and not watched:
@@ -208,12 +201,7 @@ def _is_nan(value: Any) -> bool:
         return False
 
 
-def placement_table(shelves: Shelves) -> Table:
-    """A table of the variables on each server.
-
-    Args:
-        shelves: the servers' variables.
-    """
+def _table_of_placement(shelves: Shelves) -> Table:
     table = Table(title="variables on the parameter servers", title_justify="left")
     for name in ("server", "variables", "MiB", "largest"):
         table.add_column(name, justify="right" if name != "largest" else "left")
@@ -227,33 +215,12 @@ def placement_table(shelves: Shelves) -> Table:
     return table
 
 
-class Placement:
-    """Shows the placement of variables, if that is news.
-
-    Args:
-        serving: runs the steps.
-    """
-
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._shown = 0
-
-    def __call__(self) -> None:
-        """Shows the table unless the user has seen it."""
-        shelves = self._serving.servers.shelves
-        held = sum(len(each) for each in shelves.held)
-        if held != self._shown and self._serving.verbose:
-            self._shown = held
-            _print(placement_table(shelves))
-
-
-def _final_table(epochs: list[Counted], mode: str) -> Table:
+def _table_of(epochs: list[Counted], mode: str) -> Table:
     table = Table(title=f"parameter server, mode {mode}", title_justify="left")
     names = ("epoch", "updates", "updates/s", "dropped", "staleness mean", "max", "histogram")
     for name in (*names, "steps by worker"):
         table.add_column(name, justify="right")
-    shown = list(enumerate(epochs, 1))
-    for number, each in shown if len(shown) <= 12 else shown[-12:]:
+    for number, each in list(enumerate(epochs, 1))[-12:]:
         table.add_row(
             str(number),
             str(each.updates),

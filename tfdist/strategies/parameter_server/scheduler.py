@@ -9,6 +9,7 @@ job in `_running` ends it: what comes of a job that was taken from its worker is
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import threading
 import time
@@ -34,19 +35,13 @@ __all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
 class Gate:
     """Admits steps.
 
-    Args:
-        bound: most updates between a step's read and its update; None admits every step.
+    At most `bound` updates come between a step's read and its update; None admits every step.
     """
 
     def __init__(self, bound: int | None) -> None:
         self._bound = bound
         self._overlapping: dict[int, int] = {}
         self._updates: dict[int, int] = {}
-
-    @property
-    def under_way(self) -> int:
-        """Steps that have started and not ended."""
-        return len(self._overlapping)
 
     def may_start(self, updates: int = 1) -> bool:
         """Whether a step that makes that many updates may start now."""
@@ -90,10 +85,11 @@ SPAN = 192
 _DRAIN_SECONDS = 20.0
 
 
+@dataclasses.dataclass(eq=False)
 class Job:
     """Something to be run once, on any worker.
 
-    Args:
+    Attributes:
         numbers: its own numbers, rising, which no other job has.
         run: runs it on a worker, and returns its result; may be called again on another worker.
         finish: is given the result, once.
@@ -101,17 +97,16 @@ class Job:
         prefers: the only worker that takes it while it is there; None for any.
     """
 
-    def __init__(
-        self,
-        numbers: list[int],
-        run: Callable[[int], Any],
-        finish: Callable[[int, Any], None],
-        gated: int = 0,
-        prefers: int | None = None,
-    ) -> None:
-        self.prefers = prefers
-        self.number, self.last = numbers[0], numbers[-1]
-        self.run, self.finish, self.gated = run, finish, gated
+    numbers: list[int]
+    run: Callable[[int], Any]
+    finish: Callable[[int, Any], None]
+    gated: int = 0
+    prefers: int | None = None
+
+    @property
+    def number(self) -> int:
+        """The first of its numbers."""
+        return self.numbers[0]
 
 
 class Dispatcher:
@@ -166,8 +161,9 @@ class Dispatcher:
         """
 
         def has_room() -> bool:
-            oldest = min((j.number for j in self._under_way()), default=job.number)
-            return len(self._waiting) < self.workers and job.last - oldest < SPAN
+            under_way = [*self._waiting, *self._running.values()]
+            oldest = min((each.number for each in under_way), default=job.number)
+            return len(self._waiting) < self.workers and job.numbers[-1] - oldest < SPAN
 
         self.wait_until(has_room)
         with self._changed:
@@ -214,10 +210,8 @@ class Dispatcher:
             while self._silent and time.monotonic() < end:
                 self._changed.wait(1.0)
             if self._silent:
-                names = ", ".join(f"worker {index}" for index in sorted(self._silent))
                 raise TfdistError(
-                    f"A new graph goes to all workers, and {names} did not end a step within "
-                    f"step_timeout={self.step_timeout:g} s and has not answered for "
+                    f"A new graph goes to all workers, and {self._silent_ones()} for "
                     f"{self._patience:g} s. Start it again and resume from the last checkpoint."
                 )
 
@@ -252,9 +246,6 @@ class Dispatcher:
             self._changed.notify_all()
             return len(gone)
 
-    def _under_way(self) -> list[Job]:
-        return [*self._waiting, *self._running.values()]
-
     def _discard_waiting(self) -> None:
         """Takes all waiting jobs back, of which those that a worker lost have passed the gate."""
         while self._waiting:
@@ -284,20 +275,22 @@ class Dispatcher:
         self._changed.notify_all()
 
     def _without_workers(self) -> str:
-        silent = sorted(self._silent)
-        if not silent:
+        if not self._silent:
             return (
                 f"None of the {self.workers} workers has been there for {self._patience:g} s, so "
                 "the training cannot go on. Their logs tell why they ended. Start them again and "
                 "resume from the last checkpoint."
             )
-        names = ", ".join(f"worker {index}" for index in silent)
         return (
-            f"None of the {self.workers} workers is left: {names} did not end a step within "
-            f"step_timeout={self.step_timeout:g} s and has not answered since. A worker is stopped "
-            "or cut off, or a ps that it waits for is. Start them again and resume from the last "
-            "checkpoint, or give a larger step_timeout if a step takes that long."
+            f"None of the {self.workers} workers is left: {self._silent_ones()} since. A worker is "
+            "stopped or cut off, or a ps that it waits for is. Start them again and resume from "
+            "the last checkpoint, or give a larger step_timeout if a step takes that long."
         )
+
+    def _silent_ones(self) -> str:
+        names = ", ".join(f"worker {index}" for index in sorted(self._silent))
+        within = f"step_timeout={self.step_timeout:g} s"
+        return f"{names} did not end a step within {within} and has not answered"
 
     def _serve(self, index: int) -> None:
         while True:
@@ -344,7 +337,7 @@ class Dispatcher:
             if ended:
                 self._end(index, job, result)
         except BaseException as error:
-            self._fail(index, job, error)
+            self._end(index, job, error=error)
 
     def _gives_up(self, index: int, job: Job) -> bool:
         """Takes a job off its worker; False if it was taken before. The worker has answered."""
@@ -356,14 +349,18 @@ class Dispatcher:
         del self._running[index]
         return True
 
-    def _end(self, index: int, job: Job, result: object) -> None:
+    def _end(
+        self, index: int, job: Job, result: object = None, error: BaseException | None = None
+    ) -> None:
         with self._changed:
             if self._gives_up(index, job):
                 self.gate.end(job.number)
                 try:
+                    if error is not None:
+                        raise error
                     job.finish(index, result)
-                except BaseException as error:
-                    self._error = self._error or error
+                except BaseException as raised:
+                    self._error = self._error or raised
 
     def _put_back(self, index: int, job: Job) -> None:
         with self._changed:
@@ -380,9 +377,3 @@ class Dispatcher:
             self._lost.discard(index)
             self.recoveries[index] += 1
             self._changed.notify_all()
-
-    def _fail(self, index: int, job: Job, error: BaseException) -> None:
-        with self._changed:
-            if self._gives_up(index, job):
-                self.gate.end(job.number)
-                self._error = self._error or error

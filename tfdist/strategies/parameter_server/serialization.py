@@ -1,12 +1,13 @@
-"""Batches as strings of bytes.
+"""Many tensors as one: every tensor that goes to another task by itself is a call of its own.
 
-Every tensor that the chief hands to a function on a worker is a call of its own. A batch and the
-numbers of its step therefore travel as one.
+The chief hands a function on a worker one box of bytes, with the batch and the numbers of its step.
+A step returns one vector of numbers. Between workers and servers small tensors share transfers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.types import Array, DType, Tensor
 
-__all__ = ["Layout", "Packed", "Told", "joined", "parted", "unbox"]
+__all__ = ["BOX", "PACKED_BYTES", "Layout", "Told", "Vector", "joined", "move", "parted", "unbox"]
 
 #: Numbers at the front of each box: those of `Told`.
 FIELDS = 6
@@ -48,12 +49,7 @@ class Layout:
         self._kinds = [(t.dtype, list(t.shape)) for t in tensors]
 
     def box(self, told: list[int], tensors: list[Any]) -> np.ndarray[Any, Any]:
-        """A box.
-
-        Args:
-            told: the fields of `Told`.
-            tensors: arrays of the layout's kinds.
-        """
+        """A box with the fields of `Told`, and arrays of the layout's kinds."""
         arrays = [np.ascontiguousarray(t) for t in tensors]
         firsts = [array.shape[0] if array.ndim else 1 for array in arrays]
         head = np.array([*told, *firsts], np.int64)
@@ -106,38 +102,76 @@ def _tensor(data: Tensor, dtype: DType, shape: list[int]) -> Tensor:
     return tf.reshape(tf.bitcast(data, dtype), shape)
 
 
-# The results of a step as one string of bytes: one transfer to the chief, whatever they are.
+class Vector:
+    """The layout of numbers of known shapes, one after the other."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self.size = sum(self._sizes)
+
+    def pack(self, numbers: Sequence[Any], dtype: DType) -> Tensor:
+        """The numbers as one tensor of a type, in a graph."""
+        flat = [tf.reshape(tf.cast(number, dtype), [-1]) for number in numbers]
+        return tf.concat(flat, 0) if flat else tf.zeros([0], dtype)
+
+    def unpack(self, packed: Array) -> list[Array]:
+        """The numbers of a packed tensor's value."""
+        parts = np.split(packed, np.cumsum(self._sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-class Packed:
-    """Tensors of known shapes, packed in a graph and unpacked on the chief.
+#: Tensors of up to this size share a transfer. A copy of bigger ones would cost more than the call.
+PACKED_BYTES = 256 << 10
+
+
+def move(
+    tensors: Sequence[Any],
+    sources: Sequence[str | None],
+    targets: Sequence[str | None],
+    wire: DType | None = None,
+) -> list[Any]:
+    """Copies of tensors on other devices.
 
     Args:
-        tensors: the tensors to pack, of static shapes and numeric types.
+        tensors: of any shapes; only those of a static shape share transfers.
+        sources: for each the device that it is on, or None for the device of the caller.
+        targets: for each the device that it goes to, or None for the device of the caller.
+        wire: type in which float32 and float64 travel; None leaves them as they are.
+
+    Returns:
+        The copies, in order, each of its tensor's type.
     """
-
-    def __init__(self, tensors: list[Any]) -> None:
-        self._specs = [(tuple(t.shape.as_list()), t.dtype.as_numpy_dtype) for t in tensors]
-        flat = [_bytes(tensor) for tensor in tensors]
-        self.box = tf.concat(flat, 0) if flat else tf.zeros([0], tf.uint8)
-
-    def unpack(self, box: Array) -> list[np.ndarray[Any, Any]]:
-        """The tensors' values.
-
-        Args:
-            box: the value of `box`, a uint8 array.
-        """
-        data, values = np.asarray(box).tobytes(), []
-        start = 0
-        for shape, dtype in self._specs:
-            kind = np.dtype(dtype)
-            count = math.prod(shape)
-            values.append(np.frombuffer(data, kind, count, start).reshape(shape))
-            start += count * kind.itemsize
-        return values
+    routes: dict[Any, list[int]] = {}
+    moved: dict[int, Any] = {}
+    for i, (tensor, source, target) in enumerate(zip(tensors, sources, targets, strict=True)):
+        alone = None if _is_small(tensor) else i
+        routes.setdefault((source, target, tensor.dtype, alone), []).append(i)
+    for (source, target, _, _), places in routes.items():
+        together = _move_packed([tensors[i] for i in places], source, target, wire)
+        moved.update(zip(places, together, strict=True))
+    return [moved[i] for i in range(len(tensors))]
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    if tensor.dtype == tf.bool:
-        return tf.reshape(tf.cast(tensor, tf.uint8), [-1])
-    return tf.reshape(tf.bitcast(tensor, tf.uint8), [-1])
+def _is_small(tensor: Tensor) -> bool:
+    if not tensor.shape.is_fully_defined() or tensor.dtype == tf.string:
+        return False
+    return bool((tensor.shape.num_elements() or 0) * tensor.dtype.size <= PACKED_BYTES)
+
+
+def _move_packed(
+    tensors: list[Any], source: str | None, target: str | None, wire: DType | None
+) -> list[Any]:
+    shapes, dtype = [tensor.shape for tensor in tensors], tensors[0].dtype
+    kind = wire if wire is not None and dtype in (tf.float32, tf.float64) else dtype
+    with tf.device(source):
+        together = tensors[0]
+        if len(tensors) > 1:
+            together = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        sent = tf.cast(together, kind)
+    with tf.device(target):
+        arrived = tf.identity(sent) if kind == dtype else tf.cast(sent, dtype)
+        if len(tensors) == 1:
+            return [arrived]
+        parts = tf.split(arrived, [math.prod(shape) for shape in shapes])
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

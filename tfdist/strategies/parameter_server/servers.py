@@ -1,21 +1,112 @@
-"""The servers as one thing: where variables go, the lock, the ledgers, the sums of `sync`."""
+"""The servers as one thing: variables on them, sums beside these, the lock, the ledgers."""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import math
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from tfdist._tf.distribute import eagerly_outside_of_scope
+from tfdist._tf.distribute import ShardedVariable, eagerly_outside_of_scope
+from tfdist.comm.batch_sharding import slice_bounds
+from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.server_options import ServerOptions
-from tfdist.strategies.parameter_server.sharded_variable import Partitioned, part_of, showing_part
+from tfdist.errors import TfdistError
+from tfdist.keras.hooks import Current
 from tfdist.strategies.parameter_server.transaction_log import Counts, Ledger, Lock
-from tfdist.types import DType, IndexedSlices, Operation, Tensor, Variable
+from tfdist.types import (
+    Array,
+    DType,
+    Gradient,
+    IndexedSlices,
+    KerasVariable,
+    Operation,
+    Tensor,
+    Variable,
+)
+from tfdist.utils.watchdog import hard_deadline
 
-__all__ = ["CHIEF", "Held", "Servers", "Shelves", "Slices", "device_of", "row_ranges"]
+__all__ = [
+    "CHIEF",
+    "Held",
+    "Partitioned",
+    "Servers",
+    "Shelves",
+    "Slices",
+    "device_of",
+    "parts_of",
+    "row_ranges",
+    "shown_part",
+    "watch",
+]
+
+
+class Partitioned(ShardedVariable):  # type: ignore[misc]
+    """A variable whose rows are on several servers.
+
+    Args:
+        parts: one variable for each range of rows, in order.
+        ranges: first and last + 1 row of each part.
+        name: the whole variable's name.
+    """
+
+    def __init__(self, parts: list[Any], ranges: list[tuple[int, int]], name: str) -> None:
+        super().__init__(parts, name)
+        self.ranges = ranges
+        for number, part in enumerate(parts):
+            part._tfdist_part = number
+            part._distributed_container = lambda: self
+
+    @property
+    def device(self) -> str:
+        """The device of the first part, where small companions of the variable go."""
+        return str(self.variables[0].device)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the parts are trainable."""
+        return bool(self.variables[0].trainable)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def join(self, grads: list[Any]) -> Gradient | None:
+        """The gradient of the whole variable from those of its parts; None if there is none."""
+        if all(grad is None for grad in grads):
+            return None
+        dense = [
+            tf.zeros_like(part) if grad is None else tf.convert_to_tensor(grad)
+            for grad, part in zip(grads, self.variables, strict=True)
+        ]
+        return tf.concat(dense, 0)
+
+    def split(self, value: Gradient) -> list[Any]:
+        """The rows of a tensor, or of `IndexedSlices`, that belong to each part."""
+        if not is_sparse(value):
+            return list(tf.split(value, [end - start for start, end in self.ranges]))
+        return [self._rows(value, start, end) for start, end in self.ranges]
+
+    def _rows(self, value: IndexedSlices, start: int, end: int) -> IndexedSlices:
+        inside = tf.logical_and(value.indices >= start, value.indices < end)
+        indices = tf.boolean_mask(value.indices, inside) - tf.cast(start, value.indices.dtype)
+        shape = [end - start, *self.shape[1:]]
+        return tf.IndexedSlices(tf.boolean_mask(value.values, inside), indices, tf.constant(shape))
+
+
+#: The part that partitioned variables show, for optimizers that update it; None means the whole.
+shown_part: Current[int | None] = Current(None)
+
+
+def parts_of(variable: KerasVariable | Variable) -> list[Any]:
+    """The TensorFlow variables that a Keras or TensorFlow variable consists of."""
+    value = getattr(variable, "_value", variable)
+    return list(value.variables) if isinstance(value, Partitioned) else [value]
 
 
 # The placement of variables on servers. Pure arithmetic.
@@ -32,13 +123,11 @@ class Held:
         name: the variable's name.
         shape: the shape of the variable, or of the part.
         bytes: its size.
-        part: number of this part and of all parts; None if the variable is whole.
     """
 
     name: str
     shape: tuple[int, ...]
     bytes: int
-    part: tuple[int, int] | None = None
 
 
 class Shelves:
@@ -46,7 +135,7 @@ class Shelves:
 
     Args:
         servers: how many servers there are.
-        min_shard_bytes: least size of a part.
+        min_shard_bytes: least size of a part, in bytes.
         max_shards: most parts of a variable; None means one for each server.
     """
 
@@ -62,36 +151,23 @@ class Shelves:
     def emptiest(self, without: Sequence[int] = ()) -> int:
         """The server that holds the fewest bytes, the first of equals.
 
-        Args:
-            without: servers to pass over, unless there is no other.
+        Those in `without` are passed over, unless there is no other.
         """
         servers = range(len(self.held))
         choices = [server for server in servers if server not in without] or list(servers)
         return min(choices, key=self.bytes_on)
 
-    def put(self, server: int, held: Held) -> None:
-        """Notes the variables of a server."""
-        self.held[server].append(held)
-
-    def remove(self, server: int, held: Held) -> None:
-        """Notes that a server does not hold a variable any more."""
-        self.held[server].remove(held)
-
     def parts(self, shape: Sequence[int], item_bytes: int) -> int:
         """Into how many parts a variable of this shape is split; 1 leaves it whole."""
         if not shape or not shape[0]:
             return 1
-        size = item_bytes
-        for length in shape:
-            size *= length
+        size = item_bytes * math.prod(shape)
         return max(1, min(self._max_shards, size // self._min_shard_bytes, shape[0]))
 
 
 def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
     """First and last + 1 row of each of `parts` parts, whose sizes differ by one at most."""
-    small, more = divmod(rows, parts)
-    ends = [(part + 1) * small + min(part + 1, more) for part in range(parts)]
-    return list(zip([0, *ends[:-1]], ends, strict=True))
+    return [slice_bounds(rows, part, parts) for part in range(parts)]
 
 
 # Sparse gradients of the parts of a batch, collected until all are there.
@@ -103,12 +179,7 @@ def row_ranges(rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 class Slices:
-    """A queue of sparse gradients on a server.
-
-    Args:
-        device: the server's device.
-        dtype: the gradients' type.
-    """
+    """A queue of sparse gradients of a type on a server."""
 
     def __init__(self, device: str, dtype: DType) -> None:
         self._device, self._dtype = device, dtype
@@ -116,22 +187,12 @@ class Slices:
             self._queue = tf.queue.FIFOQueue(1 << 20, [dtype, tf.int64, tf.int32])
 
     def put(self, value: IndexedSlices, common: Tensor) -> Operation | None:
-        """An op that adds a part's gradient.
-
-        Args:
-            value: `IndexedSlices`.
-            common: how many of its first rows all parts have, int32.
-        """
+        """An op that adds a part's gradient, whose first `common` rows all parts have."""
         with tf.device(self._device):
             return self._queue.enqueue([value.values, tf.cast(value.indices, tf.int64), common])
 
     def take(self, parts: int, shape: list[int]) -> IndexedSlices:
-        """Takes the gradients of that many parts out, as one `IndexedSlices`.
-
-        Args:
-            parts: how many are there.
-            shape: the variable's shape.
-        """
+        """Takes the gradients of that many parts of a variable of this shape out, as one."""
         with tf.device(self._device):
             taken = [self._queue.dequeue() for _ in range(parts)]
             values = [tf.ensure_shape(each[0], [None, *shape[1:]]) for each in taken]
@@ -150,11 +211,7 @@ class Slices:
                 self._queue.dequeue()
 
     def nothing(self, shape: list[int]) -> IndexedSlices:
-        """`IndexedSlices` without rows.
-
-        Args:
-            shape: the variable's shape.
-        """
+        """`IndexedSlices` without rows, for a variable of this shape."""
         with tf.device(self._device):
             rows, places = tf.zeros([0, *shape[1:]], self._dtype), tf.zeros([0], tf.int64)
             return tf.IndexedSlices(rows, places, tf.constant(shape))
@@ -206,8 +263,7 @@ class Servers:
         with tf.device(self.devices[0]):
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
             self.share = tf.Variable(0.0, trainable=False)
-        self._sums: dict[tuple[int, bool], Any] = {}
-        self._slices: dict[int, Slices] = {}
+        self._sums: dict[tuple[int, str], Any] = {}
 
     @property
     def parts(self) -> int:
@@ -229,30 +285,39 @@ class Servers:
                 with tf.device(CHIEF):
                     return next_creator(**kwargs)
             beside = kwargs.pop("colocate_with", None)
-            if isinstance(beside, Partitioned):
-                return self._create_beside(beside, next_creator, kwargs)
-            if beside is not None:
+            if beside is not None and not isinstance(beside, Partitioned):
                 return self._create_on(self._server_of(beside), next_creator, kwargs)
-            return self._create_anywhere(next_creator, kwargs)
+            shape, dtype, kwargs["initial_value"] = _whole(kwargs)
+            servers, ranges = self._places(shape, dtype, beside)
+            if not ranges:
+                return self._create_on(servers[0], next_creator, kwargs)
+            return self._create_parts(servers, ranges, next_creator, kwargs)
 
     def update(self, variable: Variable, fn: Callable[..., Any], args: Any, kwargs: Any) -> object:
         """Runs a function on a variable's server."""
-        part = part_of(variable)
-        with tf.device(device_of(variable)):
-            if part is None:
-                return fn(variable, *args, **kwargs)
-            with showing_part(part[1]):
-                return fn(variable, *args, **kwargs)
+        number = getattr(variable, "_tfdist_part", None)
+        with tf.device(device_of(variable)), shown_part.set(number):
+            return fn(variable, *args, **kwargs)
 
     def sum_for(self, variable: Variable, assigned: bool) -> Variable:
         """The sum of the workers' gradients for a variable, or of what they assigned, beside it."""
-        key = id(variable), assigned
+
+        def make() -> Variable:
+            dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype
+            return tf.Variable(tf.zeros(variable.shape, dtype), trainable=False, name="sum")
+
+        return self._beside(variable, "assigned" if assigned else "gradients", make)
+
+    def slices_for(self, variable: Variable) -> Slices:
+        """The collection of the workers' sparse gradients for a variable, beside it."""
+        device = device_of(variable)
+        return self._beside(variable, "slices", lambda: Slices(device, variable.dtype))
+
+    def _beside(self, variable: Variable, kind: str, make: Callable[[], Any]) -> Any:
+        key = id(variable), kind
         if key not in self._sums:
             with tf.init_scope(), eagerly_outside_of_scope(), tf.device(device_of(variable)):
-                dtype = tf.int8 if variable.dtype == tf.bool else variable.dtype
-                zeros = tf.zeros(variable.shape, dtype)
-                made = tf.Variable(zeros, trainable=False, name="sum")
-            self._sums[key] = made
+                self._sums[key] = make()
             _when_gone(variable, self._sums.pop, key)  # another may get its id
         return self._sums[key]
 
@@ -267,81 +332,54 @@ class Servers:
         for rounds in self.rounds.values():
             rounds.assign(made)
         for total in list(self._sums.values()):
-            total.assign(tf.zeros(total.shape, total.dtype))
-        for slices in list(self._slices.values()):
-            slices.clear()
+            if isinstance(total, Slices):
+                total.clear()
+            else:
+                total.assign(tf.zeros(total.shape, total.dtype))
         self.count.assign(0)
         self.share.assign(0.0)
 
-    def slices_for(self, variable: Variable) -> Slices:
-        """The collection of the workers' sparse gradients for a variable, beside it."""
-        key = id(variable)
-        if key not in self._slices:
-            with tf.init_scope(), eagerly_outside_of_scope():
-                self._slices[key] = Slices(device_of(variable), variable.dtype)
-            _when_gone(variable, self._slices.pop, key)
-        return self._slices[key]
-
-    def _create_anywhere(
-        self, next_creator: Callable[..., Any], kwargs: dict[str, Any]
-    ) -> Variable:
-        shape, dtype, initial = _whole(kwargs)
+    def _places(
+        self, shape: tuple[int, ...] | None, dtype: DType | None, beside: Partitioned | None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The server of a new variable; or those of its parts, and the rows of each."""
+        if beside is not None:
+            servers = [self._server_of(part) for part in beside.variables]
+            alike = shape is not None and list(shape) == beside.shape.as_list()
+            return servers, beside.ranges if alike else []
         parts = 1
-        if shape is not None and dtype.is_floating:
+        if shape is not None and dtype is not None and dtype.is_floating:
             parts = self.shelves.parts(shape, dtype.size)
         if shape is None or parts == 1:
-            kwargs["initial_value"] = initial
-            return self._create_on(self.shelves.emptiest(), next_creator, kwargs)
-        ranges = row_ranges(shape[0], parts)
-        servers: list[int] = []
-        for _ in ranges:
+            return [self.shelves.emptiest()], []
+        servers = []
+        for _ in range(parts):
             servers.append(self.shelves.emptiest(without=servers[-(len(self.devices) - 1) :]))
-        return self._create_parts(ranges, servers, initial, next_creator, kwargs)
-
-    def _create_beside(
-        self, beside: Partitioned, next_creator: Callable[..., Any], kwargs: dict[str, Any]
-    ) -> Variable:
-        shape, _, initial = _whole(kwargs)
-        servers = [self._server_of(part) for part in beside.variables]
-        if shape is None or list(shape) != beside.shape.as_list():
-            kwargs["initial_value"] = initial
-            return self._create_on(servers[0], next_creator, kwargs)
-        return self._create_parts(beside.ranges, servers, initial, next_creator, kwargs)
+        return servers, row_ranges(shape[0], parts)
 
     def _create_parts(
         self,
-        ranges: Sequence[tuple[int, int]],
         servers: Sequence[int],
-        initial: object,
+        ranges: list[tuple[int, int]],
         next_creator: Callable[..., Any],
         kwargs: dict[str, Any],
     ) -> Partitioned:
-        whole = initial() if callable(initial) else tf.convert_to_tensor(initial)
-        name = kwargs.get("name") or "variable"
+        whole, name = kwargs["initial_value"], kwargs.get("name") or "variable"
         made = []
         for number, ((start, end), server) in enumerate(zip(ranges, servers, strict=True)):
             given = {**kwargs, "initial_value": whole[start:end], "name": f"{name}/part_{number}"}
-            given["shape"] = None
-            place = (number, len(ranges))
-            made.append(self._create_on(server, next_creator, given, place))
-        return Partitioned(made, list(ranges), name)
+            made.append(self._create_on(server, next_creator, {**given, "shape": None}))
+        return Partitioned(made, ranges, name)
 
     def _create_on(
-        self,
-        server: int,
-        next_creator: Callable[..., Any],
-        kwargs: dict[str, Any],
-        part: tuple[int, int] | None = None,
+        self, server: int, next_creator: Callable[..., Any], kwargs: dict[str, Any]
     ) -> Variable:
         with tf.device(self.devices[server]):
             variable = next_creator(**kwargs)
         shape = tuple(variable.shape)
-        size = variable.dtype.size
-        for length in shape:
-            size *= length or 0
-        held = Held(variable.name, shape, size, part)
-        self.shelves.put(server, held)
-        _when_gone(variable, self.shelves.remove, server, held)
+        held = Held(variable.name, shape, variable.dtype.size * math.prod(n or 0 for n in shape))
+        self.shelves.held[server].append(held)
+        _when_gone(variable, self.shelves.held[server].remove, held)
         return variable
 
     def _server_of(self, variable: Variable) -> int:
@@ -368,3 +406,46 @@ def _whole(kwargs: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any, Any]:
     value = tf.convert_to_tensor(value, dtype=dtype)
     shape = None if value.shape.rank is None else tuple(value.shape.as_list())
     return shape, value.dtype, value
+
+
+# A deadline for what the chief itself asks of the servers, such as the weights of a model.
+#
+# A step that a server does not answer ends by `step_timeout`. The chief's own reads and writes wait
+# in C++ code that neither a signal nor an exception ends, for as long as a connection is open: also
+# to a server that is stopped.
+
+#: Seconds between two questions to a server, and those that the end of the process waits for one.
+_PERIOD, _LAST = 10.0, 2.0
+
+
+def watch(devices: Sequence[str], seconds: float) -> None:
+    """Asks each server now and then; ends the process if one does not answer for `seconds`."""
+    ended = threading.Event()
+    threads = [
+        threading.Thread(target=_ask, args=(index, device, seconds, ended), daemon=True)
+        for index, device in enumerate(devices)
+    ]
+
+    def end() -> None:
+        # TensorFlow must not come back to a thread of an interpreter that has ended.
+        ended.set()
+        for thread in threads:
+            thread.join(_LAST)
+
+    atexit.register(end)
+    for thread in threads:
+        thread.start()
+
+
+def _ask(index: int, device: str, seconds: float, ended: threading.Event) -> None:
+    message = (
+        f"ps {index} has not answered for step_timeout={seconds:g} s. It is stopped, or cut off: "
+        "look at its log. Start the job again, which goes on from its last checkpoint, or give a "
+        "larger step_timeout."
+    )
+    while not ended.wait(min(_PERIOD, seconds)):
+        with hard_deadline(seconds, message, TfdistError.exit_status), tf.device(device):
+            try:
+                tf.raw_ops.NoOp()
+            except tf.errors.OpError:
+                return  # lost; the next step ends with an error

@@ -17,19 +17,19 @@ from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_tha
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.parameter_server import hooks
-from tfdist.strategies.parameter_server.input_feed import ChiefFeed, ServedDataset
-from tfdist.strategies.parameter_server.liveness import watch
-from tfdist.strategies.parameter_server.payload import applying, guarded
-from tfdist.strategies.parameter_server.reporting import Counted
-from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
-from tfdist.strategies.parameter_server.servers import Servers, device_of
-from tfdist.strategies.parameter_server.step_function import Serving
-from tfdist.strategies.parameter_server.worker_datasets import (
+from tfdist.strategies.parameter_server.feeding import (
+    ChiefPass,
     Reading,
+    ServedDataset,
     ShardedDatasets,
     Shards,
     reading_of,
 )
+from tfdist.strategies.parameter_server.payload import guarded
+from tfdist.strategies.parameter_server.reporting import Counted
+from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
+from tfdist.strategies.parameter_server.servers import Servers, device_of, watch
+from tfdist.strategies.parameter_server.step_function import Serving
 from tfdist.types import Dataset, Variable
 
 #: The attribute of a data set that holds its `Reading`, and the strategy that this belongs to.
@@ -93,8 +93,8 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         dataset, batches = no_more_than_read(dataset), batches_by_keras()
         reading = self._reading_of(dataset, batches)
         if reading is not None:
-            return ServedDataset(dataset, reading.feed)
-        return ServedDataset(dataset, lambda: ChiefFeed(dataset, batches))
+            return ServedDataset(dataset, reading.begin)
+        return ServedDataset(dataset, lambda: ChiefPass(dataset, batches))
 
     def _reading_of(self, dataset: Dataset, batches: int | None) -> Reading | None:
         """Kept with the data set: in the next `fit` its shuffles go on, as on one device."""
@@ -134,8 +134,6 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> object:
-        if not applying.is_up:
-            return self.servers.update(variable, fn, args, kwargs)
         return guarded(device_of(variable), lambda: self.servers.update(variable, fn, args, kwargs))
 
     def _dispatcher(self) -> Dispatcher:

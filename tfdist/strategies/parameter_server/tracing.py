@@ -15,20 +15,23 @@ from tfdist.keras import replica_context as keras_step
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.whole_batch import as_average
 from tfdist.strategies.parameter_server import apply_update
-from tfdist.strategies.parameter_server.input_feed import Load
+from tfdist.strategies.parameter_server.feeding import Load
 from tfdist.strategies.parameter_server.remote_step import (
     Part,
     Results,
     ServedStep,
     TraceAgain,
-    entered,
+    served_step,
 )
-from tfdist.strategies.parameter_server.serialization import BOX, Packed, parted, unbox
+from tfdist.strategies.parameter_server.serialization import BOX, Vector, parted, unbox
 from tfdist.strategies.parameter_server.servers import Servers
 from tfdist.strategies.parameter_server.transaction_log import Tally
 from tfdist.types import ConcreteFunction, Model, Structure, Tensor
 
 __all__ = ["Numbers", "TracedStep", "trace"]
+
+#: Bytes of the weights of a small model.
+_SMALL = 1 << 20
 
 #: Keeps a step a function of its own within one of several steps. TensorFlow would put its ops into
 #: that graph, where each one without inputs waits for a signal of the worker, constants of the
@@ -45,10 +48,11 @@ class TracedStep:
     adds them to a tally on the servers; any other returns them.
 
     Attributes:
-        function: takes a load's resources and box; returns the packed numbers, or nothing if
-            there is a tally, or for a prediction the outputs.
+        functions: for a number of steps the function that runs them one after the other. It takes
+            a load's resources and box, or joined boxes; that of one step returns the packed
+            numbers, or nothing if there is a tally, or for a prediction the outputs.
         tally: where the numbers are added up; None if they are returned.
-        packed: reads the numbers that are returned.
+        returned: the layout of the numbers that are returned, as one tensor of float64.
         metrics: Keras variables that the numbers add to, in order.
         logs: the structure that the step returned: for each leaf a metric, the place of a scalar
             among the numbers, or None for what is neither.
@@ -57,44 +61,40 @@ class TracedStep:
         small: whether the model is so small that a call to a worker costs more than a step.
     """
 
-    function: ConcreteFunction = dataclasses.field(init=False)
+    functions: dict[int, ConcreteFunction] = dataclasses.field(default_factory=dict)
     tally: Tally | None = None
-    packed: Any = None
+    returned: Vector = dataclasses.field(init=False)
     metrics: list[Any] = dataclasses.field(default_factory=list)
     logs: object = None
     scalars: int = 0
     updates: int = 0
     small: bool = False
-    _several: dict[int, Any] = dataclasses.field(default_factory=dict)
 
-    def has(self, count: int) -> bool:
-        """Whether `several` has a function of this many steps."""
-        return count == 1 or count in self._several
+    @property
+    def function(self) -> ConcreteFunction:
+        """The function of one step."""
+        return self.functions[1]
 
-    def several(self, count: int) -> ConcreteFunction:
-        """The function of several steps, one after the other: takes joined boxes."""
-        if count == 1:
-            return self.function
-        if count not in self._several:
-            signature = self.function.structured_input_signature[0]
+    def trace_several(self, count: int) -> None:
+        """Makes the function of several steps."""
 
-            def run(*given: Any) -> None:
-                *resources, box = given
-                for each in parted(box, count):
-                    self.function(*resources, each)
+        def run(*given: Any) -> None:
+            *resources, box = given
+            for each in parted(box, count):
+                self.function(*resources, each)
 
-            several = tf.function(run, input_signature=signature, autograph=False)
-            self._several[count] = several.get_concrete_function()
-        return self._several[count]
+        signature = self.function.structured_input_signature[0]
+        several = tf.function(run, input_signature=signature, autograph=False)
+        self.functions[count] = several.get_concrete_function()
 
 
 def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -> TracedStep:
-    """Traces a step of a model.
+    """Traces a step of a model: its `train_step`, `test_step` or `predict_step`.
 
     Args:
         servers: where the model's weights are.
         model: a Keras model.
-        method: `"train_step"`, `"test_step"` or `"predict_step"`.
+        method: the step's name.
         load: makes the batch.
         parts: into how many parts a global batch is split.
 
@@ -108,17 +108,16 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
         told = unbox(box)
         batch, count, total = load.make_batch(resources, box)
         step = ServedStep(servers, told.job, told.update, told.part, parts, apply_update.send)
-        with entered(step), OnlyReplica(tf.distribute.get_strategy()):
+        with served_step.set(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)
-                if step.reads_pending:
-                    step.close_reads()
+                step.close_pending_reads()
                 return outputs
             return _run_step(traced, step, model, method, batch, count, total)
 
-    traced.function = _function_of(run, [*load.resources, BOX])
-    if traced.tally is not None:
-        traced.tally.prepare()
+    traced.functions[1] = _function_of(run, [*load.resources, BOX])
+    size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
+    traced.small = size <= _SMALL
     return traced
 
 
@@ -163,16 +162,15 @@ def _run_step(
 
 def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
     """Adds a step's numbers up on the servers, with its last update, or returns them."""
+    shapes = [number.shape.as_list() for number in numbers]
     if step.changes_weights:
-        shapes = [number.shape.as_list() for number in numbers]
         traced.tally = Tally(step.servers.lock, shapes)
         step.flush(Results(traced.tally, traced.tally.pack(numbers)))
         traced.updates = step.updates
         return []
-    if step.reads_pending:
-        step.close_reads()
-    traced.packed = Packed(numbers)
-    return traced.packed.box
+    step.close_pending_reads()
+    traced.returned = Vector(shapes)
+    return traced.returned.pack(numbers, tf.float64)
 
 
 def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
@@ -210,32 +208,23 @@ class Numbers:
         """Whether there are numbers that the metrics do not have yet."""
         return bool(self._sums)
 
-    def add(self, traced: TracedStep, step: int, numbers: list[Any]) -> None:
-        """Adds the results of one step.
+    def add(self, traced: TracedStep, numbers: list[Any], step: int | None = None) -> None:
+        """Adds the numbers of one step, or the sums of several.
 
         Args:
             traced: the kind of step.
-            step: its number; scalars are those of the last step.
-            numbers: as `TracedStep` orders them.
-        """
-        if step > self._step:
-            self._step, self.latest = step, traced
-            self._scalars = numbers[: traced.scalars]
-        self._add_metrics(traced, numbers)
-
-    def take(self, traced: TracedStep, numbers: list[Any]) -> None:
-        """Adds the sums of several steps; scalars are means over these.
-
-        Args:
-            traced: the kind of step.
-            numbers: as `TracedStep` orders them.
+            numbers: as `TracedStep` orders them; scalars become means over the steps.
+            step: the number of the one step; scalars are those of the last.
         """
         steps = float(numbers[traced.scalars])
         if steps <= 0:
             return
-        self.latest = traced
-        self._scalars = [number / steps for number in numbers[: traced.scalars]]
-        self._add_metrics(traced, numbers)
+        if step is None or step > self._step:
+            self.latest, self._step = traced, self._step if step is None else step
+            self._scalars = [number / steps for number in numbers[: traced.scalars]]
+        for variable, value in zip(traced.metrics, numbers[traced.scalars + 1 :], strict=True):
+            known = self._sums.get(id(variable))
+            self._sums[id(variable)] = (variable, value if known is None else known[1] + value)
 
     def flush(self) -> list[Any]:
         """Brings the metrics' variables up to date, and returns the latest scalars."""
@@ -243,8 +232,3 @@ class Numbers:
             variable._value.assign_add(value.astype(variable._value.dtype.as_numpy_dtype))
         self._sums.clear()
         return self._scalars
-
-    def _add_metrics(self, traced: TracedStep, numbers: list[Any]) -> None:
-        for variable, value in zip(traced.metrics, numbers[traced.scalars + 1 :], strict=True):
-            known = self._sums.get(id(variable))
-            self._sums[id(variable)] = (variable, value if known is None else known[1] + value)

@@ -6,7 +6,6 @@ servers then know which of its updates they have applied already, and apply none
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
-from tfdist.types import Function, Operation, Tensor, Variable
+from tfdist.strategies.parameter_server.serialization import Vector
+from tfdist.types import Array, Operation, Tensor, Variable
 
 __all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Lock", "Tally"]
 
@@ -95,11 +95,7 @@ def _set(variable: Variable, slot: Tensor, value: Tensor) -> Variable:
 
 
 class Lock:
-    """A mutex on a server, for use within graphs.
-
-    Args:
-        device: the server's device.
-    """
+    """A mutex on a server, for use within graphs."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -130,45 +126,30 @@ LONGEST = 256
 
 
 class Tally:
-    """Sums of the numbers of one kind of step.
-
-    Args:
-        lock: the lock under which steps add their numbers.
-        shapes: shapes of the numbers.
-    """
+    """Sums of the numbers of one kind of step, which are added under a lock."""
 
     def __init__(self, lock: Lock, shapes: Sequence[Sequence[int]]) -> None:
         self._lock, self._device = lock, lock.device
-        self._take: Function | None = None
-        self._shapes = [tuple(shape) for shape in shapes]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
+        self._layout = Vector(shapes)
         with tf.init_scope(), eagerly_outside_of_scope(), tf.device(self._device):
-            self._sums = tf.Variable(tf.zeros([sum(self._sizes)], tf.float64), trainable=False)
+            self._sums = tf.Variable(tf.zeros([self._layout.size], tf.float64), trainable=False)
+            # Traced here: a graph goes to all servers, of which one may be stopped later.
+            take = tf.function(self._read_and_clear, autograph=False)
+            self._take = take.get_concrete_function()
 
     def pack(self, numbers: Sequence[Any]) -> Tensor:
         """The numbers as one vector of float32."""
-        flat = [tf.reshape(tf.cast(number, tf.float32), [-1]) for number in numbers]
-        return tf.concat(flat, 0) if flat else tf.zeros([0])
+        return self._layout.pack(numbers, tf.float32)
 
     def add(self, packed: Tensor) -> None:
         """Adds packed numbers, on the server."""
         with tf.device(self._device):
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
-    def prepare(self) -> None:
-        """Traces the function that `news` runs."""
-        if self._take is None:
-            take = tf.function(self._read_and_clear, autograph=False)
-            self._take = take.get_concrete_function()
-
-    def news(self) -> list[np.ndarray[Any, Any]]:
+    def news(self) -> list[Array]:
         """The numbers added since the last look, eagerly. The sums start anew, and a NaN goes."""
-        self.prepare()
-        assert self._take is not None
         with tf.device(self._device):
-            news = self._take().numpy()
-        parts = np.split(news, np.cumsum(self._sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+            return self._layout.unpack(self._take().numpy())
 
     def _read_and_clear(self) -> Tensor:
         # Steps add under the same lock, so nothing is added between the read and the clearing.
@@ -182,11 +163,7 @@ class Tally:
 
 
 class Counts:
-    """The numbers of gradients applied and dropped, as the server that decides counts them.
-
-    Args:
-        device: the first server's device.
-    """
+    """The numbers of gradients applied and dropped, as the server that decides counts them."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -195,15 +172,13 @@ class Counts:
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)
 
-    def note_applied(self, staleness: Tensor) -> list[Any]:
-        """Ops that count a gradient that is applied, of this staleness."""
-        with tf.device(self._device):
-            return [self._add(1 + tf.minimum(staleness, LONGEST))]
+    def note_applied(self, staleness: Tensor) -> Variable:
+        """An op that counts a gradient that is applied, of this staleness."""
+        return self._add(1 + tf.minimum(staleness, LONGEST))
 
     def note_dropped(self) -> Variable:
         """An op that counts a gradient that is discarded."""
-        with tf.device(self._device):
-            return self._add(0)
+        return self._add(0)
 
     def news(self) -> tuple[int, list[int]]:
         """Since the last look: gradients dropped, and those applied by staleness."""
@@ -212,5 +187,6 @@ class Counts:
         return int(news[0]), [int(count) for count in news[1:]]
 
     def _add(self, place: Any) -> Variable:
-        one = tf.constant([1], tf.int64)
-        return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)
+        with tf.device(self._device):
+            one = tf.constant([1], tf.int64)
+            return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)

@@ -1,38 +1,214 @@
-"""Data sets that the workers read by themselves.
+"""The source of a step's batches: the chief sends them, or the workers read them.
 
-Each worker gets the data set's own graph once. A job names a batch by its place, and the worker
-that runs it passes over the batches that others compute on. The worker that is free first takes
-the next one: a slow worker takes fewer, and every batch is taken once. When a worker is lost its
-batch goes to another, which opens the data set anew if it is past that place.
+Each worker gets the graph of a data set that it can read once. A job names a batch by its place,
+and the worker that runs it passes over the batches that others compute on. The worker that is free
+first takes the next one: a slow worker takes fewer, and every batch is taken once. When a worker is
+lost its batch goes to another, which opens the data set anew if it is past that place.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import DistributedDatasetsFromFunction, unordered_steps
 from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
-from tfdist.strategies.parameter_server.input_feed import Load, ServedIterator, without_optionals
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
 from tfdist.types import (
+    Array,
     ConcreteFunction,
     Dataset,
     DatasetIterator,
-    DType,
     Structure,
     Tensor,
 )
 
-__all__ = ["ReadLoad", "Reading", "ShardedDatasets", "Shards", "reading_of"]
+__all__ = [
+    "ChiefPass",
+    "Load",
+    "Pass",
+    "Reading",
+    "ServedDataset",
+    "ShardedDatasets",
+    "Shards",
+    "reading_of",
+    "split",
+]
 
 #: Graphs larger than this (they hold the arrays of a data set of arrays) stay on the chief.
 _LARGEST = 64 << 20
+
+
+class Load:
+    """The batch of a job, as a worker gets it.
+
+    Attributes:
+        key: identifies the graphs that can take it: those traced with an equal key.
+        resources: types of the graph's inputs besides a box.
+        rows: how many examples there are, if the chief knows.
+        lasting: whether the resources are the same for the next batch.
+        prefers: the worker that has it at hand, if one has.
+    """
+
+    key: Hashable
+    resources: list[Any]
+    rows: int | None = None
+    lasting = True
+    prefers: int | None = None
+
+    def box(self, worker: int, told: list[int]) -> Array:
+        """The box for a worker, with the step's number, the updates so far, and the part."""
+        raise NotImplementedError
+
+    def given(self, worker: int) -> list[Any]:
+        """The values of `resources` for a worker."""
+        raise NotImplementedError
+
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
+        """The batch in a graph, with the number of its examples and that of the global batch."""
+        raise NotImplementedError
+
+    def failed(self, worker: int) -> None:
+        """Notes that a worker has not run the step, or not to its end."""
+
+    def done(self) -> None:
+        """Notes that the step has ended."""
+
+
+class Pass(Iterator[Structure]):
+    """One pass over a data set, as a source of batches or of their loads.
+
+    Attributes:
+        batches: how many there are; negative if there is no end, None if it is not known.
+    """
+
+    batches: int | None
+
+    def next_loads(self) -> Callable[[int], list[Load]]:
+        """The next global batch: makes its loads, of the number of parts, one for each.
+
+        Raises:
+            StopIteration: at the end.
+        """
+        raise NotImplementedError
+
+
+class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
+    """A data set of global batches for Keras's loops; `begin` begins a pass over it."""
+
+    def __init__(self, dataset: Dataset, begin: Callable[[], Pass]) -> None:
+        self._dataset, self._begin = dataset, begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()
+
+    @property
+    def element_spec(self) -> Structure:
+        """The batches' types."""
+        return self._dataset.element_spec
+
+
+class ChiefPass(Pass):
+    """The chief reads the batches and sends each to the worker that computes on it."""
+
+    def __init__(self, dataset: Dataset, batches: int | None = None) -> None:
+        self.batches = batches
+        self._iterator = iter(dataset)
+
+    def __next__(self) -> Structure:
+        return tf.nest.map_structure(_without_optionals, next(self._iterator))
+
+    def next_loads(self) -> Callable[[int], list[Load]]:
+        """Makes the loads of the next global batch."""
+        batch = next(self)
+        return lambda parts: split(batch, parts)
+
+
+class _Sent(Load):
+    """A batch that the chief sends: `count` of `total` examples, by default all."""
+
+    def __init__(
+        self, batch: Structure, count: int | None = None, total: int | None = None
+    ) -> None:
+        self._batch = tf.nest.map_structure(_as_tensor, batch)
+        self._leaves = tf.nest.flatten(self._batch, expand_composites=True)
+        present = [leaf for leaf in self._leaves if leaf is not None]
+        self._numeric = [t for t in present if t.dtype != tf.string]
+        self._strings = [t for t in present if t.dtype == tf.string]
+        self._layout = Layout(self._numeric)
+        self.resources = [_open(t) for t in self._strings]
+        self.lasting = not self._strings
+        all_rows = next((int(t.shape[0]) for t in present if t.shape.rank), 1)
+        self.rows = all_rows if count is None else count
+        self._total = total or self.rows
+        kinds = [type(leaf).__name__ for leaf in tf.nest.flatten(self._batch)]
+        structure = repr(tf.nest.map_structure(lambda leaf: 0, self._batch))
+        self.key = (structure, tuple(kinds), tuple(repr(_open(t)) for t in present))
+
+    def box(self, worker: int, told: list[int]) -> Array:
+        """A box with the batch's numbers, and the step's."""
+        arrays = [t.numpy() for t in self._numeric]
+        return self._layout.box([*told, self.rows or 0, self._total, 0], arrays)
+
+    def given(self, worker: int) -> list[Any]:
+        """The batch's strings."""
+        return self._strings
+
+    def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
+        """The batch as it was."""
+        told, numeric = unbox(box), iter(self._layout.open(box))
+        strings = iter(resources)
+        filled = [
+            leaf if leaf is None else next(strings if leaf.dtype == tf.string else numeric)
+            for leaf in self._leaves
+        ]
+        # The type of a sparse or ragged part has no number of rows: other parts have others.
+        like = tf.nest.map_structure(_spec_or_leaf, self._batch)
+        batch = tf.nest.pack_sequence_as(like, filled, expand_composites=True)
+        return batch, told.count, told.total
+
+
+def split(batch: Structure, parts: int) -> list[Load]:
+    """The loads of a batch in parts, of which some may be empty."""
+    if parts == 1:
+        return [_Sent(batch)]
+    batch = tf.nest.map_structure(_as_tensor, batch)
+    slices = [batch_sharding.slice_with_share(batch, part, parts) for part in range(parts)]
+    return [
+        _Sent(each.batch, int(each.count), int(each.total))
+        if isinstance(each, batch_sharding.Slice)
+        else _Sent(each)
+        for each in slices
+    ]
+
+
+def _without_optionals(leaf: object) -> object:
+    """None for what Keras's data sets have in place of None."""
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
+def _as_tensor(leaf: Structure) -> Structure:
+    if leaf is None or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return leaf
+    return tf.convert_to_tensor(leaf)
+
+
+def _spec_or_leaf(leaf: Structure) -> Structure:
+    spec = batch_sharding.open_spec(leaf)
+    return leaf if spec is None else spec
+
+
+def _open(tensor: Tensor) -> tf.TensorSpec:
+    shape = tensor.shape
+    return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+
+
+# Data sets that the workers read by themselves.
 
 
 class Reading:
@@ -50,25 +226,22 @@ class Reading:
     ) -> None:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
-        self._graph, self._recoveries = graph, recoveries
+        self._graph, self.recoveries = graph, recoveries
         # Traced here: while a worker runs, others may be stopped, whom each new graph waits for.
-        spec = dataset.element_spec
-        self._load, self._iterator, self._first = _loader(), _opener(spec), _drawer(spec)
-        self._passes = 0
+        self._load, self._iterator, self._first = _functions_of(dataset.element_spec)
+        self._passes = itertools.count()
         self._copies: dict[int, tuple[int, Any, int]] = {}
 
-    def feed(self) -> _Pass:
+    def begin(self) -> Pass:
         """One pass over the data set."""
-        number = self._passes
-        self._passes += 1
-        return _Pass(self, number)
+        return _ReadPass(self, next(self._passes))
 
     def open(self, worker: int, number: int) -> DatasetIterator:
         """An iterator on a worker for a pass; orders that are drawn anew are those of this pass.
 
         To be called where functions run on that worker.
         """
-        lost = self._recoveries(worker)
+        lost = self.recoveries(worker)
         known, copy, passes = self._copies.get(worker, (None, None, 0))
         if known != lost or passes > number:
             copy, passes = self._load(tf.constant(self._graph)), 0
@@ -77,37 +250,32 @@ class Reading:
         self._copies[worker] = (lost, copy, number + 1)
         return self._iterator(copy)
 
-    def lost(self, worker: int) -> int:
-        """The number of times that a worker was lost."""
-        return self._recoveries(worker)
 
-
-class _Pass:
+class _ReadPass(Pass):
     """One pass: which batch is next, and where each worker's iterator is."""
 
     def __init__(self, reading: Reading, number: int) -> None:
-        self._reading, self._number = reading, number
+        self._reading, self._number, self.spec = reading, number, reading.spec
         self.batches = reading.batches
         self._places = itertools.count()
         self._iterators: dict[int, tuple[int, Any, int]] = {}
         self._own: Iterator[Any] | None = None
 
-    def batch(self) -> Structure:
-        """The next batch itself, read on the chief."""
+    def __next__(self) -> Structure:
         if self._own is None:
             self._own = iter(self._reading.dataset)
-        return tf.nest.map_structure(without_optionals, next(self._own))
+        return tf.nest.map_structure(_without_optionals, next(self._own))
 
     def next_loads(self) -> Callable[[int], list[Load]]:
         """Makes the loads of the next batch."""
         place = next(self._places)
         if 0 <= self._reading.batches <= place:
             raise StopIteration
-        return lambda parts: [ReadLoad(self, place, part, parts) for part in range(parts)]
+        return lambda parts: [_ReadLoad(self, place, parts) for _ in range(parts)]
 
     def iterator(self, worker: int, place: int) -> tuple[Any, int]:
         """A worker's iterator, and how many batches it passes over before it reads a place."""
-        lost = self._reading.lost(worker)
+        lost = self._reading.recoveries(worker)
         known, iterator, at = self._iterators.pop(worker, (None, None, 0))
         if known != lost or at > place:
             iterator, at = self._reading.open(worker, self._number), 0
@@ -118,22 +286,17 @@ class _Pass:
         """Forgets a worker's iterator, whose place is not known."""
         self._iterators.pop(worker, None)
 
-    @property
-    def spec(self) -> object:
-        """The iterator's type."""
-        return self._reading.spec
 
-
-class ReadLoad(Load):
+class _ReadLoad(Load):
     """A batch, or a part of one, that a worker reads."""
 
-    def __init__(self, of: _Pass, place: int, part: int, parts: int) -> None:
-        self._of, self._place, self._part, self._parts = of, place, part, parts
+    def __init__(self, of: _ReadPass, place: int, parts: int) -> None:
+        self._of, self._place, self._parts = of, place, parts
         self._open: dict[int, Any] = {}
         self.resources = [of.spec]
         self.key = ("read", repr(of.spec), parts)
 
-    def box(self, worker: int, told: list[int]) -> np.ndarray[Any, Any]:
+    def box(self, worker: int, told: list[int]) -> Array:
         """The numbers of the step, with how many batches it passes over."""
         self._open[worker], skip = self._of.iterator(worker, self._place)
         return Layout([]).box([*told, 0, 0, skip], [])
@@ -152,7 +315,7 @@ class ReadLoad(Load):
 
         at = tf.while_loop(lambda place: place < told.skip, pass_over, [tf.constant(0, tf.int64)])
         with tf.control_dependencies([at]):
-            batch = tf.nest.map_structure(without_optionals, iterator.get_next())
+            batch = tf.nest.map_structure(_without_optionals, iterator.get_next())
         if self._parts == 1:
             rows = tf.constant(-1, tf.int64)
             return batch, rows, rows
@@ -173,12 +336,7 @@ def reading_of(
 
     They cannot if the data set runs Python code, holds resources of the chief, has an unknown
     number of batches or another order each time, or is made of arrays that are too large to be
-    sent whole.
-
-    Args:
-        dataset: a `tf.data.Dataset` of global batches.
-        batches: how many batches it has, if that is known.
-        recoveries: for each worker how often it was lost.
+    sent whole. For the arguments see `Reading`.
     """
     known = int(dataset.cardinality().numpy()) if batches is None else batches
     ordered = dataset.options().deterministic is not False and not unordered_steps(dataset)
@@ -197,44 +355,35 @@ def reading_of(
     return Reading(dataset, graph, known, recoveries)
 
 
-_functions: dict[tuple[str, str], Any] = {}
+_functions: dict[str, list[ConcreteFunction]] = {}
 
 
-def _kept(
-    kind: str, spec: object, make: Callable[[], Callable[[Any], Any]], dtype: DType = tf.variant
-) -> ConcreteFunction:
-    """A graph function of one tensor, made once for each type of batch."""
-    key = (kind, repr(spec))
-    if key not in _functions:
-        function = tf.function(make(), autograph=False)
-        _functions[key] = function.get_concrete_function(tf.TensorSpec([], dtype))
-    return _functions[key]
+def _functions_of(spec: object) -> list[ConcreteFunction]:
+    """Functions of one tensor, made once for each type of batch.
 
+    They make a data set of its graph, begin a pass over it, and draw the random numbers of a pass
+    at its start.
+    """
 
-def _loader() -> ConcreteFunction:
     def load(text: Tensor) -> Tensor:
         return tf.raw_ops.DatasetFromGraph(graph_def=text)
 
-    return _kept("load", None, lambda: load, tf.string)
-
-
-def _opener(spec: object) -> ConcreteFunction:
-    def make(variant: Tensor) -> DatasetIterator:
+    def begin(variant: Tensor) -> DatasetIterator:
         return iter(tf.data.experimental.from_variant(variant, spec))
 
-    return _kept("iterator", spec, lambda: make)
-
-
-def _drawer(spec: object) -> ConcreteFunction:
-    """Draws the random numbers of a pass at its start."""
-
     def draw(variant: Tensor) -> Tensor:
-        first = next(iter(tf.data.experimental.from_variant(variant, spec)))
-        leaves = tf.nest.flatten(first, expand_composites=True)
+        leaves = tf.nest.flatten(next(begin(variant)), expand_composites=True)
         with tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]):
             return tf.constant(True)
 
-    return _kept("first", spec, lambda: draw)
+    key = repr(spec)
+    if key not in _functions:
+        text, variant = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.variant)
+        _functions[key] = [
+            tf.function(each, autograph=False).get_concrete_function(given)
+            for each, given in ((load, text), (begin, variant), (draw, variant))
+        ]
+    return _functions[key]
 
 
 # Data sets of a function that makes one for each worker: each worker reads its own.
@@ -243,33 +392,25 @@ def _drawer(spec: object) -> ConcreteFunction:
 
 
 class ShardedDatasets(DistributedDatasetsFromFunction):  # type: ignore[misc]
-    """The data sets of a data set function, for `fit` and for TensorFlow's coordinator.
-
-    Args:
-        stock: TensorFlow's own result for the function.
-        shards: makes the data sets that the workers read in `fit`.
-    """
+    """The data sets of a function, for TensorFlow's coordinator (`stock`) and for `fit`."""
 
     def __init__(self, stock: Dataset, shards: Callable[[], Shards]) -> None:
         self.__dict__.update(stock.__dict__)
         self._make_shards = shards
-        self._shards: Shards | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if tf.inside_function():
             return super().__iter__()
-        return ServedIterator(self._made.feed())
+        return _ShardPass(self._made)
 
     @property
     def cardinality(self) -> int:
         """Batches of a pass; negative if there is no end."""
         return self._made.batches
 
-    @property
+    @functools.cached_property
     def _made(self) -> Shards:
-        if self._shards is None:
-            self._shards = self._make_shards()
-        return self._shards
+        return self._make_shards()
 
 
 class Shards:
@@ -317,26 +458,21 @@ class Shards:
         endless = any(count < 0 for count in counts)
         self.batches = -1 if endless else counts[0] if together else sum(counts)
 
-    def feed(self) -> _ShardPass:
-        """One pass over all data sets."""
-        return _ShardPass(self)
 
-
-class _ShardPass:
+class _ShardPass(Pass):
     """One pass: how far each data set is, and how many of its batches are under way."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self.batches = shards.batches
-        self._passes = [reading.feed() for reading in shards.readings]
+        self._passes = [reading.begin() for reading in shards.readings]
         self._taken = [0] * len(self._passes)
         self._under_way = [0] * len(self._passes)
 
-    def batch(self) -> Structure:
-        """The next batch itself, read on the chief, one data set after the other."""
-        for each in self._passes:
+    def __next__(self) -> Structure:
+        for each in self._passes:  # read on the chief, one data set after the other
             try:
-                return each.batch()
+                return next(each)
             except StopIteration:
                 continue
         raise StopIteration
@@ -375,13 +511,13 @@ class _ShardPass:
         self._under_way[shard] -= 1
 
 
-class _ShardLoad(ReadLoad):
+class _ShardLoad(_ReadLoad):
     """A batch of one worker's data set; in `sync` the parts count alike."""
 
     def __init__(
         self, of: Any, place: int, shard: int, parts: int, end: Callable[[int], None]
     ) -> None:
-        super().__init__(of, place, shard if parts > 1 else 0, 1)
+        super().__init__(of, place, 1)
         self.prefers = shard
         self._count, self._end = parts, end
         self.key = ("shard", self.key, parts)
