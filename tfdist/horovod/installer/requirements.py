@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfdist import environment
-from tfdist.cluster.validation.versions import installed_version
+from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import ConfigError
 
 __all__ = [

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from types import ModuleType
 
-from tfdist.cluster.validation.versions import installed_version
+from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import ConfigError
 
 __all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem"]
