@@ -79,7 +79,10 @@ class TaskOutput:
 
     def __post_init__(self) -> None:
         try:
-            self._file = self.log.open("ab" if self.append else "wb", buffering=0)
+            # Always at the end: late output of a task that died follows what its successor wrote.
+            self._file = self.log.open("ab", buffering=0)
+            if not self.append:
+                self._file.truncate(0)
         except OSError as error:
             self._give_up(error)
 
