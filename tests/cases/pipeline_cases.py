@@ -16,8 +16,8 @@ import tensorflow as tf
 from tests.cases import placement_cases as placed
 from tests.cases.data_cases import LookedUpTwice
 from tests.cases.placement_cases import apart
+from tfdist.strategies.pipeline.engine import Worker
 from tfdist.strategies.pipeline.schedules import Kind, live_activations, make
-from tfdist.strategies.pipeline.stage_worker import Worker
 from tfdist.strategies.pipeline.state import PipelineError
 from tfdist.strategies.pipeline.strategy import Pipeline
 

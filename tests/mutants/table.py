@@ -160,23 +160,19 @@ MUTANTS: list[Mutant] = [
     ),
     # Schedules.
     *_of(
-        "tfdist/strategies/pipeline/schedules/programs.py",
+        "tfdist/strategies/pipeline/schedules.py",
         _SCHEDULES,
         ("_order(chunks[::-1], microbatches, stages)", "_order(chunks, microbatches, stages)"),
         ("return steps + self.drain() if self._flush else steps", "return steps"),
         ("self._live += 1", "self._live += 2"),
-    ),
-    *_of(
-        "tfdist/strategies/pipeline/schedules/simulator.py",
-        _SCHEDULES,
         ("Step(Kind.BACKWARD, batch, number, chunk + 1), forward]", "forward]"),
-        ("peak = max(peak, live)", "peak = live"),
+        ("in program), initial=0)", "in program if step.kind is Kind.FORWARD), initial=0)"),
         ("return (stages - 1) / (rows + stages - 1)", "return (stages - 1) / (rows + stages)"),
         ("0.0 if box.device == device else transfer", "0.0"),
     ),
     # A pipeline's passes.
     Mutant(
-        "tfdist/strategies/pipeline/stage_worker.py",
+        "tfdist/strategies/pipeline/engine.py",
         "recompute=recompute and not is_last",
         "recompute=False",
         _PIPELINES,

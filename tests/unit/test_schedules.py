@@ -264,14 +264,6 @@ def test_2bw_needs_two_versions_at_a_time(shape):
             assert {*live} <= {updates - 1, updates}
 
 
-def test_versions_count_on_from_an_empty_pipeline():
-    assert [version("pipedream", 3, 0, batch, first=10) for batch in (10, 11, 12, 13)] == [
-        *(10, 10, 10, 11)
-    ]
-    assert [version("2bw", 3, 0, batch, first=4) for batch in (4, 5, 6)] == [4, 4, 5]
-    assert version("gpipe", 3, 0, 7, first=4) == 7
-
-
 @given(shapes())
 def test_pushes_and_a_drain_are_the_schedule(shape):
     name, stages, microbatches, virtual, batches = shape

@@ -341,7 +341,7 @@ def test_graphs_that_have_run_can_be_seen():
 def test_the_collectives_that_a_ring_replaces():
     """`RingExtended` puts its own launcher in place of TensorFlow's."""
     from tfdist._tf import distribute as private
-    from tfdist.comm.external_collectives import RingLauncher
+    from tfdist.comm.launchers import RingLauncher
 
     launcher = RingLauncher.__mro__[1]
     signatures = {

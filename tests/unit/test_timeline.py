@@ -1,4 +1,4 @@
-"""The steps of a pipeline as a trace, as text and as a picture."""
+"""The steps of a pipeline as a trace and as a picture."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import sys
 import pytest
 
 from tfdist.errors import ConfigError
-from tfdist.strategies.pipeline import trace_plot
+from tfdist.strategies.pipeline import trace
 from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble, make, simulate
-from tfdist.strategies.pipeline.trace import chrome_trace, row_names, text, write_trace
-from tfdist.strategies.pipeline.trace_plot import draw
+from tfdist.strategies.pipeline.trace import chrome_trace, draw, row_names, write_trace
 from tfdist.utils.atomic_io import SaveError
 
 F, B, U = Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE
@@ -28,11 +27,6 @@ def boxes_of(name="1f1b", stages=2, microbatches=3, *, start=100.0, virtual=1, b
     ]
     random.Random(0).shuffle(boxes)
     return boxes
-
-
-def rows(lines):
-    """What is between the bars."""
-    return [line.split("|")[1] for line in lines if "|" in line]
 
 
 def test_a_trace_has_each_box_on_its_device_in_microseconds():
@@ -87,49 +81,6 @@ def test_a_trace_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match=r"Cannot save to .*trace\.json"):
         write_trace(str(tmp_path / "file" / "trace.json"), boxes_of())
-
-
-def test_text_has_a_row_for_each_device():
-    # 13 quarters of a second: a forward is one, a backward two, an update one.
-    lines = text(boxes_of(), width=8 + 3 + 13).splitlines()
-    assert lines[0] == "3250 ms, bubble 23 %; a character is 250 ms"
-    assert rows(lines) == ["01..aa2bb.cc#", ".0aa1bb2cc#.."]
-    assert lines[-1] == "0-2 forward of a microbatch, a-c its backward, # update, . idle"
-
-
-def test_text_fits_its_width():
-    for width in (30, 77, 200):
-        lines = text(boxes_of("1f1b", 3, 4), width, ["a longer name"]).splitlines()
-        assert {len(line) for line in lines if "|" in line} == {width}
-    narrow = rows(text(boxes_of(), width=1).splitlines())
-    assert [len(row) for row in narrow] == [10, 10]
-
-
-def test_text_spends_characters_in_proportion():
-    boxes = boxes_of("gpipe", 4, 8)
-    row, *_ = rows(text(boxes, width=2000).splitlines())
-    start, end = min(box.begin for box in boxes), max(box.end for box in boxes)
-    for sign, seconds in [("0", 0.25), ("h", 0.5), ("#", 0.25)]:
-        assert row.count(sign) == pytest.approx(len(row) * seconds / (end - start), abs=1)
-    idle = "".join(rows(text(boxes, width=2000).splitlines()))
-    assert idle.count(".") / len(idle) == pytest.approx(bubble(boxes), abs=0.01)
-
-
-def test_text_counts_batches_where_they_have_one_microbatch():
-    # The last of two stages alternates from the first batch on.
-    lines = text(boxes_of("pipedream", 2, 1, batches=12), width=8 + 3 + 51).splitlines()
-    assert rows(lines)[1].startswith(".0aa#1bb#2cc#")
-    assert rows(lines)[1].rstrip(".").endswith("9jj#0aa#1bb#")
-    assert lines[-1].startswith("0-9 forward of a batch, a-j its backward")
-    assert lines[-1].endswith("a batch shows its last digit")
-
-
-def test_text_of_nothing():
-    assert text([]).splitlines()[0] == "0 ms, bubble 0 %; a character is 0 ms"
-    instant = text([Box(0, Step(F, 0, 0, 0), 3.0, 3.0)], width=30)
-    assert rows(instant.splitlines()) == ["." * 19]
-    with pytest.raises(ConfigError, match="width=0"):
-        text([], width=0)
 
 
 def test_devices_without_a_name_have_their_number():
@@ -227,6 +178,6 @@ def test_a_picture_needs_a_format(tmp_path):
 def test_a_picture_without_matplotlib_names_the_command(monkeypatch, tmp_path):
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    importlib.reload(trace_plot)
+    importlib.reload(trace)
     with pytest.raises(ConfigError, match=r"pip install 'tfdist\[pictures\]'"):
-        trace_plot.draw(str(tmp_path / "steps.png"), boxes_of(), title="")
+        trace.draw(str(tmp_path / "steps.png"), boxes_of(), title="")

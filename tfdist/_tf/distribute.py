@@ -6,10 +6,12 @@ Checked on TensorFlow 2.21. `tests/unit/test_seams.py` fails by name when a rele
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.checkpoint.checkpoint import TrackableSaver
 from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.coordinator import coordinator_context
@@ -24,7 +26,16 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
-from tfdist.types import CoordinatedWorker, Dataset, Launcher, Strategy, Structure, Tensor, Variable
+from tfdist.types import (
+    CoordinatedWorker,
+    Dataset,
+    DatasetIterator,
+    Launcher,
+    Strategy,
+    Structure,
+    Tensor,
+    Variable,
+)
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -38,6 +49,7 @@ __all__ = [
     "ServerStrategy",
     "ShardedVariable",
     "SyncOnReadVariable",
+    "TrackableSaver",
     "all_to_all",
     "collective_ops",
     "cross_device_ops",
@@ -51,9 +63,11 @@ __all__ = [
     "is_distributed",
     "local_replica",
     "local_results",
+    "next_of_this_process",
     "on_worker",
     "outside_of_function",
     "regroup",
+    "seeded",
     "unordered_steps",
     "watch_on_all_tapes",
 ]
@@ -337,6 +351,20 @@ def unordered_steps(dataset: Dataset) -> list[str]:
     return result
 
 
+def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
+    """The next values of a distributed iterator on this process's replicas, or None at its end.
+
+    `next(iterator)` asks the other workers whether they are at their end, this function does not.
+    """
+    result: list[Any] = []
+    for own in iterator._iterators:
+        for value in own.get_next_as_optional_list():
+            if not value.has_value():
+                return None
+            result.append(value.get_value())
+    return result
+
+
 def has_started() -> bool:
     """Whether TensorFlow has set up its devices, after which they cannot be changed."""
     return bool(context.context()._initialized)
@@ -346,6 +374,22 @@ def global_seed() -> int | None:
     """The seed given to `tf.random.set_seed`, or None."""
     seed = context.global_seed()
     return None if seed is None else int(seed)
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Makes everything in the block as if `seed` had been given to `tf.random.set_seed`.
+
+    The program's own seed, and the counter from which ops draw theirs, go on afterwards as if
+    nothing had been built.
+    """
+    own = context.context()
+    before = own._seed, own._rng
+    own._seed, own._rng = seed, random.Random(seed)
+    try:
+        yield
+    finally:
+        own._seed, own._rng = before
 
 
 #: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those

@@ -1,4 +1,10 @@
-"""Private TensorFlow symbols around graphs that sessions run, checked on TensorFlow 2.21."""
+"""Private TensorFlow symbols around graphs that sessions run, checked on TensorFlow 2.21.
+
+Those of feature columns: `tf.compat.v1.feature_column.input_layer` and `linear_model` go through
+the columns' deprecated methods, with a warning for each, and know no
+`tf.feature_column.shared_embeddings`. The methods that took their place are public, but ask for
+these.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.eager import context
+from tensorflow.python.feature_column.feature_column_v2 import (
+    CategoricalColumn,
+    DenseColumn,
+    FeatureTransformationCache,
+    SharedEmbeddingColumn,
+    StateManager,
+)
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import training_util
 
@@ -26,6 +39,11 @@ from tfdist.types import (
 )
 
 __all__ = [
+    "CategoricalColumn",
+    "DenseColumn",
+    "FeatureTransformationCache",
+    "SharedEmbeddingColumn",
+    "StateManager",
     "eagerly",
     "graph_scope",
     "listen_to",

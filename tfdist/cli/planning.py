@@ -32,7 +32,7 @@ from tfdist.launch.plan import (
     plan_member,
 )
 from tfdist.launch.ssh import plan_hosts
-from tfdist.strategies.pipeline import trace_plot
+from tfdist.strategies.pipeline.trace import check_installed
 from tfdist.utils.atomic_io import check_writable
 
 __all__ = ["check_runnable", "planned", "program_of", "resolved_for", "seed_of"]
@@ -327,7 +327,7 @@ def _check_timeline(config: StrategyConfig) -> None:
         return
     check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
     if drawn and path.endswith(".png"):
-        trace_plot.check_installed()
+        check_installed()
 
 
 def _roles(config: StrategyConfig) -> Mapping[str, Role]:

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import EpochIterator
-from tfdist._tf.data import next_of_this_process
+from tfdist._tf.distribute import next_of_this_process
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook

@@ -23,8 +23,7 @@ import tensorflow as tf
 
 from tfdist._keras import TFExportArchive, file_utils, io_utils, legacy_h5_format, saving_lib
 from tfdist._keras import keras_export as export
-from tfdist._tf.checkpoints import TrackableSaver
-from tfdist._tf.distribute import SyncOnReadVariable, eagerly_outside_of_scope
+from tfdist._tf.distribute import SyncOnReadVariable, TrackableSaver, eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import hdf5, updating

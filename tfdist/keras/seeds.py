@@ -16,8 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._keras import ArrayDataAdapter, PyDatasetAdapter
-from tfdist._tf.data import seeded
-from tfdist._tf.distribute import global_seed
+from tfdist._tf.distribute import global_seed, seeded
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 from tfdist.types import DataAdapter, Dataset

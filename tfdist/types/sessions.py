@@ -112,8 +112,6 @@ class Scaffold(Protocol):
     @property
     def ready_for_local_init_op(self) -> Operation | None: ...
     def finalize(self) -> Scaffold: ...
-    @property
-    def saver(self) -> Saver | None: ...
 
 
 class Saver(Protocol):
@@ -125,7 +123,6 @@ class ClusterSpec(Protocol):
 
     @property
     def jobs(self) -> list[str]: ...
-    def num_tasks(self, job_name: str) -> int: ...
 
 
 class Server(Protocol):

@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's messages about itself off the terminal while it is imported.
+"""Leaves out lines of TensorFlow's log, and its messages about itself while it is imported.
 
 TensorFlow 2.21 writes lines such as `I0000 … oneDNN custom operations are on` straight to standard
 error, before it looks at TF_CPP_MIN_LOG_LEVEL (tensorflow#100442), and complains of a missing CUDA
@@ -8,10 +8,11 @@ driver on machines that have no GPU. Everything else that is written meanwhile i
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _NOISE = (b"I0000 ", b"WARNING: All log messages before absl::InitializeLog()")
 _NO_DRIVER = b"failed call to cuInit"
@@ -39,3 +40,22 @@ def quiet_import() -> Iterator[None]:
 def is_noise(line: bytes) -> bool:
     """Whether a line of TensorFlow's start has nothing that the user could act on."""
     return line.startswith(_NOISE) or (_NO_DRIVER in line and not os.path.exists("/dev/nvidiactl"))
+
+
+@contextlib.contextmanager
+def log_without(unwanted: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Keeps messages that TensorFlow's Python code logs within a block out of its log.
+
+    Args:
+        unwanted: whether a record is left out.
+    """
+
+    def kept(record: logging.LogRecord) -> bool:
+        return not unwanted(record)
+
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(kept)
+    try:
+        yield
+    finally:
+        logger.removeFilter(kept)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf.feature_columns import (
+from tfdist._tf.sessions import (
     CategoricalColumn,
     DenseColumn,
     FeatureTransformationCache,

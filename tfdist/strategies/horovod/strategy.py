@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm import batch_sharding
-from tfdist.comm.external_collectives import RingExtended
+from tfdist.comm.launchers import RingExtended
 from tfdist.comm.replica_collectives import Link, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.strategies.base import StrategyMixin, agree_on_seed

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.comm import batch_sharding
-from tfdist.comm.chunked_allreduce import launch_in_chunks
+from tfdist.comm.launchers import launch_in_chunks
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 

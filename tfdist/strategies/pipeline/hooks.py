@@ -31,23 +31,64 @@ def hooks(
         flush_all: ends the batches of all models that are under way, before a file is written:
             what is written may be a part of a model, or an archive that has one.
     """
+
+    def before_files(*args: object) -> None:
+        """A file holds the weights of all batches that were begun."""
+        flush_all()
+
+    def before_the_end(callbacks: types.CallbackList, *args: object) -> None:
+        """The batches under way are ended, and their report is shown, before callbacks end."""
+        _before_callbacks(callbacks)
+        function = _function_of(getattr(callbacks, "_model", None))
+        if function is not None and function.engine is not None:
+            report(function)
+
     writers = [*saving.writers(), (legacy_h5_format, "save_model_to_hdf5")]
     return [
-        *(Hook(owner, name, _complete_files(flush_all)) for owner, name in writers),
+        *(Hook(owner, name, _first(before_files)) for owner, name in writers),
         Hook(TensorFlowTrainer, "make_train_function", _piped(make)),
-        Hook(TensorFlowTrainer, "evaluate", _flushed),
-        Hook(TensorFlowTrainer, "predict", _flushed),
+        Hook(TensorFlowTrainer, "evaluate", _first(_before_evaluation)),
+        Hook(TensorFlowTrainer, "predict", _first(_before_evaluation)),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _complete),
-        Hook(CallbackList, "on_epoch_end", _flushed_callbacks),
-        Hook(CallbackList, "on_train_end", _reported(report)),
+        Hook(CallbackList, "on_epoch_end", _first(_before_callbacks)),
+        Hook(CallbackList, "on_train_end", _first(before_the_end)),
     ]
+
+
+def _function_of(model: Model | None) -> PipelineFunction | None:
+    return None if model is None else vars(model).get(_FUNCTION)
 
 
 def flush(model: Model | None) -> None:
     """Ends all batches of a model that are under way."""
-    function = vars(model).get(_FUNCTION) if model is not None else None
+    function = _function_of(model)
     if function is not None:
         function.flush()
+
+
+def _before_evaluation(model: Model, *args: object) -> None:
+    """The weights of all batches that were begun are evaluated."""
+    flush(model)
+
+
+def _before_callbacks(callbacks: types.CallbackList, *args: object) -> None:
+    """Callbacks see the weights of all batches that were begun."""
+    flush(getattr(callbacks, "_model", None))
+
+
+def _first(act: Callable[..., None]) -> Callable[[Any], Any]:
+    """A hook that does something, whose docstring is the reason, before what Keras does."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: object, **kwargs: object) -> object:
+            act(*args)
+            return original(*args, **kwargs)
+
+        return call
+
+    hook.__doc__ = act.__doc__
+    return hook
 
 
 def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
@@ -58,7 +99,7 @@ def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
         def make_train_function(self: Model, force: bool = False) -> Callable[..., Any]:
             if self.train_function is not None and not force:
                 return self.train_function
-            before = vars(self).get(_FUNCTION)
+            before = _function_of(self)
             if before is not None:
                 before.close()
             function = make(self)
@@ -71,69 +112,15 @@ def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
     return hook
 
 
-def _flushed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The weights of all batches that were begun are evaluated."""
-
-    @functools.wraps(original)
-    def look(self: Model, *args: object, **kwargs: object) -> object:
-        flush(self)
-        return original(self, *args, **kwargs)
-
-    return look
-
-
-def _complete_files(flush_all: Callable[[], None]) -> Callable[[Any], Any]:
-    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A file holds the weights of all batches that were begun."""
-
-        @functools.wraps(original)
-        def write(*args: object, **kwargs: object) -> object:
-            flush_all()
-            return original(*args, **kwargs)
-
-        return write
-
-    return hook
-
-
-def _reported(report: Callable[[PipelineFunction], None]) -> Callable[[Any], Any]:
-    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-        """The batches under way are ended, and their report is shown, before callbacks end."""
-
-        @functools.wraps(original)
-        def on_train_end(self: types.CallbackList, *args: object, **kwargs: object) -> object:
-            model = getattr(self, "_model", None)
-            flush(model)
-            function = None if model is None else vars(model).get(_FUNCTION)
-            if function is not None and function.engine is not None:
-                report(function)
-            return original(self, *args, **kwargs)
-
-        return on_train_end
-
-    return hook
-
-
 def _complete(original: Callable[..., Any]) -> Callable[..., Any]:
     """The logs of an epoch, once all of its batches have ended."""
 
     @functools.wraps(original)
     def results(self: Model, logs: Logs | None) -> Logs:
-        function = vars(self).get(_FUNCTION)
+        function = _function_of(self)
         if function is not None and function.is_under_way:
             function.flush()
             logs = self.get_metrics_result()
         return original(self, logs)
 
     return results
-
-
-def _flushed_callbacks(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Callbacks see the weights of all batches that were begun."""
-
-    @functools.wraps(original)
-    def callback(self: types.CallbackList, *args: object, **kwargs: object) -> object:
-        flush(getattr(self, "_model", None))
-        return original(self, *args, **kwargs)
-
-    return callback

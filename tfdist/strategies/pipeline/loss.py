@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import threading
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -13,15 +12,14 @@ import tensorflow as tf
 
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
-from tfdist.keras.replica_context import Step as KerasStep
 from tfdist.keras.replica_context import entered
-from tfdist.strategies.pipeline.partitioning import Key
-from tfdist.strategies.pipeline.stage import Part, Values, of_any_size
+from tfdist.strategies.pipeline.partitioning import Cut, Key
+from tfdist.strategies.pipeline.stage import Microbatch, Part, Values, of_any_size
 from tfdist.strategies.pipeline.stage_graph import Given, Result
 from tfdist.strategies.pipeline.state import Batch
-from tfdist.types import Functional, KerasVariable, Model, Structure, Tensor
+from tfdist.types import KerasVariable, Model, Structure, Tensor
 
-__all__ = ["KerasObjective", "Totals"]
+__all__ = ["KerasObjective"]
 
 
 # The divisor of a loss over a mask: a number of the whole batch, before its first microbatch.
@@ -32,51 +30,32 @@ __all__ = ["KerasObjective", "Totals"]
 # number is asked: TensorFlow runs what it depends on, such as `ids != 0`, and leaves out all
 # layers.
 
-#: From the model's outputs and labels the numbers that losses are divided by, in a graph.
-Denominators: TypeAlias = Callable[[Values, Sequence[Any], Any], list[Any]]
+#: From the model's outputs, and labels and sample weights, the numbers that losses are divided by.
+_Denominators: TypeAlias = Callable[[Values, Structure], list[Any]]
 
 
-class Totals:
-    """Computes the numbers.
+def _totals(
+    parts: Sequence[Part], keys: Sequence[Key], denominators: _Denominators
+) -> Callable[[Sequence[Any], Structure], Tensor]:
+    """Makes the function that computes the numbers.
 
     Args:
         parts: the chunks of one replica.
-        inputs: the model's inputs.
-        denominators: see `Denominators`.
+        keys: the model's inputs.
+        denominators: see `_Denominators`.
+
+    Returns:
+        From the model's inputs, flat, and labels and sample weights the numbers, float64, in the
+        order in which losses ask for them. It raises a ConfigError if a mask depends on what a
+        layer with weights or random numbers computes.
     """
 
-    def __init__(
-        self, parts: Sequence[Part], inputs: Sequence[Key], denominators: Denominators
-    ) -> None:
-        self._parts, self._inputs, self._denominators = parts, inputs, denominators
-        self._functions: dict[str, Any] = {}
-
-    def of(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Structure) -> Tensor:
-        """The numbers for a batch, float64, in the order in which losses ask for them.
-
-        Args:
-            inputs: the model's inputs, flat.
-            labels: labels and sample weights, flat.
-            nest: the structure that the labels are flat of.
-
-        Raises:
-            ConfigError: if a mask depends on what a layer with weights or random numbers computes.
-        """
-        form = repr(nest)
-        if form not in self._functions:
-
-            def run(inputs: Sequence[Any], labels: Sequence[Any]) -> Tensor:
-                return self._run(inputs, labels, nest)
-
-            self._functions[form] = tf.function(run, autograph=False, reduce_retracing=True)
-        with tf.device("/CPU:0"):
-            return self._functions[form](list(inputs), list(labels))
-
-    def _run(self, inputs: Sequence[Any], labels: Sequence[Any], nest: Structure) -> Tensor:
+    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def totals(inputs: Sequence[Any], targets: Structure) -> Tensor:
         unknown: set[str] = set()
-        known = {key: (each, None) for key, each in zip(self._inputs, inputs, strict=True)}
+        known = {key: (each, None) for key, each in zip(keys, inputs, strict=True)}
         values = Values([], [])
-        for part in self._parts:
+        for part in parts:
             reads = [known[key] for key in part.chunk.reads]
             given = Values([tensor for tensor, _ in reads], [mask for _, mask in reads])
             weights = [_unknown(weight, unknown) for weight in part.weights]
@@ -84,9 +63,11 @@ class Totals:
             values, _, _ = part.run(weights, state, given, tf.ones([3], tf.int64))
             pairs = zip(values.tensors, values.masks, strict=True)
             known.update(zip(part.chunk.writes, pairs, strict=True))
-        result = self._denominators(values, labels, nest)
+        result = denominators(values, targets)
         _check(result, unknown)
         return tf.stack([tf.cast(each, tf.float64) for each in result])
+
+    return totals
 
 
 def _unknown(variable: KerasVariable, names: set[str]) -> Tensor:
@@ -120,112 +101,38 @@ class _NeedsTotalsError(Exception):
     """A loss asks for a number of the whole batch."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Microbatch(KerasStep):
-    """A microbatch's share of a Keras step: it counts as a replica does.
-
-    Attributes:
-        totals: the sums over the batch that losses ask for, in their order; None if not known.
-        asked: one entry for each that has been asked for.
-        microbatches: parts of the batch.
-    """
-
-    totals: Tensor | None = None
-    asked: list[Any] = dataclasses.field(default_factory=list)
-    microbatches: int = 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this is all of the batch."""
-        return self.microbatches == 1
-
-    def sum(self, values: Structure) -> Any:
-        """The sums over all microbatches, in the middle of one.
-
-        Raises:
-            _NeedsTotalsError: if it is not known.
-        """
-        totals = self.totals
-        if totals is None:
-            raise _NeedsTotalsError
-
-        def total(value: Tensor) -> Tensor:
-            self.asked.append(value)
-            return tf.cast(totals[len(self.asked) - 1], value.dtype)
-
-        return tf.nest.map_structure(total, values)
-
-    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
-        """Refuses: a microbatch is through before the next one comes.
-
-        Raises:
-            ConfigError: always.
-        """
-        del rows
-        raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss in which the examples of a "
-            f"batch meet (at {where}): each microbatch would see its own only. Set microbatches=1, "
-            "or choose another strategy."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _WholeBatch(KerasStep):
-    """All of a batch, when losses are asked what they are divided by.
-
-    Attributes:
-        found: that, in their order.
-    """
-
-    found: list[Any] = dataclasses.field(default_factory=list)
-
-    def sum(self, values: Structure) -> Any:
-        """The values themselves, which are noted."""
-        self.found.extend(tf.nest.flatten(values))
-        return values
-
-
 class KerasObjective:
     """The objective of a compiled model: its losses and metrics.
 
     Args:
         model: the model.
-        graph: its Functional graph.
+        cut: the model in chunks.
+        parts: the chunks of one replica.
         microbatches: parts of a batch.
         lock: held while Keras's variables are changed.
 
     Attributes:
-        totals: computes the divisors of losses over masks.
-        measured: set when Keras's metrics have seen a microbatch, so that they have a result.
+        measured: whether Keras's metrics have seen a microbatch, so that they have a result.
     """
 
     def __init__(
         self,
         model: Model,
-        graph: Functional,
+        cut: Cut,
+        parts: Sequence[Part],
         microbatches: int,
         lock: contextlib.AbstractContextManager[Any],
     ) -> None:
-        self._model, self._graph, self._lock = model, graph, lock
+        self._model, self._graph, self._lock = model, cut.graph, lock
         self._microbatches = microbatches
-        self.totals: Totals | None = None
+        self._totals = _totals(parts, cut.inputs, self._denominators)
         self._needs_totals = False
         self._latest: tuple[int, Any] | None = None
-        self.measured = threading.Event()
+        self.measured = False
         own = type(model).compute_metrics is not Trainer.compute_metrics
         self._has_metrics = own or model._compile_metrics is not None
         self._add = tf.function(self._add_to_means, autograph=False)
         self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
-
-    def completed(self, given: Given, batch: Batch, microbatch: int) -> Given:
-        """The inputs of the last chunk, with labels."""
-        return dataclasses.replace(
-            given,
-            labels=batch.labels[microbatch],
-            nest=batch.nest,
-            form=batch.form,
-            totals=self._totals_of(batch) if self._needs_totals else None,
-        )
 
     def run(self, forward: Callable[[Given], Any], given: Given, batch: Batch, number: int) -> Any:
         """Runs the last chunk on a microbatch, with the totals that its losses ask for.
@@ -236,46 +143,74 @@ class KerasObjective:
             batch: the batch.
             number: of the microbatch.
         """
-        try:
-            return forward(self.completed(given, batch, number))
-        except _NeedsTotalsError:
-            # Raised when the graph is made, before anything has run.
-            self._needs_totals = True
-        return forward(self.completed(given, batch, number))
+        given = given._replace(targets=batch.examples[number][1:])
+        if not self._needs_totals:
+            try:
+                return forward(given)
+            except _NeedsTotalsError:
+                # Raised when the graph is made, before anything has run.
+                self._needs_totals = True
+        return forward(given._replace(totals=self._totals_of(batch)))
 
     def value(self, given: Given, outputs: Values) -> tuple[Any, Any]:
         """The loss of a microbatch, in a graph; see `stage_graph.Objective`."""
         with self._lock:  # Replicas of the pipeline may come at the same time.
             self._build(given, outputs)
         means = self._means()
-        count, total = given.numbers[1], given.numbers[2]
-        parts = self._microbatches
-        step = _Microbatch(
-            self._model, count, total, False, 1, totals=given.totals, microbatches=parts
+        asked = itertools.count()
+
+        def total_of(value: Tensor) -> Tensor:
+            if given.totals is None:
+                raise _NeedsTotalsError
+            return tf.cast(given.totals[next(asked)], value.dtype)
+
+        step = Microbatch(
+            self._model,
+            given.numbers[1],
+            given.numbers[2],
+            total_of=total_of,
+            microbatches=self._microbatches,
         )
         # From zero: what is left in the variables is what this microbatch adds to them.
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
         with keras.StatelessScope(state_mapping=zeros) as scope:
-            loss = self._loss(step, given.labels, given.nest, outputs)
+            loss = self._loss(step, given.targets, outputs)
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
 
-    def denominators(self, outputs: Values, labels: Sequence[Any], nest: Structure) -> list[Any]:
-        """The divisors of losses; see `tfdist.strategies.pipeline.loss.Denominators`."""
-        one = tf.ones([], tf.int64)
-        step = _WholeBatch(self._model, one, one, False, 1)
-        with keras.StatelessScope():  # Keras's means of losses do not count this.
-            self._loss(step, labels, nest, outputs)
-        return step.found
+    def note(self, batch: Batch, microbatch: int, result: Result) -> None:
+        """Updates Keras's metrics."""
+        x, y, weight = batch.examples[microbatch]
+        values = result.values
+        with self._lock:
+            if self._has_metrics:
+                self._metrics(x, y, weight, values.tensors, values.masks)
+            if result.noted is not None:
+                self._add(result.noted)
+        self.measured = True
 
-    def _loss(
-        self, step: KerasStep, labels: Sequence[Any], nest: Structure, outputs: Values
-    ) -> Tensor:
+    def _denominators(self, outputs: Values, targets: Structure) -> list[Any]:
+        with keras.StatelessScope():  # Keras's means of losses do not count this.
+            return self._asked_of_whole(outputs, targets)
+
+    def _asked_of_whole(self, outputs: Values, targets: Structure) -> list[Any]:
+        """The sums that losses ask for, if this is the whole batch."""
+        asked: list[Any] = []
+
+        def total_of(value: Tensor) -> Tensor:
+            asked.append(value)
+            return value
+
+        one = tf.ones([], tf.int64)
+        self._loss(Microbatch(self._model, one, one, total_of=total_of), targets, outputs)
+        return asked
+
+    def _loss(self, step: Microbatch, targets: Structure, outputs: Values) -> Tensor:
         if self._model._compile_loss is None:  # Only losses of layers.
             return tf.zeros([])
-        y, weight = keras.tree.pack_sequence_as(nest, list(labels))
         # Of a size that is known Keras weighs some batches by it, and those of other sizes by 1.
-        y, weight, tensors = keras.tree.map_structure(of_any_size, (y, weight, outputs.tensors))
+        parts = keras.tree.map_structure(of_any_size, (targets, outputs.tensors))
+        (y, weight), tensors = parts
         with entered(step):
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
         return tf.zeros([]) if loss is None else loss
@@ -287,25 +222,12 @@ class KerasObjective:
                 tensor._keras_mask = mask
         return keras.tree.pack_sequence_as(self._graph._outputs_struct, tensors)
 
-    def _totals_of(self, batch: Batch) -> Tensor | None:
+    def _totals_of(self, batch: Batch) -> Tensor:
         with self._lock:
             if self._latest is None or self._latest[0] != batch.number:
-                assert self.totals is not None
-                result = self.totals.of(batch.inputs, batch.targets, batch.nest)
-                self._latest = (batch.number, result)
+                with tf.device("/CPU:0"):
+                    self._latest = (batch.number, self._totals(batch.inputs, batch.targets))
             return self._latest[1]
-
-    def note(self, batch: Batch, microbatch: int, result: Result) -> None:
-        """Updates Keras's metrics."""
-        if self._has_metrics or result.noted is not None:
-            x, y, weight = batch.examples[microbatch]
-            values = result.values
-            with self._lock:
-                if self._has_metrics:
-                    self._metrics(x, y, weight, values.tensors, values.masks)
-                if result.noted is not None:
-                    self._add(result.noted)
-        self.measured.set()
 
     def _means(self) -> list[Any]:
         """The mean losses of several outputs that Keras keeps in metrics."""
@@ -321,16 +243,16 @@ class KerasObjective:
         """Lets Keras make its means, in a graph that is thrown away."""
         if self._model._compile_loss is None or self._model._compile_loss.built:
             return
-        one = tf.ones([], tf.int64)
-        step = _WholeBatch(self._model, one, one, False, 1)
+        specs = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else tf.TensorSpec(leaf.shape, leaf.dtype),
+            given.targets,
+        )
 
-        def run(*labels: Any) -> None:
-            each = iter(labels)
-            flat = [None if label is None else next(each) for label in given.labels]
-            self._loss(step, flat, given.nest, outputs)
+        @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+        def run(targets: Structure) -> None:
+            self._asked_of_whole(outputs, targets)
 
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in given.labels if t is not None]
-        tf.function(run, autograph=False).get_concrete_function(*specs)
+        run.get_concrete_function(specs)
 
     def _update_metrics(
         self,

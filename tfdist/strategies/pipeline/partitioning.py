@@ -14,7 +14,7 @@ from tfdist.placement.plan import Plan, costs_of, split
 from tfdist.placement.units import Unit, devices_of, graph_of, nodes_in_order, units_of
 from tfdist.types import Functional, Layer, Model, Structure
 
-__all__ = ["Call", "Chunk", "Cut", "check_cuttable", "chunks_of", "cut"]
+__all__ = ["Call", "Chunk", "Cut", "Key", "cut"]
 
 #: A tensor of the graph: the calls of nested models that it is in, and the symbolic tensor's id.
 Key = tuple[tuple[int, ...], int]
@@ -71,36 +71,45 @@ class Cut:
         graph: the Functional graph.
         chunks: the parts.
         inputs: the model's inputs, flat.
-        outputs: the model's outputs, flat.
+        chunk_of: the chunk of each unit, by path.
+        table: the plan of the chunks in words, if they were measured.
     """
 
     graph: Functional
     chunks: tuple[Chunk, ...]
     inputs: tuple[Key, ...]
-    outputs: tuple[Key, ...]
+    chunk_of: Mapping[str, int]
+    table: str
 
 
-def cut(graph: Functional, units: Sequence[Unit], chunk_of: Mapping[str, int], count: int) -> Cut:
+def cut(
+    model: Model,
+    inputs: Structure,
+    count: int,
+    wanted: Sequence[str] | Mapping[str, int] | None,
+) -> Cut:
     """Cuts a model.
 
     Args:
-        graph: the Functional graph, as `check_cuttable` returns it; nested ones are taken apart.
-        units: the model's units.
-        chunk_of: the chunk of each unit, by path.
+        model: a Functional or Sequential model that is built; nested ones are taken apart.
+        inputs: a microbatch, to measure with.
         count: the number of chunks.
+        wanted: the paths of the layers that the second chunk and those after it begin with; or
+            rules, as of a device map, with numbers of chunks; or None for chunks that take about as
+            long as each other.
 
     Raises:
-        ConfigError: if a chunk has no layer, would read what a later one makes, or if a layer with
-            weights is in two.
+        ConfigError: if the model has no graph or a stateful layer, if a chunk has no layer, would
+            read what a later one makes, or if a layer with weights is in two.
     """
+    graph, units = _cuttable(model)
+    chunk_of, table = _chunks_of(model, units, inputs, count, wanted)
     aliases: dict[Key, Key] = {}
-    paths = {id(unit.operation): unit.path for unit in units}
-    calls = list(_calls(graph, (), paths, aliases))
+    calls = list(_calls(graph, (), {id(unit.operation): unit.path for unit in units}, aliases))
     numbers = [chunk_of[call.path] for call in calls]
-    _check(calls, numbers, count)
-    inputs = tuple(((), id(tensor)) for tensor in graph._inputs)
-    outputs = tuple(_resolved(((), id(tensor)), aliases) for tensor in graph._outputs)
     made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
+    _check(calls, numbers, made, count)
+    outputs = tuple(_resolved(((), id(tensor)), aliases) for tensor in graph._outputs)
     readers: dict[Key, set[int]] = {key: {count - 1} for key in outputs}
     for call, number in zip(calls, numbers, strict=True):
         for key in call.reads:
@@ -113,15 +122,12 @@ def cut(graph: Functional, units: Sequence[Unit], chunk_of: Mapping[str, int], c
         reads = tuple(key for key in needed if made.get(key, -1) < number)
         writes = tuple(k for c in own for k in c.writes if max(readers.get(k, {0})) > number)
         chunks.append(Chunk(own, reads, outputs if number == count - 1 else writes))
-    return Cut(graph, tuple(chunks), inputs, outputs)
+    keys = tuple(((), id(tensor)) for tensor in graph._inputs)
+    return Cut(graph, tuple(chunks), keys, chunk_of, table)
 
 
-def check_cuttable(model: Model) -> tuple[Any, list[Unit]]:
-    """The Functional graph of a model, and its units.
-
-    Raises:
-        ConfigError: if it has no graph, is not built, or has a layer that is stateful.
-    """
+def _cuttable(model: Model) -> tuple[Any, list[Unit]]:
+    """The Functional graph of a model, and its units."""
     units = units_of(model)
     graph = graph_of(model)
     if graph is None:
@@ -166,7 +172,9 @@ def _resolved(key: Key, aliases: Mapping[Key, Key]) -> Key:
     return key
 
 
-def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
+def _check(
+    calls: Sequence[Call], numbers: Sequence[int], made: Mapping[Key, int], count: int
+) -> None:
     empty = sorted(set(range(count)) - set(numbers))
     if empty:
         paths = len({call.path for call in calls})
@@ -174,7 +182,6 @@ def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
             f"{count} stages are more than the model can be cut into: it has {paths} layers, and "
             f"none would be left for stage {empty[0]}. Give fewer stages."
         )
-    made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
     times = collections.Counter(call.path for call in calls)
     for call, number in zip(calls, numbers, strict=True):
         late = max((made[key] for key in call.reads if key in made), default=0)
@@ -194,30 +201,14 @@ def _check(calls: Sequence[Call], numbers: Sequence[int], count: int) -> None:
 # The assignment of layers to the chunks of a pipeline.
 
 
-def chunks_of(
+def _chunks_of(
     model: Model,
     units: Sequence[Unit],
     inputs: Structure,
     count: int,
     wanted: Sequence[str] | Mapping[str, int] | None,
 ) -> tuple[dict[str, int], str]:
-    """The chunk of each layer.
-
-    Args:
-        model: a Functional or Sequential model that is built.
-        units: its units.
-        inputs: a microbatch, to measure with.
-        count: the number of chunks.
-        wanted: the paths of the layers that the second chunk and those after it begin with; or
-            rules, as of a device map, with numbers of chunks; or None for chunks that take about as
-            long as each other.
-
-    Returns:
-        Chunks by path, and a table of the plan if there was one.
-
-    Raises:
-        ConfigError: if the model cannot be cut so.
-    """
+    """The chunk of each unit by path, and a table of the plan if there was one."""
     paths = [unit.path for unit in units]
     layers = [unit.path for unit in units if unit.is_layer]
     if count > len(layers):

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import as_average
 from tfdist.placement.devices import moved, on
-from tfdist.strategies.pipeline.partitioning import Chunk
-from tfdist.types import Functional, KerasVariable, StatelessScope, Structure, Tensor
+from tfdist.strategies.pipeline.partitioning import Cut
+from tfdist.types import Gradient, KerasVariable, StatelessScope, Structure, Tensor
 
-__all__ = ["Part", "Values", "of_any_size"]
+__all__ = ["GradientSums", "Microbatch", "Part", "Values", "of_any_size"]
 
 #: Keras's name for the state of random numbers.
 _SEED = "seed_generator_state"
 
 
-@dataclasses.dataclass(frozen=True)
-class Values:
+class Values(NamedTuple):
     """Tensors between chunks, and Keras's masks of them.
 
     Attributes:
@@ -37,75 +37,98 @@ class Values:
     masks: list[Any]
 
 
-class _Microbatch(Step):
-    """A microbatch's share of a Keras step, in the layers."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Microbatch(Step):
+    """A microbatch's share of a Keras step: it counts as a replica does.
+
+    Attributes:
+        total_of: gives the sum of a number over all microbatches, in the middle of one.
+        microbatches: parts of the batch.
+    """
+
+    total_of: Callable[[Tensor], Tensor]
+    microbatches: int = 1
+    even: bool = False
+    replicas: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the batch."""
+        return self.microbatches == 1
 
     def sum(self, values: Structure) -> Any:
-        """Refuses: the other microbatches come later.
+        """The sums over all microbatches."""
+        return tf.nest.map_structure(self.total_of, values)
+
+    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
+        """Refuses: a microbatch is through before the next one comes.
 
         Raises:
             ConfigError: always.
         """
+        del rows
         raise ConfigError(
-            "A loss that a layer adds by `add_loss`, such as a root of a mean, needs the whole "
-            "batch, which conflicts with strategy='pipeline', whose layers see microbatches. Add a "
-            "mean or a sum over the examples, set microbatches=1, or choose another strategy."
+            f"microbatches={self.microbatches} conflicts with a loss in which the examples of a "
+            f"batch meet (at {where}): each microbatch would see its own only. Set microbatches=1, "
+            "or choose another strategy."
         )
+
+
+def _refused_total(value: Tensor) -> Tensor:
+    """Refuses: the other microbatches come later."""
+    del value
+    raise ConfigError(
+        "A loss that a layer adds by `add_loss`, such as a root of a mean, needs the whole "
+        "batch, which conflicts with strategy='pipeline', whose layers see microbatches. Add a "
+        "mean or a sum over the examples, set microbatches=1, or choose another strategy."
+    )
 
 
 class Part:
     """A chunk on a device.
 
     Args:
-        graph: the model that the chunk is of.
+        cut: the model.
         number: which chunk it is.
-        chunk: the layers.
         device: the full name of the device that it runs on.
-        copies: the part that has the weights, if this one is of another replica of the pipeline.
+        is_copy: whether the variables are on another device, that of the first replica of the
+            pipeline.
 
     Attributes:
+        chunk: the chunk.
         weights: Keras's trainable variables.
         state: its other variables: moving statistics, states of random numbers.
     """
 
-    def __init__(
-        self,
-        graph: Functional,
-        number: int,
-        chunk: Chunk,
-        device: str,
-        copies: Part | None = None,
-    ) -> None:
-        self._graph = graph
-        self.number, self.chunk, self.device = number, chunk, device
-        variables = [v for layer in chunk.layers for v in layer.variables]
-        unique = list({id(v): v for v in variables}.values())
-        trainable = {id(v) for layer in chunk.layers for v in layer.trainable_weights}
-        self.weights = [v for v in unique if id(v) in trainable]
-        self.state = [v for v in unique if id(v) not in trainable]
-        self._is_copy = copies is not None
+    def __init__(self, cut: Cut, number: int, device: str, *, is_copy: bool) -> None:
+        self._graph, self._is_copy = cut.graph, is_copy
+        self.number, self.chunk, self.device = number, cut.chunks[number], device
+        layers = self.chunk.layers
+        unique = {id(v): v for layer in layers for v in layer.variables}
+        trainable = {id(v) for layer in layers for v in layer.trainable_weights}
+        self.weights = [v for key, v in unique.items() if key in trainable]
+        self.state = [v for key, v in unique.items() if key not in trainable]
         self._adds_losses = False
         self._calls: dict[Any, FlatFunction] = {}
-        for variable in unique if copies is None else ():
+        for variable in () if is_copy else unique.values():
             moved(variable, device)
-        self._readers = {
-            "weights": tf.function(lambda: _values(self.weights), autograph=False),
-            "state": tf.function(lambda: _values(self.state), autograph=False),
-        }
 
-    def read(self, which: str) -> list[Any]:
-        """The present values of variables, which stay as they are when the variables change.
-
-        Args:
-            which: `"weights"` or `"state"`.
-        """
+    def read(self, which: Literal["weights", "state"]) -> list[Any]:
+        """The present values of variables, which stay as they are when the variables change."""
+        variables = self.weights if which == "weights" else self.state
+        values = self._call(which, lambda: _values(variables), ())
+        if not self._is_copy:
+            return values
         with on(self.device):
-            values = list(self._readers[which]())
-            return [tf.identity(value) for value in values] if self._is_copy else values
+            return [tf.identity(value) for value in values]
 
     def write_state(self, values: Sequence[Any]) -> None:
         """Sets Keras's variables to the values of `self.state`, in one call."""
-        self._call("write", _assigned(self.state), values)
+        self._call("write", self._assign_state, values)
+
+    def _assign_state(self, *values: Tensor) -> None:
+        for variable, value in zip(self.state, values, strict=True):
+            variable._value.assign(value, read_value=False)
 
     def averaged(self, values: Sequence[Any], shares: Sequence[float]) -> list[Any]:
         """New values of some of the state, from those that microbatches have made.
@@ -117,7 +140,7 @@ class Part:
             shares: for each microbatch its part of the examples.
         """
         key = ("average", tuple(shares), len(values))
-        return self._call(key, _averages(list(shares)), values)
+        return self._call(key, lambda *values: _averages(values, shares), values)
 
     def _call(self, key: Any, run: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
         if key not in self._calls:
@@ -155,7 +178,7 @@ class Part:
         """
         microbatch, count, total = tf.unstack(numbers)
         depends = Dependence([*weights, *state])
-        step = _Microbatch(self._graph, count, total, even=False, replicas=1, depends=depends)
+        step = Microbatch(self._graph, count, total, depends=depends, total_of=_refused_total)
         # A sum over a size that is known looks like one times a constant.
         tensors = [of_any_size(t) for t in values.tensors] if self._adds_losses else values.tensors
         drawn = [
@@ -173,9 +196,7 @@ class Part:
                 return self.run(weights, state, values, numbers)
             loss = self._losses(scope, step)
             following = [scope.get_current_value(v) for v in self.state]
-            for weight, given in zip(self.weights, weights, strict=True):
-                if scope.get_current_value(weight) is not given:
-                    raise ConfigError(_assigned_weight(weight))
+            self._check_unassigned(scope, weights)
         outputs = [written[key] for key in self.chunk.writes]
         changed = [
             None if new is None or new is before else new
@@ -196,20 +217,21 @@ class Part:
             known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
         return known
 
-    def _losses(self, scope: StatelessScope, step: _Microbatch) -> Tensor | None:
+    def _check_unassigned(self, scope: StatelessScope, weights: Sequence[Any]) -> None:
+        for weight, given in zip(self.weights, weights, strict=True):
+            if scope.get_current_value(weight) is not given:
+                raise ConfigError(
+                    f"strategy='pipeline' conflicts with a layer that assigns {weight.path!r}, a "
+                    "weight that an optimizer trains, as SpectralNormalization does: each "
+                    "microbatch would assign it again. Use strategy='mirrored'."
+                )
+
+    def _losses(self, scope: StatelessScope, step: Microbatch) -> Tensor | None:
         terms = [as_average(step, tf.reduce_sum(term)) for term in scope.losses]
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()
         terms = [tf.reduce_sum(tf.cast(term, tf.float32)) for term in terms]
         return tf.add_n(terms) if terms else None
-
-
-def _assigned_weight(weight: KerasVariable) -> str:
-    return (
-        f"strategy='pipeline' conflicts with a layer that assigns {weight.path!r}, a weight that "
-        "an optimizer trains, as SpectralNormalization does: each microbatch would assign it "
-        "again. Use strategy='mirrored'."
-    )
 
 
 def of_any_size(tensor: Tensor | None) -> Tensor | None:
@@ -227,27 +249,16 @@ def _values(variables: Sequence[Any]) -> list[Any]:
     return result
 
 
-def _assigned(variables: Sequence[Any]) -> Callable[..., None]:
-    def run(*values: Any) -> None:
-        for variable, value in zip(variables, values, strict=True):
-            variable._value.assign(value, read_value=False)
-
-    return run
-
-
-def _averages(shares: Sequence[float]) -> Callable[..., list[Any]]:
-    def run(*values: Any) -> list[Any]:
-        count, result = len(shares), []
-        for first in range(0, len(values), count):
-            each = values[first : first + count]
-            if not each[0].dtype.is_floating:
-                result.append(tf.identity(each[0]))
-                continue
-            weighed = [value * share for value, share in zip(each, shares, strict=True)]
-            result.append(tf.add_n(weighed))
-        return result
-
-    return run
+def _averages(values: Sequence[Tensor], shares: Sequence[float]) -> list[Any]:
+    count, result = len(shares), []
+    for first in range(0, len(values), count):
+        each = values[first : first + count]
+        if not each[0].dtype.is_floating:
+            result.append(tf.identity(each[0]))
+            continue
+        weighed = [value * share for value, share in zip(each, shares, strict=True)]
+        result.append(tf.add_n(weighed))
+    return result
 
 
 def _for_microbatch(variable: KerasVariable, value: Tensor, microbatch: Tensor) -> Tensor:
@@ -266,3 +277,72 @@ def _masked(tensors: Sequence[Any], masks: Sequence[Any]) -> list[Any]:
             tensor._keras_mask = mask
         result.append(tensor)
     return result
+
+
+class GradientSums:
+    """One sum for each weight of a chunk, in place.
+
+    The first gradient after `clear` takes the place of what was there before, so that nothing is
+    set to zero. Gradients of some rows of a weight, an embedding's, are put one after the other:
+    some of Keras's optimizers, such as Adam, and its clipping by the global norm do something else
+    with rows that come several times than with their sum.
+
+    Args:
+        part: the chunk.
+
+    Attributes:
+        part: the chunk.
+        touched: for each weight whether there has ever been a dense gradient.
+        rows: for each weight, the values and numbers of a microbatch's own rows, and of those that
+            all microbatches look up, since `clear`.
+    """
+
+    def __init__(self, part: Part) -> None:
+        with eagerly_outside_of_scope(), on(part.device):
+            self.variables = [
+                tf.Variable(tf.zeros(weight.shape, weight.dtype), trainable=False)
+                for weight in part.weights
+            ]
+        self.part = part
+        self.touched = [False] * len(self.variables)
+        self.clear()
+
+    def begin(self, numbers: Sequence[int]) -> bool:
+        """Notes that dense gradients of some weights are going to be added.
+
+        Returns:
+            Whether they replace what is there: none has been added since `clear`, of any weight.
+        """
+        first = not any(self._written)
+        for number in numbers:
+            if not first and not self._written[number]:
+                self._set_to_zero(number)
+            self._written[number] = self.touched[number] = True
+        return first
+
+    def add(self, number: int, grad: Gradient, *, first: bool) -> None:
+        """Adds a gradient, in a graph.
+
+        Args:
+            number: of the weight.
+            grad: a dense tensor.
+            first: whether it replaces the sum of before.
+        """
+        variable = self.variables[number]
+        (variable.assign if first else variable.assign_add)(grad, read_value=False)
+
+    def clear(self) -> None:
+        """Begins anew."""
+        self._written = [False] * len(self.variables)
+        self.rows: list[list[tuple[Any, ...]]] = [[] for _ in self.variables]
+
+    def settle(self) -> None:
+        """Sets to zero what has had no gradient since `clear`, so that all sums can be read."""
+        for number, touched in enumerate(self.touched):
+            if touched and not self._written[number]:
+                self._set_to_zero(number)
+
+    def _set_to_zero(self, number: int) -> None:
+        with on(self.part.device):
+            variable = self.variables[number]
+            variable.assign(tf.zeros(variable.shape, variable.dtype))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -13,82 +14,58 @@ from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.errors import ConfigError
 from tfdist.placement.devices import on
-from tfdist.strategies.pipeline.gradient_sums import GradientSums
-from tfdist.strategies.pipeline.stage import Part, Values
+from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
 from tfdist.types import DType, Gradient, GradientTape, IndexedSlices, Shape, Structure, Tensor
 
-__all__ = ["Given", "Graphs", "Job", "Kept", "Objective", "Packing", "Passes", "Result", "pack"]
+__all__ = ["Given", "Job", "Kept", "Objective", "Passes", "Result"]
 
 
-# Many tensors as few: one list of TensorFlow's for each type, which stays on its device.
-
-#: Types of tensors that are in no list.
+#: Types of tensors that are in no list of TensorFlow's.
 _BARE = (tf.resource, tf.variant)
 
 
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """The layout of packed tensors.
+class _Packing:
+    """Many tensors of a graph as few, in place: one list of TensorFlow's for each type.
 
-    Attributes:
-        places: for each tensor its list and its place in it; no list for one that is left as it is.
-        shapes: for each tensor its static shape.
-        dtypes: the types of the lists, in order.
-        count: lists and bare tensors together.
+    Args:
+        tensors: the tensors, or others of these types and static shapes.
     """
 
-    places: tuple[tuple[int | None, int], ...]
-    shapes: tuple[Any, ...]
-    dtypes: tuple[Any, ...]
-    count: int
+    def __init__(self, tensors: Sequence[Any]) -> None:
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._bare = [i for i, tensor in enumerate(tensors) if tensor.dtype in _BARE]
+        self._lists: dict[DType, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            if tensor.dtype not in _BARE:
+                self._lists.setdefault(tensor.dtype, []).append(i)
+
+    def pack(self, tensors: Sequence[Any]) -> list[Any]:
+        """One variant for each type, then the tensors that cannot be in a list."""
+        packed = []
+        for dtype, places in self._lists.items():
+            handle = tf.raw_ops.EmptyTensorList(
+                element_shape=-1, max_num_elements=-1, element_dtype=dtype
+            )
+            for i in places:
+                handle = tf.raw_ops.TensorListPushBack(input_handle=handle, tensor=tensors[i])
+            packed.append(handle)
+        return [*packed, *(tensors[i] for i in self._bare)]
 
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
-        """The tensors, in a graph.
-
-        Args:
-            packed: the result of `pack`.
-        """
-        lists, bare = packed[: len(self.dtypes)], packed[len(self.dtypes) :]
-        result = []
-        for (which, index), shape in zip(self.places, self.shapes, strict=True):
-            if which is None:
-                result.append(bare[index])
-                continue
-            tensor = tf.raw_ops.TensorListGetItem(
-                input_handle=lists[which],
-                index=index,
-                element_shape=_known(shape),
-                element_dtype=self.dtypes[which],
-            )
-            result.append(tf.ensure_shape(tensor, shape) if shape.rank is not None else tensor)
-        return result
-
-
-def pack(tensors: Sequence[Any]) -> tuple[list[Any], Packing]:
-    """Packs tensors of a graph, without copying their memory.
-
-    Returns:
-        One variant for each type, then the tensors that cannot be in a list; and how to unpack.
-    """
-    dtypes = tuple(dict.fromkeys(t.dtype for t in tensors if t.dtype not in _BARE))
-    lists = [
-        tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
-        for dtype in dtypes
-    ]
-    sizes = [0] * len(dtypes)
-    bare: list[Any] = []
-    places: list[tuple[int | None, int]] = []
-    for tensor in tensors:
-        if tensor.dtype in _BARE:
-            places.append((None, len(bare)))
-            bare.append(tensor)
-            continue
-        which = dtypes.index(tensor.dtype)
-        lists[which] = tf.raw_ops.TensorListPushBack(input_handle=lists[which], tensor=tensor)
-        places.append((which, sizes[which]))
-        sizes[which] += 1
-    shapes = tuple(tensor.shape for tensor in tensors)
-    return [*lists, *bare], Packing(tuple(places), shapes, dtypes, len(dtypes) + len(bare))
+        """The tensors, in a graph."""
+        count = len(self._lists)
+        result = dict(zip(self._bare, packed[count:], strict=True))
+        for handle, (dtype, places) in zip(packed[:count], self._lists.items(), strict=True):
+            for index, i in enumerate(places):
+                shape = self._shapes[i]
+                tensor = tf.raw_ops.TensorListGetItem(
+                    input_handle=handle,
+                    index=index,
+                    element_shape=_known(shape),
+                    element_dtype=dtype,
+                )
+                result[i] = tensor if shape.rank is None else tf.ensure_shape(tensor, shape)
+        return [result[i] for i in range(len(result))]
 
 
 def _known(shape: Shape) -> list[int] | int:
@@ -96,8 +73,7 @@ def _known(shape: Shape) -> list[int] | int:
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Given:
+class Given(NamedTuple):
     """The inputs of a forward pass, on its device or on the chief's.
 
     Attributes:
@@ -106,50 +82,20 @@ class Given:
         weights: values of the part's weights.
         state: values of its other variables.
         values: the inputs of the chunk.
-        labels: of the last chunk: labels and sample weights, flat, None if there are none.
-        nest: the structure that the labels are flat of.
-        form: the same in words.
-        totals: of the last chunk: float32, what losses over masks are divided by.
+        targets: of the last chunk: labels and sample weights, with Nones.
+        totals: of the last chunk: float64, what losses over masks are divided by, if known.
     """
 
     numbers: Tensor
     scale: Tensor
-    weights: Sequence[Any]
-    state: Sequence[Any]
+    weights: list[Any]
+    state: list[Any]
     values: Values
-    labels: Sequence[Any] = ()
-    nest: Structure = None
-    form: str = ""
+    targets: Structure = ()
     totals: Tensor | None = None
 
-    @property
-    def leaves(self) -> list[Any]:
-        """All of it, flat, with Nones."""
-        values = self.values
-        first = [self.numbers, self.scale, *self.weights, *self.state]
-        return [*first, *values.tensors, *values.masks, *self.labels, self.totals]
 
-    def replaced(self, leaves: Sequence[Any]) -> Given:
-        """The same structure with other leaves."""
-        each = iter(leaves)
-
-        def following(like: Sequence[Any]) -> list[Any]:
-            return [next(each) for _ in like]
-
-        return dataclasses.replace(
-            self,
-            numbers=next(each),
-            scale=next(each),
-            weights=following(self.weights),
-            state=following(self.state),
-            values=Values(following(self.values.tensors), following(self.values.masks)),
-            labels=following(self.labels),
-            totals=next(each),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The results of a forward pass.
 
     Attributes:
@@ -163,17 +109,6 @@ class Result:
     following: list[Any]
     loss: Tensor | None
     noted: Tensor | None
-
-    @property
-    def leaves(self) -> list[Any]:
-        """All of it, flat, with Nones."""
-        return [*self.values.tensors, *self.values.masks, *self.following, self.loss, self.noted]
-
-    def replaced(self, leaves: Sequence[Any]) -> Result:
-        """The same structure with other leaves."""
-        count = len(self.values.tensors)
-        values = Values(list(leaves[:count]), list(leaves[count : 2 * count]))
-        return Result(values, list(leaves[2 * count : -2]), *leaves[-2:])
 
 
 #: The loss of the last chunk's outputs for a microbatch, a scalar; and what is noted of it.
@@ -199,11 +134,6 @@ class Job:
     wanted: Sequence[bool]
     objective: Objective | None
     recompute: bool
-
-    @property
-    def sources(self) -> int:
-        """The number of tensors with gradients in the backward pass: weights, then inputs."""
-        return len(self.part.weights) + sum(self.wanted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +163,7 @@ class _Taped:
         return list(result)
 
 
-class Graphs:
+class _Graphs:
     """The functions of a chunk for tensors of some shapes.
 
     TensorFlow's own tape over a function gives each tensor that the backward pass needs to Python
@@ -242,27 +172,29 @@ class Graphs:
 
     Args:
         job: the computation.
-        like: the inputs, for their structure.
-        specs: its leaves as specs, and Nones.
+        given: the inputs as specs, and Nones.
     """
 
-    def __init__(self, job: Job, like: Given, specs: Sequence[Any]) -> None:
-        self._job, self._like, self.specs = job, like, list(specs)
-        self._present = [spec is not None for spec in specs]
+    def __init__(self, job: Job, given: Given) -> None:
+        self._job, self._given, self.specs = job, given, tf.nest.flatten(given)
         self._result: Result | None = None
-        self._packing: Packing | None = None
+        self._packing: _Packing | None = None
         self._inner: Any = None
         self._kinds: list[str | None] | None = None
         self._backwards: dict[bool, FlatFunction] = {}
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
-        self.forward = self._function(self._forward, [spec for spec in specs if spec is not None])
+        self._inputs = [spec for spec in self.specs if spec is not None]
+        self._kept = self._inputs
+        self.forward = self._function(self._forward, self._inputs)
 
     def results(self, flat: Sequence[Any]) -> tuple[Result, list[Any]]:
         """The results of the forward function, and the tensors that the backward pass reads."""
         assert self._result is not None
         each = iter(flat)
-        leaves = [None if leaf is None else next(each) for leaf in self._result.leaves]
-        return self._result.replaced(leaves), list(each)
+        result = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(each), self._result
+        )
+        return result, list(each)
 
     def backward(self, first: bool) -> FlatFunction:
         """The backward pass: makes gradients of the inputs from kept tensors and the outputs'.
@@ -277,7 +209,7 @@ class Graphs:
             def run(*flat: Any) -> list[Any]:
                 return self._backward(flat, first)
 
-            self._backwards[first] = self._function(run, [*self._kept_specs(), *self._grads()])
+            self._backwards[first] = self._function(run, [*self._kept, *self._outputs])
         return self._backwards[first]
 
     @property
@@ -302,8 +234,7 @@ class Graphs:
                 grads = taped.gradients([grad if there else None for grad, there in pairs])
                 result.extend(grad is not None for grad in grads)
 
-            given = [spec for spec in self.specs if spec is not None]
-            tf.function(look, autograph=False).get_concrete_function(*given, *self._grads())
+            self._function(look, [*self._inputs, *self._outputs])
             self._reached[present] = result
         return self._reached[present]
 
@@ -312,8 +243,9 @@ class Graphs:
 
     def _forward(self, *flat: Any) -> list[Any]:
         taped = self._taped(flat)
-        leaves = taped.result.leaves
-        self._result = taped.result.replaced([None if leaf is None else True for leaf in leaves])
+        leaves = tf.nest.flatten(taped.result)
+        there = [None if leaf is None else True for leaf in leaves]  # No tensor of this graph.
+        self._result = tf.nest.pack_sequence_as(taped.result, there)
         self._outputs = [tf.TensorSpec(t.shape, t.dtype) for t in taped.outputs]
         made = [leaf for leaf in leaves if leaf is not None]
         if self._job.recompute:
@@ -324,13 +256,15 @@ class Graphs:
 
         # A graph of its own: what it reads of this one is what has to be kept.
         self._inner = tf.function(backward, autograph=False).get_concrete_function(*self._outputs)
-        kept, self._packing = pack(self._inner.captured_inputs)
+        self._packing = _Packing(self._inner.captured_inputs)
+        kept = self._packing.pack(self._inner.captured_inputs)
         self._kept = [tf.TensorSpec(t.shape, t.dtype) for t in kept]
         return [*made, *kept]
 
     def _taped(self, flat: Sequence[Any]) -> _Taped:
         job, each = self._job, iter(flat)
-        given = self._like.replaced([next(each) if there else None for there in self._present])
+        leaves = [None if spec is None else next(each) for spec in self.specs]
+        given = tf.nest.pack_sequence_as(self._given, leaves)
         wanted = _those(given.values.tensors, job.wanted)
         sources = [*given.weights, *wanted]
         with tf.GradientTape() as tape:
@@ -344,7 +278,7 @@ class Graphs:
                 loss = own if loss is None else own + loss
             weighed = None if loss is None else loss * _share(given.numbers, loss.dtype)
             target = None if weighed is None else weighed * tf.cast(given.scale, weighed.dtype)
-        outputs = [] if job.objective else _those(written.tensors, job.floating)
+        outputs = _those(written.tensors, job.floating)
         return _Taped(tape, sources, outputs, target, Result(written, following, weighed, noted))
 
     def _flat(self, grads: Sequence[Any]) -> list[Any]:
@@ -361,8 +295,7 @@ class Graphs:
         return flat
 
     def _backward(self, flat: Sequence[Any], first: bool) -> list[Any]:
-        count = len(self._kept_specs())
-        kept, grads = flat[:count], flat[count:]
+        kept, grads = flat[: len(self._kept)], flat[len(self._kept) :]
         if self._packing is None:
             result = self._flat(self._taped(kept).gradients(grads))
         else:
@@ -378,12 +311,6 @@ class Graphs:
                 self._job.sums.add(number, next(each), first=first)
         # A function of a device of another task without a result is not waited for.
         return [*rows, *each] or [tf.zeros([])]
-
-    def _kept_specs(self) -> list[Any]:
-        return [s for s in self.specs if s is not None] if self._packing is None else self._kept
-
-    def _grads(self) -> list[Any]:
-        return self._outputs
 
 
 def _comes_in_rows(grad: Gradient | None) -> bool:
@@ -425,7 +352,7 @@ def _share(numbers: Tensor, dtype: DType) -> Tensor:
 
 # The forward and the backward pass of a chunk on its device, each one call.
 
-#: Numbers of microbatches that are kept on a device.
+#: Numbers that are kept on a device.
 _NUMBERS = 1024
 
 
@@ -438,7 +365,7 @@ class Kept:
         outputs: the tensors whose gradients come from later chunks.
     """
 
-    def __init__(self, graphs: Graphs, tensors: list[Any], outputs: Sequence[Any]) -> None:
+    def __init__(self, graphs: _Graphs, tensors: list[Any], outputs: Sequence[Any]) -> None:
         self.graphs, self.tensors = graphs, tensors
         self.shapes = [(tensor.shape, tensor.dtype) for tensor in outputs]
 
@@ -452,27 +379,21 @@ class Passes:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._traced: dict[Any, Graphs] = {}
-        self._latest: dict[str, Graphs] = {}
-        self._numbers: dict[tuple[int, ...], Any] = {}
-        self._scale: tuple[float, Any] | None = None
+        self._traced: dict[Any, _Graphs] = {}
+        self._latest: dict[str, _Graphs] = {}
+        self._constant = functools.lru_cache(_NUMBERS)(self._made_constant)
 
     def numbers(self, microbatch: int, sizes: Sequence[int]) -> Tensor:
         """`Given.numbers` of a microbatch, on the device."""
-        key = (microbatch, sizes[microbatch], sum(sizes))
-        if key not in self._numbers:
-            if len(self._numbers) >= _NUMBERS:
-                self._numbers.clear()
-            with on(self._job.part.device):
-                self._numbers[key] = tf.constant(key, tf.int64)
-        return self._numbers[key]
+        return self._constant((microbatch, sizes[microbatch], sum(sizes)), tf.int64)
 
     def scale(self, value: float) -> Tensor:
         """`Given.scale`, on the device."""
-        if self._scale is None or self._scale[0] != value:
-            with on(self._job.part.device):
-                self._scale = (value, tf.constant(value, tf.float32))
-        return self._scale[1]
+        return self._constant(value, tf.float32)
+
+    def _made_constant(self, value: object, dtype: DType) -> Tensor:
+        with on(self._job.part.device):
+            return tf.constant(value, dtype)
 
     def forward(self, given: Given) -> tuple[Kept, Result]:
         """Runs the chunk.
@@ -483,14 +404,14 @@ class Passes:
         Returns:
             What the backward pass needs, and the results, which have been computed.
         """
-        leaves = given.leaves
+        leaves = tf.nest.flatten(given)
         tensors = [leaf for leaf in leaves if leaf is not None]
         graphs = self._graphs(given, leaves)
         with on(self._job.part.device):
             flat = graphs.forward(tensors)
         _wait(flat)
         result, kept = graphs.results(flat)
-        outputs = [] if self._job.objective else self._floating(result)
+        outputs = _those(result.values.tensors, self._job.floating)
         return Kept(graphs, tensors if self._job.recompute else kept, outputs), result
 
     def backward(self, kept: Kept, grads: Sequence[Any]) -> list[Any]:
@@ -523,31 +444,27 @@ class Passes:
         result = [None if kind is None else next(each) for kind in kinds[weights:]]
         return [g if r else None for g, r in zip(result, reached[weights:], strict=True)]
 
-    def _graphs(self, given: Given, leaves: Sequence[Any]) -> Graphs:
+    def _graphs(self, given: Given, leaves: Sequence[Any]) -> _Graphs:
         """The functions for some shapes: one for those seen first, and one for all others."""
         fixed = 2 + len(given.weights) + len(given.state)
         shapes = tuple(None if leaf is None else tuple(leaf.shape) for leaf in leaves[fixed:])
-        key = (shapes, given.form)
+        form = str(tf.nest.map_structure(lambda leaf: leaf is not None, given.targets))
+        key = (shapes, form)
         if key not in self._traced:
             specs = [None if leaf is None else tf.TensorSpec.from_tensor(leaf) for leaf in leaves]
-            known = self._latest.get(given.form)
+            known = self._latest.get(form)
             if known is not None:
                 specs = _general(known.specs, specs)
             if known is None or specs != known.specs:
-                known = Graphs(self._job, given, specs)
-            self._latest[given.form] = self._traced[key] = known
+                known = _Graphs(self._job, tf.nest.pack_sequence_as(given, specs))
+            self._latest[form] = self._traced[key] = known
         return self._traced[key]
-
-    def _floating(self, result: Result) -> list[Any]:
-        pairs = zip(result.values.tensors, self._job.floating, strict=True)
-        return [tensor for tensor, floating in pairs if floating]
 
 
 def _general(known: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     """Specs that both are of; the second ones if not the same leaves are there."""
-    if [a is None for a in known] != [b is None for b in specs]:
-        return list(specs)
-    if any(a is not None and a.dtype != b.dtype for a, b in zip(known, specs, strict=True)):
+    dtypes = [[None if spec is None else spec.dtype for spec in each] for each in (known, specs)]
+    if dtypes[0] != dtypes[1]:
         return list(specs)
     return [
         None

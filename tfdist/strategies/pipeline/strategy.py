@@ -17,10 +17,8 @@ from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
 from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.pipeline import hooks
-from tfdist.strategies.pipeline.engine import Shape
-from tfdist.strategies.pipeline.schedules import Box, check, ideal_bubble
-from tfdist.strategies.pipeline.trace import write_trace
-from tfdist.strategies.pipeline.trace_plot import check_installed, draw
+from tfdist.strategies.pipeline.schedules import Box, Shape, check, ideal_bubble
+from tfdist.strategies.pipeline.trace import check_installed, draw, write_trace
 from tfdist.strategies.pipeline.train_function import PipelineFunction
 from tfdist.types import Dataset, Model
 from tfdist.utils.atomic_io import check_writable

@@ -1,33 +1,41 @@
-"""The steps of a pipeline over time: as a trace for a browser, and as text.
+"""The steps of a pipeline over time: as a trace for a browser, and as a picture.
 
-`tfdist.strategies.pipeline.trace_plot` draws them.
+The one place that imports Matplotlib, which is optional.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
 
-from tfdist.strategies.pipeline.schedules.programs import Box, Kind, Step
-from tfdist.strategies.pipeline.schedules.simulator import bubble
+from tfdist.errors import ConfigError
+from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble
 from tfdist.utils.atomic_io import SaveError, replacing
-from tfdist.utils.validation import check_number
 
-__all__ = ["WORDS", "chrome_trace", "numbers", "row_names", "saving", "span", "text", "write_trace"]
+__all__ = ["check_installed", "chrome_trace", "draw", "row_names", "write_trace"]
 
-#: The kinds of steps in words.
-WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
+_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
 
-_SIGNS = {Kind.FORWARD: "0123456789", Kind.BACKWARD: "abcdefghij", Kind.UPDATE: "#"}
-_IDLE = "."
-_LEAST_BINS = 10
-
-
-def span(boxes: Sequence[Box]) -> tuple[float, float]:
-    """The first begin and the last end, in seconds; zeros if there are no boxes."""
-    begins, ends = [box.begin for box in boxes], [box.end for box in boxes]
-    return min(begins, default=0.0), max(ends, default=0.0)
+#: Red, green and blue of the darkest shade. Blue and orange differ for all kinds of eyes.
+_COLOURS = {
+    Kind.FORWARD: (0.16, 0.41, 0.69),
+    Kind.BACKWARD: (0.85, 0.43, 0.08),
+    Kind.UPDATE: (0.42, 0.42, 0.42),
+}
+_LIGHTEST = 0.55
+_INCHES, _ROW_INCHES, _NAME_POINTS = 12.0, 0.42, 10.0
+_ABOVE, _BELOW, _RIGHT = 0.62, 0.52, 0.985
+_ROW = 0.82
+_LARGEST, _SMALLEST = 9.0, 5.0
+#: A digit's width, as a part of the font's size.
+_DIGIT = 0.62
+#: A kind's numbers are left out if fewer of its boxes than this have room for them.
+_MOST = 0.9
 
 
 def row_names(boxes: Sequence[Box], names: Sequence[str] = ()) -> list[str]:
@@ -39,19 +47,6 @@ def row_names(boxes: Sequence[Box], names: Sequence[str] = ()) -> list[str]:
     """
     count = max((box.device + 1 for box in boxes), default=0)
     return [*names, *(f"device {device}" for device in range(len(names), count))]
-
-
-def numbers(boxes: Sequence[Box]) -> tuple[str, dict[Step, int]]:
-    """The number that distinguishes a step from its neighbours, and what it counts.
-
-    Returns:
-        `"microbatch"`, or `"batch"` if batches have one microbatch each; and the number of each
-        step that is forward or backward.
-    """
-    steps = [box.step for box in boxes if box.step.kind is not Kind.UPDATE]
-    if any(step.microbatch for step in steps):
-        return "microbatch", {step: step.microbatch for step in steps}
-    return "batch", {step: step.batch for step in steps}
 
 
 def chrome_trace(boxes: Sequence[Box], names: Sequence[str] = ()) -> str:
@@ -67,24 +62,18 @@ def chrome_trace(boxes: Sequence[Box], names: Sequence[str] = ()) -> str:
     Returns:
         JSON.
     """
-    start, _ = span(boxes)
-    rows = enumerate(row_names(boxes, names))
-    events = [event for device, name in rows for event in _thread(device, name)]
-    events += [_event(box, start) for box in sorted(boxes, key=lambda box: box.begin)]
+    boxes = sorted(boxes, key=lambda box: box.begin)
+    events: list[dict[str, object]] = []
+    for device, name in enumerate(row_names(boxes, names)):
+        place = {"ph": "M", "pid": 0, "tid": device}
+        events.append({**place, "name": "thread_name", "args": {"name": name}})
+        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": device}})
+    events += [_event(box, boxes[0].begin) for box in boxes]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _thread(device: int, name: str) -> list[dict[str, object]]:
-    """A device's name, and its place among the others."""
-    place = {"ph": "M", "pid": 0, "tid": device}
-    return [
-        {**place, "name": "thread_name", "args": {"name": name}},
-        {**place, "name": "thread_sort_index", "args": {"sort_index": device}},
-    ]
-
-
 def _event(box: Box, start: float) -> dict[str, object]:
-    step, word = box.step, WORDS[box.step.kind]
+    step, word = box.step, _WORDS[box.step.kind]
     what = {"batch": step.batch}
     if step.kind is not Kind.UPDATE:
         what |= {"microbatch": step.microbatch, "chunk": step.chunk}
@@ -111,17 +100,12 @@ def write_trace(path: str, boxes: Sequence[Box], names: Sequence[str] = ()) -> N
     Raises:
         SaveError: if it cannot be written.
     """
-    with saving(path) as partial, open(partial, "w", encoding="utf-8") as file:
+    with _saving(path) as partial, open(partial, "w", encoding="utf-8") as file:
         file.write(chrome_trace(boxes, names))
 
 
 @contextlib.contextmanager
-def saving(path: str) -> Iterator[str]:
-    """`tfdist.utils.atomic_io.replacing`, with errors in words.
-
-    Raises:
-        SaveError: for an error of the system.
-    """
+def _saving(path: str) -> Iterator[str]:
     try:
         with replacing(path) as partial:
             yield partial
@@ -129,61 +113,178 @@ def saving(path: str) -> Iterator[str]:
         raise SaveError.of(path, error) from error
 
 
-def text(boxes: Sequence[Box], width: int = 100, names: Sequence[str] = ()) -> str:
-    """The boxes as lines for a terminal or a log.
-
-    A character shows what a device does in the middle of the time it stands for, so a step that is
-    shorter than that may be left out.
+def draw(
+    path: str,
+    boxes: Sequence[Box],
+    *,
+    title: str,
+    names: Sequence[str] = (),
+    ideal: float | None = None,
+) -> None:
+    """Draws one row for each device, with time from left to right.
 
     Args:
+        path: the file to write; its ending chooses the format, such as `.png` or `.svg`.
         boxes: the boxes, in any order.
-        width: the characters of a row, which are at least the name's and ten more.
+        title: the first line.
         names: the devices' names.
-
-    Returns:
-        A line with the bubble and the scale, one for each device, and one that explains the signs.
+        ideal: the bubble to compare with, from 0 to 1; left out if None.
 
     Raises:
-        ConfigError: if `width` is not a whole number of 1 or more.
+        ConfigError: if Matplotlib is not installed, or does not know the format.
+        SaveError: if the file cannot be written.
     """
-    check_number("width", width, 1, "It counts the characters of a row.")
     rows = row_names(boxes, names)
-    margin = max(map(len, rows), default=0)
-    bins = max(_LEAST_BINS, width - margin - 3)
-    start, end = span(boxes)
-    counted, of = numbers(boxes)
-    lines = [[_IDLE] * bins for _ in rows]
-    for box in boxes:
-        here = _bins(box, start, (end - start) / bins)
-        lines[box.device][here.start : here.stop] = _sign(box.step, of) * len(here)
-    head = (
-        f"{1e3 * (end - start):.4g} ms, bubble {100 * bubble(boxes):.0f} %; "
-        f"a character is {1e3 * (end - start) / bins:.3g} ms"
+    height = _ABOVE + _BELOW + _ROW_INCHES * len(rows)
+    figure = _module("matplotlib.figure").Figure(figsize=(_INCHES, height))
+    _check_format(figure, path)
+    left = min(0.4, 0.02 + max(map(len, rows), default=0) * _DIGIT * _NAME_POINTS / 72 / _INCHES)
+    low, high = _BELOW / height, 1 - _ABOVE / height
+    axes = figure.add_axes((left, low, _RIGHT - left, high - low))
+    shades, meaning = _shades_of(boxes, len(rows))
+    start = min((box.begin for box in boxes), default=0.0)
+    boxes = [
+        dataclasses.replace(box, begin=1e3 * (box.begin - start), end=1e3 * (box.end - start))
+        for box in boxes
+    ]
+    _bars(axes, boxes, rows, shades)
+    # The number that distinguishes a step from its neighbours.
+    counted = "microbatch" if any(box.step.microbatch > 0 for box in boxes) else "batch"
+    kinds = [
+        [box for box in boxes if box.step.kind is kind] for kind in (Kind.FORWARD, Kind.BACKWARD)
+    ]
+    numbered = [_label(axes, alike, counted, shades) for alike in kinds]
+    words = f"bubble {100 * bubble(boxes):.0f} %"
+    if ideal is not None:
+        words += f" (ideal {100 * ideal:.0f} %)"
+    figure.text(left, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", va="top")
+    figure.text(left, 1 - 0.38 / height, words, fontsize=10.5, va="top")
+    _legend(figure, [f"numbers: {counted}" if any(numbered) else "", meaning])
+    with _saving(path) as partial:
+        figure.savefig(partial, dpi=150)
+
+
+def check_installed() -> None:
+    """Finds out before a training whether a picture could be drawn after it.
+
+    Raises:
+        ConfigError: if Matplotlib is not installed.
+    """
+    _module("matplotlib.figure")
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            "The picture of a pipeline needs Matplotlib, which is not installed here. Run "
+            "`pip install 'tfdist[pictures]'`, or leave the picture out."
+        ) from error
+
+
+def _check_format(figure: Any, path: str) -> None:
+    known = figure.canvas.get_supported_filetypes()
+    ending = path.rpartition(".")[2]
+    if "." not in path or ending.lower() not in known:
+        raise ConfigError(
+            f"The picture {path!r} has an ending that is no format. Choose one of: "
+            f"{', '.join(sorted(known))}."
+        )
+
+
+#: The lightness of a step's box, from 0.
+_Shades: TypeAlias = Callable[[Step], float]
+
+
+def _shades_of(boxes: Sequence[Box], devices: int) -> tuple[_Shades, str]:
+    """The rule for lighter boxes of a kind, and its meaning in words; empty if all are alike.
+
+    They are the chunks of a device if it has several, else even and odd batches.
+    """
+    last = max((box.step.chunk // devices for box in boxes), default=0)
+    if last:
+        words = "darker to lighter: the device's parts of the model"
+        return lambda step: _LIGHTEST * (step.chunk // devices) / last, words
+    if len({box.step.batch for box in boxes}) > 1:
+        words = "darker and lighter: batches in turn"
+        return lambda step: _LIGHTEST * (step.batch % 2), words
+    return lambda step: 0.0, ""
+
+
+def _bars(axes: Any, boxes: Sequence[Box], rows: Sequence[str], shades: _Shades) -> None:
+    """The boxes, on rows that are hatched all along: what boxes leave of them is idle."""
+    length = max((box.end for box in boxes), default=0.0) or 1.0
+    places = range(len(rows))
+    axes.barh(places, length, _ROW, color="white", edgecolor="0.87", hatch="////", linewidth=0)
+    axes.barh(
+        [box.device for box in boxes],
+        [box.end - box.begin for box in boxes],
+        _ROW,
+        left=[box.begin for box in boxes],
+        color=[_colour(box.step.kind, shades(box.step)) for box in boxes],
+        edgecolor="white",
+        linewidth=0.4,
     )
-    body = [f"{row:<{margin}} |{''.join(line)}|" for row, line in zip(rows, lines, strict=True)]
-    return "\n".join([head, *body, _legend(counted, max(of.values(), default=0))])
+    axes.set_xlim(0, length)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.set_yticks(places, rows)
+    axes.tick_params(axis="y", length=0, labelsize=_NAME_POINTS)
+    axes.set_xlabel("ms")
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _sign(step: Step, of: dict[Step, int]) -> str:
-    signs = _SIGNS[step.kind]
-    return signs[of.get(step, 0) % len(signs)]
+def _colour(kind: Kind, whiteness: float) -> tuple[float, float, float]:
+    if kind is Kind.UPDATE:
+        whiteness = 0.0
+    red, green, blue = (part + (1 - part) * whiteness for part in _COLOURS[kind])
+    return red, green, blue
 
 
-def _bins(box: Box, start: float, size: float) -> range:
-    """The bins whose middle is in a box."""
-    if not size:
-        return range(0)
-    return range(round((box.begin - start) / size), round((box.end - start) / size))
+def _label(axes: Any, boxes: Sequence[Box], counted: str, shades: _Shades) -> bool:
+    """Writes the numbers of boxes of one kind, in one size, if most have room; whether they do."""
+    points = _INCHES * 72 * axes.get_position().width / axes.get_xlim()[1]
+    texts = [str(getattr(box.step, counted)) for box in boxes]
+    rooms = [
+        (box.end - box.begin) * points / (_DIGIT * (len(text) + 0.4))
+        for box, text in zip(boxes, texts, strict=True)
+    ]
+    if not rooms or sum(room >= _SMALLEST for room in rooms) < _MOST * len(rooms):
+        return False
+    size = min(_LARGEST, max(_SMALLEST, min(rooms)))
+    for box, text, room in zip(boxes, texts, rooms, strict=True):
+        if room >= size:
+            axes.text(
+                (box.begin + box.end) / 2,
+                box.device,
+                text,
+                ha="center",
+                va="center_baseline",
+                fontsize=size,
+                color="0.1" if shades(box.step) > _LIGHTEST / 2 else "white",
+            )
+    return True
 
 
-def _legend(counted: str, most: int) -> str:
-    last = min(most, 9)
-    digits, letters = (
-        signs[0] if not last else f"{signs[0]}-{signs[last]}"
-        for signs in (_SIGNS[Kind.FORWARD], _SIGNS[Kind.BACKWARD])
+def _legend(figure: Any, notes: Sequence[str]) -> None:
+    """The meaning of colours, numbers and shades, above the rows on the right."""
+    patches = _module("matplotlib.patches")
+    handles = [
+        patches.Patch(facecolor=_colour(kind, 0), label=word) for kind, word in _WORDS.items()
+    ]
+    idle = patches.Patch(facecolor="white", edgecolor="0.75", hatch="////", linewidth=0)
+    idle.set_label("idle")
+    height = figure.get_figheight()
+    figure.legend(
+        handles=[*handles, idle],
+        loc="upper right",
+        bbox_to_anchor=(_RIGHT, 1 - 0.04 / height),
+        ncols=len(handles) + 1,
+        frameon=False,
+        fontsize=10,
+        borderaxespad=0,
+        columnspacing=1.2,
+        handlelength=1.4,
     )
-    end = f"; a {counted} shows its last digit" if most > 9 else ""
-    return (
-        f"{digits} forward of a {counted}, {letters} its backward, {_SIGNS[Kind.UPDATE]} update, "
-        f"{_IDLE} idle{end}"
-    )
+    note = "; ".join(filter(None, notes))
+    figure.text(_RIGHT, 1 - 0.40 / height, note, fontsize=9, color="0.35", ha="right", va="top")

@@ -15,15 +15,13 @@ from tfdist.errors import ConfigError
 from tfdist.keras.hooks import exchanged
 from tfdist.placement.devices import on
 from tfdist.placement.place import place
-from tfdist.strategies.pipeline.engine import Engine, Shape
-from tfdist.strategies.pipeline.gradient_sums import GradientSums
+from tfdist.strategies.pipeline.engine import Engine
 from tfdist.strategies.pipeline.loss import KerasObjective
-from tfdist.strategies.pipeline.partitioning import check_cuttable, chunks_of, cut
-from tfdist.strategies.pipeline.schedules import is_synchronous
-from tfdist.strategies.pipeline.stage import Part
+from tfdist.strategies.pipeline.partitioning import cut
+from tfdist.strategies.pipeline.schedules import Shape
+from tfdist.strategies.pipeline.stage import GradientSums, Part
 from tfdist.strategies.pipeline.state import Batch
 from tfdist.types import (
-    Functional,
     Gradient,
     KerasVariable,
     Logs,
@@ -33,13 +31,13 @@ from tfdist.types import (
     Tensor,
 )
 
-__all__ = ["PipelineFunction", "examples_of", "sizes_of", "split_rows"]
+__all__ = ["PipelineFunction"]
 
 
 # A global batch as microbatches.
 
 
-def examples_of(data: Structure) -> int:
+def _examples_of(data: Structure) -> int:
     """The number of examples of a batch.
 
     Args:
@@ -48,18 +46,19 @@ def examples_of(data: Structure) -> int:
     Raises:
         ConfigError: if a tensor is ragged or sparse.
     """
-    for leaf in keras.tree.flatten(data):
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    for leaf in leaves:
         if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
             raise ConfigError(
                 f"strategy='pipeline' cannot split a {type(leaf).__name__} into microbatches. Make "
                 "it dense in the data set: `tensor.to_tensor()` or `tf.sparse.to_dense(tensor)`."
             )
-        if leaf is not None:
-            return int(leaf.shape[0])
-    raise ConfigError("The batch is empty: strategy='pipeline' found no tensor in it.")
+    if not leaves:
+        raise ConfigError("The batch is empty: strategy='pipeline' found no tensor in it.")
+    return int(leaves[0].shape[0])
 
 
-def sizes_of(examples: int, microbatches: int, *, first: bool) -> list[int]:
+def _sizes_of(examples: int, microbatches: int, *, first: bool) -> list[int]:
     """The sizes of the microbatches: alike, or in a last batch different by one at most.
 
     Args:
@@ -83,7 +82,7 @@ def sizes_of(examples: int, microbatches: int, *, first: bool) -> list[int]:
     return [least + (number < more) for number in range(count)]
 
 
-def split_rows(data: Structure, sizes: Sequence[int]) -> list[Any]:
+def _split_rows(data: Structure, sizes: Sequence[int]) -> list[Any]:
     """Parts of a nest of tensors, one after the other.
 
     Args:
@@ -128,8 +127,6 @@ class PipelineFunction:
         self.engine: Engine | None = None
         self._sizes: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._graph: Functional | None = None
-        self._objective: Any = None
         self._updates: dict[Any, Any] = {}
 
     def __call__(self, iterator: Iterator[Any]) -> Logs:
@@ -172,9 +169,9 @@ class PipelineFunction:
     def _step(self, data: Structure) -> None:
         if self.seen is not None:
             self.seen(data)
-        count = examples_of(data)
-        sizes = sizes_of(count, self._shape.microbatches, first=self.engine is None)
-        if len(sizes) < self._shape.microbatches and not is_synchronous(self._shape.schedule):
+        count = _examples_of(data)
+        sizes = _sizes_of(count, self._shape.microbatches, first=self.engine is None)
+        if len(sizes) < self._shape.microbatches and not self._shape.is_synchronous:
             raise ConfigError(
                 f"A batch of {count} examples conflicts with microbatches="
                 f"{self._shape.microbatches}, as schedule={self._shape.schedule!r} goes on from "
@@ -182,56 +179,43 @@ class PipelineFunction:
             )
         engine = self.engine or self._build(data, sizes[0])
         x, *targets = unpack_x_y_sample_weight(data)
-        assert self._graph is not None
-        flat = self._graph._standardize_inputs(x)
-        inputs = split_rows(flat, sizes)
+        inputs = engine.cut.graph._standardize_inputs(x)
         scale = 1.0
         if self._model.optimizer is not None:
             scale = float(self._model.optimizer.scale_loss(tf.constant(1.0)))
-        examples = [unpack_x_y_sample_weight(part) for part in split_rows(data, sizes)]
-        nest = keras.tree.map_structure(lambda leaf: leaf is not None, examples[0][1:])
         batch = Batch(
-            number=0,
-            examples=examples,
-            inputs=flat,
-            targets=keras.tree.flatten(tuple(targets)),
-            labels=[keras.tree.flatten(each[1:]) for each in examples],
-            nest=nest,
-            form=repr(nest),
+            examples=[unpack_x_y_sample_weight(part) for part in _split_rows(data, sizes)],
+            inputs=inputs,
+            targets=tuple(targets),
             sizes=sizes,
             scale=scale,
-            version=(),
         )
         self._sizes[engine.number] = count
-        self._track(engine.train(inputs, batch))
-        # Keras's metrics have a result when they have seen a microbatch.
-        engine.wait_for(self._objective.measured)
+        self._track(engine.train(_split_rows(inputs, sizes), batch))
 
     def _build(self, data: Structure, size: int) -> Engine:
         """Cuts and places the model when the first batch is known."""
+        model, shape = self._model, self._shape
         x, _, _ = unpack_x_y_sample_weight(data)
-        (first, *_) = split_rows(x, [size, examples_of(data) - size])
-        if not self._model.built:
-            self._model(first)
-        self._graph, units = check_cuttable(self._model)
-        count = self._shape.chunks
-        chunk_of, table = chunks_of(self._model, units, first, count, self._stages)
-        made = cut(self._graph, units, chunk_of, count)
+        (first, *_) = _split_rows(x, [size, _examples_of(data) - size])
+        if not model.built:
+            model(first)
+        made = cut(model, first, shape.chunks, self._stages)
+        if made.table:
+            print(made.table, file=sys.stderr, flush=True)
+        function = model.train_function
         names = self._devices[0]
-        if table:
-            print(table, file=sys.stderr, flush=True)
-        function = self._model.train_function
-        place(
-            self._model,
-            {path: names[chunk % len(names)] for path, chunk in chunk_of.items()},
-        )
-        self._model.train_function = function
-        self._objective = KerasObjective(
-            self._model, self._graph, self._shape.microbatches, self._lock
-        )
-        self.engine = Engine(
-            self._shape, made, self._devices, self._objective, self._apply, self._iterations
-        )
+        place(model, {path: names[chunk % shape.stages] for path, chunk in made.chunk_of.items()})
+        model.train_function = function
+        parts = [
+            [
+                Part(made, number, names[number % shape.stages], is_copy=replica > 0)
+                for number in range(shape.chunks)
+            ]
+            for replica, names in enumerate(self._devices)
+        ]
+        objective = KerasObjective(model, made, parts[0], shape.microbatches, self._lock)
+        self.engine = Engine(shape, made, parts, objective, self._apply, self._iterations)
         return self.engine
 
     def _iterations(self) -> int:
@@ -243,17 +227,15 @@ class PipelineFunction:
         for number, loss in losses.items():
             self._model._loss_tracker.update_state(loss, sample_weight=self._sizes.pop(number))
 
-    def _apply(
-        self, sums: Sequence[tuple[Part, Sequence[GradientSums]]], before: int | None
-    ) -> None:
+    def _apply(self, sums: Sequence[Sequence[GradientSums]], before: int | None) -> None:
         """Applies and clears gradients; see `tfdist.strategies.pipeline.engine.Apply`."""
-        every = [each for _, parts in sums for each in parts]
+        every = [each for replicas in sums for each in replicas]
         for each in every:
             each.settle()
-        rows = [_rows_of(part, parts) for part, parts in sums]
+        rows = [_rows_of(replicas) for replicas in sums]
         key = tuple(
-            (part.number, *result, *(t for each in parts for t in each.touched))
-            for (part, parts), result in zip(sums, rows, strict=True)
+            (replicas[0].part.number, *own, *(t for each in replicas for t in each.touched))
+            for replicas, own in zip(sums, rows, strict=True)
         )
         with self._lock:
             if key not in self._updates:
@@ -270,10 +252,7 @@ class PipelineFunction:
             each.clear()
 
     def _applied(
-        self,
-        sums: Sequence[tuple[Part, Sequence[GradientSums]]],
-        before: Tensor | None,
-        rows: list[Any],
+        self, sums: Sequence[Sequence[GradientSums]], before: Tensor | None, rows: list[Any]
     ) -> None:
         optimizer = self._model.optimizer
         assert optimizer is not None
@@ -281,10 +260,11 @@ class PipelineFunction:
             iterations = optimizer.iterations._value
             iterations.assign(tf.cast(before, iterations.dtype))
         grads, weights = [], []
-        for (part, parts), own in zip(sums, rows, strict=True):
+        for replicas, own in zip(sums, rows, strict=True):
+            part = replicas[0].part
             for i, weight in enumerate(part.weights):
                 with on(part.device):
-                    grad = _sum_of(weight, i, parts, own.get(str(i)))
+                    grad = _sum_of(weight, i, replicas, own.get(str(i)))
                 if grad is not None:
                     grads.append(grad)
                     weights.append(weight)
@@ -296,15 +276,15 @@ class PipelineFunction:
         self._strategy.run(on_replica)
 
 
-def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
+def _rows_of(replicas: Sequence[GradientSums]) -> dict[str, tuple[Any, Any]]:
     """The gradients of rows of all microbatches and replicas, by the number of their weight.
 
     Rows that are looked up whatever the batch is, such as those of positions, come once.
     """
     result = {}
-    with on(part.device):
-        for i in range(len(part.weights)):
-            rows = [each for sums in parts for each in sums.rows[i]]
+    with on(replicas[0].part.device):
+        for i, own in enumerate(zip(*(each.rows for each in replicas), strict=True)):
+            rows = [row for microbatches in own for row in microbatches]
             if rows:
                 values, numbers, shared_values, shared_numbers = zip(*rows, strict=True)
                 result[str(i)] = (
@@ -315,10 +295,13 @@ def _rows_of(part: Part, parts: Sequence[GradientSums]) -> dict[str, tuple[Any, 
 
 
 def _sum_of(
-    weight: KerasVariable, i: int, parts: Sequence[GradientSums], rows: tuple[Any, Any] | None
+    weight: KerasVariable,
+    i: int,
+    replicas: Sequence[GradientSums],
+    rows: tuple[Any, Any] | None,
 ) -> Gradient | None:
     """The gradient of a weight, in a graph; None if there is none."""
-    dense = [each.variables[i].read_value() for each in parts if each.touched[i]]
+    dense = [each.variables[i].read_value() for each in replicas if each.touched[i]]
     if rows is None:
         return tf.add_n(dense) if dense else None
     sparse = tf.IndexedSlices(*rows, tf.constant(list(weight.shape), rows[1].dtype))
@@ -345,14 +328,13 @@ def _check(model: Model, shape: Shape) -> None:
             "run_eagerly=True conflicts with strategy='pipeline', whose stages run graphs. Compile "
             "with run_eagerly=False, or debug with strategy='single'."
         )
-    if model.optimizer is not None and not is_synchronous(shape.schedule):
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        _check_asynchronous(model.optimizer, inner, shape.schedule)
+    if model.optimizer is not None and not shape.is_synchronous:
+        _check_asynchronous(model.optimizer, shape.schedule)
 
 
-def _check_asynchronous(outer: Optimizer, optimizer: Optimizer, schedule: str) -> None:
+def _check_asynchronous(optimizer: Optimizer, schedule: str) -> None:
     what = ""
-    if outer is not optimizer:
+    if hasattr(optimizer, "inner_optimizer"):
         what = "LossScaleOptimizer, whose scale changes between updates"
     elif optimizer.global_clipnorm is not None:
         what = f"global_clipnorm={optimizer.global_clipnorm}, the norm of all stages' gradients"
