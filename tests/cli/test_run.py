@@ -78,6 +78,19 @@ def test_everything_after_the_script_is_the_scripts(here: Path) -> None:
     assert result.stdout == f"{theirs} none\n"
 
 
+@pytest.mark.parametrize("words", [[], ["--env-only"]])
+@pytest.mark.parametrize("name", ["program.sub.train", "program.sub"])
+def test_a_module(here: Path, words: list[str], name: str) -> None:
+    package = here / "program/sub"
+    package.mkdir(parents=True)
+    (here / "program/values.py").write_text("SEVEN = 7")
+    text = "import sys\nfrom ..values import SEVEN\nprint(__name__, SEVEN, sys.argv[1:])"
+    for file in ("train.py", "__main__.py"):
+        (package / file).write_text(text)
+    result = tfdist("run", *words, "-m", name, "--epochs", "3")
+    assert "__main__ 7 ['--epochs', '3']" in result.stdout, result.stderr
+
+
 def test_a_run_is_shown_and_logged(here: Path) -> None:
     result = tfdist("run", "--env-only", "-n", "3", "--seed", "9", "train.py")
     assert result.returncode == 0, result.stderr

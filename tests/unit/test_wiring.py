@@ -429,6 +429,7 @@ FLAGS = """
 --max-shards
 --microbatches
 --min-np
+--module -m
 --min-shard-bytes
 --mode
 --namespace

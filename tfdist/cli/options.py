@@ -97,7 +97,14 @@ _ELASTIC: dict[str, Any] = {"rich_help_panel": "Elastic jobs (horovod, multi_wor
 #: The place in the help of options of jobs on several machines.
 _SSH: dict[str, Any] = {"rich_help_panel": "Several machines"}
 
-Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")]
+Script = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script, or with -m the module.")
+]
+
+Module = Annotated[
+    bool,
+    typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for `python -m`."),
+]
 
 Args = Annotated[
     list[str] | None,

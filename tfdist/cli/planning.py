@@ -55,6 +55,7 @@ def _without_strategy(request: Request, held: contextlib.ExitStack) -> Job:
     program = Program(
         script=request.script,
         args=request.args,
+        module=request.module,
         config="",
         seed=None,
         env_only=True,
@@ -348,6 +349,7 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
     return Program(
         script=request.script,
         args=request.args,
+        module=request.module,
         config=config.to_json(),
         seed=seed,
         env_only=request.env_only,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,16 @@ from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
 from tfdist.launch.plan import JobPlan
 
-__all__ = ["Job", "Request", "check_count", "hold_ports", "place_of", "settled", "use_in"]
+__all__ = [
+    "Job",
+    "Request",
+    "check_count",
+    "file_of",
+    "hold_ports",
+    "place_of",
+    "settled",
+    "use_in",
+]
 
 #: Tasks of one machine. If there are many more, the kernel takes minutes to find free ports.
 _MOST_TASKS = 4096
@@ -28,8 +39,9 @@ class Request:
     """The request of a command line.
 
     Attributes:
-        script: the script.
+        script: the script, or the name of a module.
         args: its arguments.
+        module: whether `script` is the name of a module.
         strategy: `--strategy`: the name of a strategy, a file, or None.
         file: the strategy file, if `--strategy` names one.
         given: the strategy's options; None for those that were not given.
@@ -52,6 +64,7 @@ class Request:
     args: tuple[str, ...]
     strategy: str | None
     given: Mapping[str, Any]
+    module: bool = False
     file: StrategyFile | None = None
     env_only: bool = False
     every_task: bool = False
@@ -167,6 +180,27 @@ def hold_ports(count: int) -> HeldPorts:
         ) from error
 
 
+def file_of(module: str) -> str:
+    """The file that `python -m` would run for a module; nothing is imported.
+
+    Raises:
+        ConfigError: if there is no such module, or only a package that cannot be run.
+    """
+    file, folders = None, [str(Path.cwd()), *sys.path]
+    names = module.split(".")
+    for end, name in enumerate(names, 1):
+        spec = PathFinder.find_spec(name, folders)  # By its last name, as no parent is imported.
+        if spec is None:
+            raise ConfigError(
+                f"There is no module {'.'.join(names[:end])!r} in {str(Path.cwd())!r} or among the "
+                f"installed packages, which `-m {module}` needs. Start in the directory that holds "
+                "it, or give the path of a script without -m."
+            )
+        file = spec.origin if spec.submodule_search_locations is None else None
+        folders = [str(Path(folder, name)) for folder in folders if Path(folder, name).is_dir()]
+    return file_of(f"{module}.__main__") if file is None else file
+
+
 # Jobs of `tfdist.estimator`: each task runs the script, which finds its part in TF_CONFIG.
 
 _ESTIMATOR = "tfdist.estimator"
@@ -182,9 +216,10 @@ def settled(request: Request) -> Request:
     if name in (None, "auto"):
         text = own_tf_config()
         name = "parameter_server" if text is not None and '"ps"' in text else None
-    line = None if request.every_task or request.env_only else use_in(request.script)
+    file = file_of(request.script) if request.module else request.script
+    line = None if request.every_task or request.env_only else use_in(file)
     if line is not None and name in having(lambda spec: spec.has_servers):
-        why = f"line {line} of {request.script} uses {_ESTIMATOR}"
+        why = f"line {line} of {file} uses {_ESTIMATOR}"
         return dataclasses.replace(request, every_task=True, why_every_task=why)
     if request.evaluator and not request.every_task:
         raise ConfigError(

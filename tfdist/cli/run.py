@@ -17,7 +17,7 @@ from tfdist.cli.backends.kubernetes import Kubernetes
 from tfdist.cli.backends.mpi import Mpi
 from tfdist.cli.backends.ray import Ray
 from tfdist.cli.backends.slurm import Slurm
-from tfdist.cli.request import Request, settled
+from tfdist.cli.request import Request, file_of, settled
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
@@ -39,6 +39,7 @@ def run(
     context: typer.Context,
     script: options.Script,
     args: options.Args = None,
+    module: options.Module = False,
     strategy: options.Strategy = None,
     max_restarts: options.MaxRestarts = 0,
     hosts: options.Hosts = None,
@@ -72,7 +73,7 @@ def run(
 
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
-    _check_script(script)
+    _check_script(script, module)
     request = settled(_request(context.params))
     engine = _engine(context.params["on"], request)
     of_engine = _options_of(engine, context.params)
@@ -176,7 +177,10 @@ def _check_for(engine: type[Engine], request: Request, bounds: elastic.Bounds) -
         )
 
 
-def _check_script(script: str) -> None:
+def _check_script(script: str, module: bool) -> None:
+    if module:
+        file_of(script)
+        return
     path = Path(script)
     if path.is_file():
         return

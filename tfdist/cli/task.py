@@ -1,6 +1,7 @@
-"""The command that each process of a job runs: `python -m tfdist.cli.task SCRIPT [ARGS]`.
+"""The command that each process of a job runs: `python -m tfdist.cli.task [-m] SCRIPT [ARGS]`.
 
-Joins the cluster, makes the strategy, and runs the script as `__main__` inside its scope.
+Joins the cluster, makes the strategy, and runs the script as `__main__` inside its scope; after
+`-m` it is the name of a module.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -60,13 +61,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs one task.
 
     Args:
-        argv: the script's path and its arguments.
+        argv: the script's path, or `-m` and the name of a module, and its arguments.
 
     Returns:
         The exit status: the script's, or that of the error that kept it from running.
     """
     if not argv:
-        print("tfdist: usage: python -m tfdist.cli.task SCRIPT [ARGS]", file=sys.stderr)
+        print("tfdist: usage: python -m tfdist.cli.task [-m] SCRIPT [ARGS]", file=sys.stderr)
         return 2
     try:
         strategy = _make_strategy()
@@ -112,13 +113,12 @@ def _recording() -> Any:
 
 
 def _run_script(strategy: Any, argv: Sequence[str]) -> int:
-    script, place = argv[0], None
-    sys.argv = list(argv)
-    sys.path[0] = str(Path(script).resolve().parent)
+    place = None
+    run = _program(argv)
     try:
         with strategy.scope():
             place = _elastic_place()
-            runpy.run_path(script, run_name="__main__")
+            run()
     except Exception as error:
         if place is not None and root_cause.names_a_lost_peer(str(error)):
             return _left_for_others()
@@ -134,6 +134,15 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
             return 1
     _leave_together(strategy)
     return 0
+
+
+def _program(argv: Sequence[str]) -> Callable[[], object]:
+    """Sets `sys.argv` and `sys.path` as Python does; returns a function that runs the program."""
+    if argv[0] == "-m":
+        sys.argv, sys.path[0] = list(argv[1:]), str(Path.cwd())
+        return lambda: runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    sys.argv, sys.path[0] = list(argv), str(Path(argv[0]).resolve().parent)
+    return lambda: runpy.run_path(argv[0], run_name="__main__")
 
 
 def _explain(error: BaseException) -> str | None:

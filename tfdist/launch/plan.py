@@ -87,8 +87,9 @@ class Program:
     """The program that every task runs.
 
     Attributes:
-        script: the user's Python script.
+        script: the user's Python script, or the name of a module.
         args: its arguments.
+        module: whether `script` is the name of a module.
         config: the strategy configuration as JSON; goes to the tasks as TFDIST_CONFIG.
         seed: the one seed of the job; goes to the tasks as TFDIST_SEED. None if the tasks get
             the chief's when they join.
@@ -104,6 +105,7 @@ class Program:
     config: str
     seed: int | None
     args: tuple[str, ...] = ()
+    module: bool = False
     env_only: bool = False
     roles: Mapping[str, Role] = dataclasses.field(default_factory=dict)
     task_flags: bool = False
@@ -123,12 +125,13 @@ class Program:
         Raises:
             ConfigError: if the flags cannot name that task or cluster.
         """
+        script = ("-m", self.script) if self.module else (self.script,)
         if self.env_only:
             flags = _task_flags(task, cluster) if self.task_flags and cluster is not None else ()
-            return (self.python, self.script, *self.args, *flags)
+            return (self.python, *script, *self.args, *flags)
         if self.role(task) is not Role.MAIN:
             return (self.python, "-m", SERVER_MODULE)
-        return (self.python, "-m", TASK_MODULE, self.script, *self.args)
+        return (self.python, "-m", TASK_MODULE, *script, *self.args)
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str | None]:
         """The changes to the environment that all tasks share.
