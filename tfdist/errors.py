@@ -8,6 +8,9 @@ from __future__ import annotations
 
 __all__ = ["ConfigError", "EquivalenceWarning", "StartError", "TaskFailedError", "TfdistError"]
 
+#: TensorFlow comes by an extra, so that tfdist does not replace an image's own.
+INSTALL_TENSORFLOW = 'Run: pip install "tfdist[cpu]", or "tfdist[cuda]" for GPUs'
+
 
 class TfdistError(Exception):
     """Base class: a problem that tfdist found and can explain. The command line prints no trace."""

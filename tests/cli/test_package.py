@@ -5,12 +5,33 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import tfdist
+from tfdist.cluster.validation import machine
 
 
 def test_the_version_is_written_in_one_place() -> None:
     assert importlib.metadata.version("tfdist") == tfdist.__version__
+
+
+def test_without_tensorflow_the_message_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    hidden = "import sys\nsys.modules['tensorflow'] = None\n"
+    call = "import tfdist\ntfdist.strategy('single')"
+    command = "from tfdist.cli.main import app\nsys.argv = ['tfdist', 'run', 'train.py']\napp()"
+    for code in (call, command):
+        words = [sys.executable, "-c", hidden + code]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert 'TensorFlow is not installed. Run: pip install "tfdist[cpu]"' in done.stderr
+
+
+def test_other_versions_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    machine.warn_of_versions({"tensorflow": "2.16.1", "keras": "3.15.0", "numpy": "2.1.0"}.get)
+    (warning,) = recwarn
+    assert "TensorFlow: Version 2.16.1 is not >=2.21,<2.22" in str(warning.message)
 
 
 def test_the_command_runs_as_a_module() -> None:

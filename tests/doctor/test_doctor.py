@@ -52,6 +52,8 @@ def test_ranges_are_read_from_requirements() -> None:
     assert ranges(
         ["keras<3.16,>=3.15", "tensorflow[and-cuda] >=2.21, <2.22", 'pytest>=8; extra == "dev"']
     ) == {"keras": ">=3.15,<3.16", "tensorflow": ">=2.21,<2.22"}
+    of_extras = ['tensorflow>=2.21; extra == "cpu"', "torch; extra == 'peer'"]
+    assert ranges(of_extras, extra="cpu") == {"tensorflow": ">=2.21"}
 
 
 def test_the_versions_here_are_good() -> None:
@@ -63,7 +65,7 @@ def test_the_versions_here_are_good() -> None:
 def test_a_missing_package_is_an_error_with_the_command_that_installs_it() -> None:
     missing = found(version_findings({"keras": "3.15.0"}.get), "TensorFlow")
     assert missing.severity == "error"
-    assert missing.remedy == 'Run: pip install "tensorflow>=2.21,<2.22"'
+    assert missing.remedy == 'Run: pip install "tfdist[cpu]", or "tfdist[cuda]" for GPUs'
 
 
 def test_a_package_out_of_range_is_an_error_that_names_both() -> None:

@@ -18,6 +18,7 @@ from tfdist.cli.backends.mpi import Mpi
 from tfdist.cli.backends.ray import Ray
 from tfdist.cli.backends.slurm import Slurm
 from tfdist.cli.request import Request, file_of, settled
+from tfdist.cluster.validation.machine import require_tensorflow
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
@@ -89,6 +90,8 @@ def run(
 
 def _run_here(request: Request, grace: float, dry_run: bool) -> int:
     """Starts the tasks and stays until they have ended; returns the exit status."""
+    if not dry_run:
+        require_tensorflow()
     with planning.planned(request) as job:
         if dry_run:
             print(summary.commands(job.plan))

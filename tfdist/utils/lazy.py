@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tfdist.errors import INSTALL_TENSORFLOW
+
 
 def lazy_attributes(
     names: Sequence[str],
@@ -30,7 +32,12 @@ def lazy_attributes(
         if name not in modules:
             advice = f". {gone[name]}" if gone and name in gone else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
-        module = importlib.import_module(modules[name])
+        try:
+            module = importlib.import_module(modules[name])
+        except ModuleNotFoundError as error:
+            if error.name != "tensorflow":
+                raise
+            raise ImportError(f"TensorFlow is not installed. {INSTALL_TENSORFLOW}") from error
         return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
     return get, lambda: list(names)

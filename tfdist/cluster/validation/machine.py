@@ -6,6 +6,7 @@ there are GPUs, since it alone knows whether it can use them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import operator
 import os
@@ -14,12 +15,14 @@ import platform
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 
 from tfdist import environment
 from tfdist.cluster import resources
 from tfdist.cluster.validation.finding import Finding, error, warning
+from tfdist.errors import INSTALL_TENSORFLOW, ConfigError
 
 __all__ = [
     "cpu_count",
@@ -28,7 +31,9 @@ __all__ = [
     "machine_findings",
     "memory",
     "ranges",
+    "require_tensorflow",
     "version_findings",
+    "warn_of_versions",
 ]
 
 _GIB = 1024**3
@@ -196,7 +201,8 @@ def _package_finding(
         for other in _OTHER_TENSORFLOWS:
             version = version or lookup(other)
     if version is None:
-        return error(shown, "It is not installed.", f"Run: {install}")
+        remedy = INSTALL_TENSORFLOW if name == "tensorflow" else f"Run: {install}"
+        return error(shown, "It is not installed.", remedy)
     if not in_range(version, wanted):
         problem = f"Version {version} is not {wanted}, which this tfdist was tested with."
         return error(shown, problem, f"Run: {install}")
@@ -204,6 +210,19 @@ def _package_finding(
         problem = f"Version {version}; the supported range is not known here."
         return warning(shown, problem, "Install tfdist with pip, so that its metadata is there.")
     return Finding("ok", shown, version)
+
+
+def require_tensorflow() -> None:
+    """Raises ConfigError if TensorFlow is not there; it is not imported."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigError(f"TensorFlow is not installed. {INSTALL_TENSORFLOW}")
+
+
+def warn_of_versions(lookup: Callable[[str], str | None] | None = None) -> None:
+    """Warns of versions of TensorFlow, Keras and NumPy that tfdist was not tested with."""
+    for finding in version_findings(lookup):
+        if finding.severity == "error":
+            warnings.warn(f"tfdist: {finding}", stacklevel=2)
 
 
 def installed_version(name: str) -> str | None:
@@ -216,7 +235,7 @@ def installed_version(name: str) -> str | None:
 
 def _wanted() -> Mapping[str, str]:
     """The supported ranges. NumPy's is TensorFlow's own."""
-    own = ranges(_requires("tfdist"))
+    own = ranges(_requires("tfdist"), extra="cpu")
     return {
         "python": _required_python(),
         "tensorflow": own.get("tensorflow", ""),
@@ -239,13 +258,13 @@ def _required_python() -> str:
         return ">=3.11"
 
 
-def ranges(requirements: Iterable[str]) -> dict[str, str]:
-    """The version ranges of requirements such as `keras>=3.15,<3.16`, without those of extras."""
+def ranges(requirements: Iterable[str], extra: str = "") -> dict[str, str]:
+    """The version ranges of requirements such as `keras>=3.15,<3.16`, and of those of an extra."""
     found = {}
     for requirement in requirements:
         text, _, marker = requirement.partition(";")
         match = re.match(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*(.*)", text)
-        if match and "extra" not in marker:
+        if match and ("extra" not in marker or f'extra == "{extra}"' in marker.replace("'", '"')):
             parts = [part.strip() for part in match[2].strip("() ").split(",") if part.strip()]
             # The lower bound first: it is what people look for.
             found[match[1].lower()] = ",".join(sorted(parts, reverse=True))
