@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # Type checkers refuse other names, which they could not with
     from tfdist.strategies.single.strategy import Single
 else:
     __getattr__, __dir__ = lazy_attributes(
-        __all__,
+        __name__,
         {
             "ConfigError": "tfdist.errors",
             "EquivalenceWarning": "tfdist.errors",

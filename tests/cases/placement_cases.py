@@ -272,6 +272,15 @@ def refused_unbuilt(strategy: Any) -> str:
     return ""
 
 
+def refused_without_devices(strategy: Any, devices: Any) -> str:
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+    try:
+        plan_placement(model, 8, devices)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def planned(strategy: Any, directory: str) -> dict[str, Any]:
     """A plan by measurement, written and read back."""
     wide = [layers.Dense(512, "relu", name=f"wide{i}") for i in range(4)]

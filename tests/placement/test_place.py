@@ -78,6 +78,12 @@ def test_a_model_without_weights_is_refused(cluster):
     assert "keras.Input" in found
 
 
+@pytest.mark.parametrize("devices", [[], {}])
+def test_a_plan_for_no_device_is_refused(cluster, devices):
+    (found,) = cluster("devices").call(f"{CASES}:refused_without_devices", devices=devices)
+    assert f"devices={devices} leaves no device to plan for" in found
+
+
 def test_a_plan_by_measurement(cluster, tmp_path):
     (found,) = cluster("devices").call(f"{CASES}:planned", directory=str(tmp_path))
     devices = found["devices"]

@@ -10,7 +10,7 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_attributes(
-    __all__,
+    __name__,
     {
         "STRATEGIES": "tfdist.config.strategy_config",
         "GradientOptions": "tfdist.config.gradient_options",

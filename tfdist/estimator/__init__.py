@@ -43,4 +43,4 @@ _GONE = {
     "tpu": "Train on TPUs with Keras under tf.distribute.TPUStrategy.",
 }
 
-__getattr__, __dir__ = lazy_attributes(__all__, _MODULES, "tfdist.estimator", _GONE)
+__getattr__, __dir__ = lazy_attributes(__name__, _MODULES, _GONE)

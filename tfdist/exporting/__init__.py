@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 __getattr__, __dir__ = lazy_attributes(
-    __all__,
+    __name__,
     {
         "Comparison": "tfdist.exporting.comparison",
         "Difference": "tfdist.exporting.comparison",

@@ -120,7 +120,7 @@ class MetricAverageCallback(_Callback):
         """Averages the logs."""
         if logs is None or ring_of() is None:
             return
-        everyone = initialized(self._who).allgather_object(dict(logs), name="tfdist.utils.logging")
+        everyone = initialized(self._who).allgather_object(dict(logs), name="tfdist.logs")
         for name in set.intersection(*[set(each) for each in everyone]):
             average = np.mean([np.asarray(each[name], "float64") for each in everyone], axis=0)
             logs[name] = float(average) if average.ndim == 0 else average

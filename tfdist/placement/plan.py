@@ -339,13 +339,13 @@ def _zeros(model: Model, examples: int) -> Structure:
 
 
 def _budgets(devices: Sequence[str] | Mapping[str, float] | None) -> dict[str, float]:
-    if isinstance(devices, Mapping):
-        return {name: float(size) for name, size in devices.items()}
     if devices is None:
         result = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         devices = [device.name.removeprefix("/device:") for device in result]
     if not devices:
-        raise ConfigError("devices=[] leaves no device to plan for. Name at least one.")
+        raise ConfigError(f"devices={devices!r} leaves no device to plan for. Name at least one.")
+    if isinstance(devices, Mapping):
+        return {name: float(size) for name, size in devices.items()}
     return dict.fromkeys(devices, float("inf"))
 
 

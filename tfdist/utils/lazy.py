@@ -6,25 +6,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.errors import INSTALL_TENSORFLOW
 
 
 def lazy_attributes(
-    names: Sequence[str],
-    modules: Mapping[str, str],
-    package: str = "tfdist",
-    gone: Mapping[str, str] | None = None,
+    package: str, modules: Mapping[str, str], gone: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's `__getattr__` and `__dir__` (PEP 562).
 
     Args:
-        names: the public names.
-        modules: for each name, the module that defines it. A name whose module is that of the
-            package with this name stands for the module itself.
-        package: the package.
+        package: the package's name.
+        modules: for each public name, the module that defines it. A name whose module is that of
+            the package with this name stands for the module itself.
         gone: names that others expect here and do not find, each with what to do instead.
     """
 
@@ -40,4 +36,4 @@ def lazy_attributes(
             raise ImportError(f"TensorFlow is not installed. {INSTALL_TENSORFLOW}") from error
         return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
-    return get, lambda: list(names)
+    return get, lambda: list(modules)

@@ -2,4 +2,4 @@ from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Horovod"]
 
-__getattr__, __dir__ = lazy_attributes(__all__, {"Horovod": "tfdist.strategies.horovod.strategy"})
+__getattr__, __dir__ = lazy_attributes(__name__, {"Horovod": "tfdist.strategies.horovod.strategy"})

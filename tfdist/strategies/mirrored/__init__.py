@@ -2,4 +2,6 @@ from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Mirrored"]
 
-__getattr__, __dir__ = lazy_attributes(__all__, {"Mirrored": "tfdist.strategies.mirrored.strategy"})
+__getattr__, __dir__ = lazy_attributes(
+    __name__, {"Mirrored": "tfdist.strategies.mirrored.strategy"}
+)

@@ -3,5 +3,5 @@ from tfdist.utils.lazy import lazy_attributes
 __all__ = ["MultiWorker"]
 
 __getattr__, __dir__ = lazy_attributes(
-    __all__, {"MultiWorker": "tfdist.strategies.multi_worker.strategy"}
+    __name__, {"MultiWorker": "tfdist.strategies.multi_worker.strategy"}
 )

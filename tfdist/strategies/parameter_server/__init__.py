@@ -3,5 +3,5 @@ from tfdist.utils.lazy import lazy_attributes
 __all__ = ["ParameterServer"]
 
 __getattr__, __dir__ = lazy_attributes(
-    __all__, {"ParameterServer": "tfdist.strategies.parameter_server.strategy"}
+    __name__, {"ParameterServer": "tfdist.strategies.parameter_server.strategy"}
 )

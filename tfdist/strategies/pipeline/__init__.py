@@ -2,4 +2,6 @@ from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Pipeline"]
 
-__getattr__, __dir__ = lazy_attributes(__all__, {"Pipeline": "tfdist.strategies.pipeline.strategy"})
+__getattr__, __dir__ = lazy_attributes(
+    __name__, {"Pipeline": "tfdist.strategies.pipeline.strategy"}
+)

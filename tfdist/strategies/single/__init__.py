@@ -2,4 +2,4 @@ from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Single"]
 
-__getattr__, __dir__ = lazy_attributes(__all__, {"Single": "tfdist.strategies.single.strategy"})
+__getattr__, __dir__ = lazy_attributes(__name__, {"Single": "tfdist.strategies.single.strategy"})
