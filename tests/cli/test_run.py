@@ -101,6 +101,7 @@ def test_a_run_is_shown_and_logged(here: Path) -> None:
         "3 (1 in each of 3 tasks)",
     ):
         assert words in result.stderr
+    assert re.search(r"^tfdist: done in \d+ s; logs: tfdist-logs/", result.stderr, re.MULTILINE)
     logs = Path("tfdist-logs/latest")
     assert sorted(each.name for each in logs.iterdir()) == [f"worker-{i}.log" for i in range(3)]
     assert '"index": 2' in (logs / "worker-2.log").read_text()
@@ -118,6 +119,27 @@ def test_the_exit_status_and_last_lines_of_a_failure(here: Path) -> None:
         "tfdist: worker 1 failed with exit status 5.\nIts log: logs/worker-1.log" in result.stderr
     )
     assert "Traceback" not in result.stderr
+
+
+WRONG_SHAPE = """
+import keras, numpy as np
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+def train():
+    model.fit(np.ones((8, 5)), np.ones((8, 1)), verbose=0)
+train()
+"""
+
+
+def test_a_traceback_has_the_programs_frames_only(here: Path) -> None:
+    Path("train.py").write_text(WRONG_SHAPE)
+    result = tfdist("run", "-s", "mirrored", "-n", "2", "train.py")
+    assert result.returncode == 1
+    _, _, trace = result.stderr.partition("Traceback (most recent call last):")
+    files = re.findall(r'File "(.*)", line (\d+)', trace)
+    assert files[:2] == [("train.py", "7"), ("train.py", "6")]
+    assert not [file for file, _ in files if "/tfdist/" in file or "runpy" in file]
+    assert "expected axis -1 of input shape to have value 4" in trace
 
 
 def test_one_task_of_a_cluster_that_tf_config_names(here: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from tfdist.cli.summary import duration
 from tfdist.errors import ConfigError
 from tfdist.horovod.installer import Done, Order, Outcome, Progress, ensure
 from tfdist.horovod.installer.compile import VERSION
@@ -72,15 +73,10 @@ def _summary(outcome: Outcome, wheel_dir: Path | None) -> str:
     )
     if outcome.done is Done.NOTHING:
         return f"{what} {outcome.done.value}. --force builds it anew."
-    took = f"({_time(outcome.seconds)})"
+    took = f"({duration(outcome.seconds)})"
     if wheel_dir is not None:
         return f"{what} is tested {took} and written: {outcome.wheel}"
     return f"{what} {outcome.done.value} {took}. The wheel is kept: {outcome.wheel}"
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 @contextlib.contextmanager
@@ -121,7 +117,7 @@ class _Lines:
 
     def note(self, text: str) -> None:
         """See `Progress`."""
-        when = "" if self._quiet else f"[{_time(time.monotonic() - self._began)}] "
+        when = "" if self._quiet else f"[{duration(time.monotonic() - self._began)}] "
         print(f"tfdist: {when}{text}", file=sys.stderr, flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def _request(given: dict[str, Any]) -> Request:
 
 
 def _supervise(plan: JobPlan, grace: float) -> int:
-    alone = plan.cluster is None
+    alone, begun = plan.cluster is None, time.monotonic()
     outcome = supervisor.run(
         plan,
         grace=grace,
@@ -126,6 +127,9 @@ def _supervise(plan: JobPlan, grace: float) -> int:
         complain=summary.note,
         notify=summary.note,
     )
+    if outcome.status == 0:
+        took = summary.duration(time.monotonic() - begun)
+        summary.note(f"done in {took}; logs: {plan.log_dir}", new_line=outcome.midline)
     return summary.conclude(outcome)
 
 

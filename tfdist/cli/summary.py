@@ -18,7 +18,7 @@ from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.launch.plan import JobPlan, TaskPlan
 from tfdist.launch.supervisor import Outcome
 
-__all__ = ["commands", "conclude", "note", "table"]
+__all__ = ["commands", "conclude", "duration", "note", "table"]
 
 #: The work of the tasks of a parameter-server job.
 _PARTS = {
@@ -42,6 +42,12 @@ def conclude(outcome: Outcome) -> int:
     if outcome.message:
         note(outcome.message, new_line=outcome.midline)
     return outcome.status
+
+
+def duration(seconds: float) -> str:
+    """A time as `1 min 5 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def commands(plan: JobPlan) -> str:

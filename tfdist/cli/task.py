@@ -6,11 +6,13 @@ Joins the cluster, makes the strategy, and runs the script as `__main__` inside 
 
 from __future__ import annotations
 
+import linecache
 import runpy
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from tfdist import environment
@@ -24,6 +26,8 @@ from tfdist.launch.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
 from tfdist.utils.log_filters import quiet_import
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 #: Parts of the message of an error of TensorFlow or Horovod, all of which it must contain, and a
 #: hint for the user.
@@ -122,10 +126,14 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
     except Exception as error:
         if place is not None and root_cause.names_a_lost_peer(str(error)):
             return _left_for_others()
+        if isinstance(error, TfdistError):
+            raise
         hint = _explain(error)
         if hint is not None:
             error.add_note(f"tfdist: {hint}")
-        raise
+        error.__traceback__ = _of_program(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     except SystemExit as end:
         if end.code not in (None, 0):
             if isinstance(end.code, int):
@@ -152,6 +160,35 @@ def _explain(error: BaseException) -> str | None:
         if all(part in text for part in parts):
             return hint
     return None
+
+
+def _of_program(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames of tfdist, which the program does not know.
+
+    All stay if tfdist itself raised the error, or if Keras's own filter of tracebacks is off.
+    """
+    from keras.config import is_traceback_filtering_enabled
+
+    entries, entry = [], error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    last = entries[-1]
+    # Keras has taken its own frames out, so that a hook which called Keras may be the last one.
+    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
+    raised_here = _is_own(last.tb_frame) and "original(" not in line
+    if raised_here or not is_traceback_filtering_enabled():
+        return error.__traceback__
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        if not _is_own(entry.tb_frame):
+            kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+def _is_own(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_PACKAGE) or file == "<frozen runpy>"
 
 
 def _elastic_place() -> str | None:

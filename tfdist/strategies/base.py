@@ -161,9 +161,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         policy = batch_sharding.policy_of(dataset)
         name = getattr(policy, "name", str(policy))
         if policy not in (_Policy.AUTO, _Policy.DATA):
-            self._say_policy(f"sharded by TensorFlow (policy {name})")
+            self._say_policy(name)
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
-        self._say_policy("every worker reads all batches and takes its slice of each (policy DATA)")
         self._warn_of_order(dataset)
         dataset = no_more_than_read(dataset)
         with self._steps_known(dataset) as known:
@@ -186,10 +185,11 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
                 stacklevel=5,
             )
 
-    def _say_policy(self, what: str) -> None:
+    def _say_policy(self, name: str) -> None:
         if self.shard.workers > 1 and self.is_chief and not self._policy_said:
             self._policy_said = True
-            print(f"tfdist: data: {what}", file=sys.stderr, flush=True)
+            text = f"TensorFlow shards the data (auto-shard policy {name})"
+            print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def _steps_known(self, dataset: Dataset) -> Iterator[bool]:
