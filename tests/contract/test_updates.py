@@ -85,6 +85,13 @@ def test_accumulation_on_one_device(cluster: Pool) -> None:
     assert_same(reference, cluster.results("single", case, accumulate=3)[0], 1e-5, "single")
 
 
+def test_local_steps_average_what_the_optimizer_averages(run: Agree) -> None:
+    options = {"learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.9}
+    results = run(TRAIN, rule={"mode": "local", "period": 2}, examples=UNEVEN, options=options)
+    for result in results:
+        assert_same(results[0], result, 0.0, "another worker")
+
+
 def test_buckets_change_nothing(agree: Agree) -> None:
     agree(TRAIN, rule={"bucket_mb": 600 / 2**20}, examples=UNEVEN, optimizer="adam")
 

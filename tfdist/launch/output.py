@@ -80,9 +80,8 @@ class TaskOutput:
     def __post_init__(self) -> None:
         try:
             # Always at the end: late output of a task that died follows what its successor wrote.
-            self._file = self.log.open("ab", buffering=0)
-            if not self.append:
-                self._file.truncate(0)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if self.append else os.O_TRUNC)
+            self._file = open(os.open(self.log, flags, 0o666), "ab", buffering=0)  # noqa: SIM115
         except OSError as error:
             self._give_up(error)
 

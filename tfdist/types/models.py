@@ -54,6 +54,7 @@ class Optimizer(Protocol):
     learning_rate: Any
     _learning_rate: Any
     _iterations: KerasVariable
+    _model_variables_moving_average: list[KerasVariable]
     _trainable_variables: list[KerasVariable]
 
     @property
