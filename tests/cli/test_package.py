@@ -28,6 +28,17 @@ def test_without_tensorflow_the_message_says_how_to_install_it(tmp_path: Path) -
         assert 'TensorFlow is not installed. Run: pip install "tfdist[cpu]"' in done.stderr
 
 
+def test_the_version_is_shown_without_tensorflow() -> None:
+    hidden = "from importlib import metadata as m\nold = m.version\ndef version(name):\n"
+    hidden += (
+        "    if name == 'tensorflow': raise m.PackageNotFoundError(name)\n    return old(name)\n"
+    )
+    code = "m.version = version\nimport sys\nfrom tfdist.cli.main import app\n"
+    code += "sys.argv = ['tfdist', '--version']\napp()"
+    done = subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True)
+    assert "tensorflow is not installed" in done.stdout, done.stderr
+
+
 def test_other_versions_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     machine.warn_of_versions({"tensorflow": "2.16.1", "keras": "3.15.0", "numpy": "2.1.0"}.get)
     (warning,) = recwarn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
+from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import TfdistError
 
 __all__ = ["app"]
@@ -44,7 +44,7 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         for package in ("tfdist", "tensorflow", "keras"):
-            print(f"{package} {importlib.metadata.version(package)}")
+            print(f"{package} {installed_version(package) or 'is not installed'}")
         raise typer.Exit()
 
 
