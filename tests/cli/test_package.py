@@ -28,14 +28,24 @@ def test_without_tensorflow_the_message_says_how_to_install_it(tmp_path: Path) -
         assert 'TensorFlow is not installed. Run: pip install "tfdist[cpu]"' in done.stderr
 
 
+WITHOUT_TENSORFLOW = """
+import sys
+from importlib import metadata
+version = metadata.version
+def found(name):
+    if name == "tensorflow":
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = found
+from tfdist.cli.main import app
+sys.argv = ["tfdist", "--version"]
+app()
+"""
+
+
 def test_the_version_is_shown_without_tensorflow() -> None:
-    hidden = "from importlib import metadata as m\nold = m.version\ndef version(name):\n"
-    hidden += (
-        "    if name == 'tensorflow': raise m.PackageNotFoundError(name)\n    return old(name)\n"
-    )
-    code = "m.version = version\nimport sys\nfrom tfdist.cli.main import app\n"
-    code += "sys.argv = ['tfdist', '--version']\napp()"
-    done = subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True)
+    words = [sys.executable, "-c", WITHOUT_TENSORFLOW]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert "tensorflow is not installed" in done.stdout, done.stderr
 
 
