@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,3 +233,9 @@ def comparisons_of_strategies() -> list[str]:
 def test_nothing_but_the_strategies_compares_their_names():
     """What differs between strategies is a field of `StrategySpec`."""
     assert comparisons_of_strategies() == []
+
+
+def test_every_folder_of_tests_is_run():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    folders = {f"tests/{p.parent.name}" for p in (ROOT / "tests").glob("*/test_*.py")}
+    assert sorted(folders) == sorted(listed["testpaths"])
