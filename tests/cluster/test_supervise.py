@@ -225,7 +225,7 @@ Current thread 0x00007ff3ece786c1 (most recent call first):
 
 Thread 0x00007ff3eda15b80 (most recent call first):
   File "/venv/lib/python3.11/site-packages/keras/src/trainer.py", line 377 in fit
-  File "{Path(root_cause.__file__).parents[2]}/keras/binding.py", line 57 in call
+  File "{Path(root_cause.__file__).parents[1]}/keras/binding.py", line 57 in call
   File "/home/me/train.py", line 20 in main
   File "/home/me/train.py", line 30 in <module>
   File "<frozen runpy>", line 88 in _run_code
@@ -241,6 +241,10 @@ def test_the_stacks_of_a_crash_are_told_from_what_was_said() -> None:
         "in main."
     )
     assert root_cause.site(["ValueError: x"]) is None
+    beside = f"{Path(root_cause.__file__).parents[1]}_examples/train.py"
+    assert f"at line 20 of {beside}" in str(
+        root_cause.site([line.replace("/home/me/train.py", beside) for line in STACKS])
+    )
     assert root_cause.without_stacks(['  File "a.py", line 1 in f']) == [
         '  File "a.py", line 1 in f'
     ]

@@ -18,7 +18,7 @@ from tfdist.cli.backends.kubernetes import Kubernetes
 from tfdist.cli.backends.mpi import Mpi
 from tfdist.cli.backends.ray import Ray
 from tfdist.cli.backends.slurm import Slurm
-from tfdist.cli.request import Request, file_of, settled
+from tfdist.cli.request import Request, settled
 from tfdist.cluster.validation.machine import require_tensorflow
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
@@ -75,7 +75,8 @@ def run(
 
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
-    _check_script(script, module)
+    if not module:
+        _check_script(script)
     request = settled(_request(context.params))
     engine = _engine(context.params["on"], request)
     of_engine = _options_of(engine, context.params)
@@ -184,10 +185,7 @@ def _check_for(engine: type[Engine], request: Request, bounds: elastic.Bounds) -
         )
 
 
-def _check_script(script: str, module: bool) -> None:
-    if module:
-        file_of(script)
-        return
+def _check_script(script: str) -> None:
     path = Path(script)
     if path.is_file():
         return

@@ -27,8 +27,6 @@ from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
 from tfdist.utils.log_filters import quiet_import
 
-_PACKAGE = str(Path(__file__).parents[1])
-
 #: Parts of the message of an error of TensorFlow or Horovod, all of which it must contain, and a
 #: hint for the user.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -188,7 +186,7 @@ def _of_program(error: BaseException) -> TracebackType | None:
 
 def _is_own(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(_PACKAGE) or file == "<frozen runpy>"
+    return file.startswith(root_cause.PACKAGE) or file == "<frozen runpy>"
 
 
 def _elastic_place() -> str | None:

@@ -16,6 +16,7 @@ from tfdist.cluster.spec import Task
 
 __all__ = [
     "LINES_SHOWN",
+    "PACKAGE",
     "Ending",
     "describe",
     "exit_status",
@@ -213,10 +214,11 @@ _THREAD = re.compile(r"(?P<current>Current t|T)hread 0x[0-9a-f]+ .*\(most recent
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _REST = re.compile(r"$|  <no Python frame>$|  \.\.\.$|Extension modules: ")
 
+#: The beginning of the paths of tfdist's own files, and of no others.
+PACKAGE = f"{Path(__file__).parents[1]}/"
 #: Files that are not part of the user's program: installed packages, Python's own, and tfdist.
-_PACKAGE = str(Path(__file__).parents[2])
 _NOT_THE_USERS = re.compile(
-    rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|^{re.escape(_PACKAGE)}/"
+    rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|^{re.escape(PACKAGE)}"
 )
 
 

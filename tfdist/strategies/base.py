@@ -159,9 +159,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             A distributed data set.
         """
         policy = batch_sharding.policy_of(dataset)
-        name = getattr(policy, "name", str(policy))
         if policy not in (_Policy.AUTO, _Policy.DATA):
-            self._say_policy(name)
+            self._say_policy(getattr(policy, "name", str(policy)))
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._warn_of_order(dataset)
         dataset = no_more_than_read(dataset)
