@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.cli import hosts
 from tfdist.errors import ConfigError
-from tfdist.launch.ssh import Ssh
+from tfdist.launcher.ssh import Ssh
 
 
 def test_each_host_is_filled_before_the_next():

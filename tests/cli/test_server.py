@@ -14,7 +14,7 @@ from tfdist.cluster.rendezvous.liveness import End
 from tfdist.cluster.spec import Task
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
-from tfdist.launch.plan import local_cluster
+from tfdist.launcher.plan import local_cluster
 from tfdist.strategies.membership import ServerMember, join_cluster
 
 CONFIG = StrategyConfig.of(strategy="parameter_server", processes=1, start_timeout=0.5)

@@ -10,10 +10,10 @@ import pytest
 
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch import elastic
-from tfdist.launch.elastic import ElasticPlace, Position
-from tfdist.launch.plan import Program, local_cluster, plan_local
-from tfdist.launch.supervisor import Screen
+from tfdist.launcher import elastic
+from tfdist.launcher.elastic import ElasticPlace, Position
+from tfdist.launcher.plan import Program, local_cluster, plan_local
+from tfdist.launcher.supervisor import Screen
 
 HEAD = """
 import json, os, pathlib, signal, sys, time

@@ -16,12 +16,20 @@ import pytest
 
 from tfdist.cluster.spec import Address, Task
 from tfdist.errors import ConfigError
-from tfdist.launch.backends import ray_relay
-from tfdist.launch.backends.ray import Bundle, Options, Seat, bundles, cluster_of, options, plan_on
-from tfdist.launch.backends.ray_actor import Runner
-from tfdist.launch.backends.ray_driver import lacking, short
-from tfdist.launch.backends.ray_relay import END, frame
-from tfdist.launch.plan import SERVED, JobPlan, Program
+from tfdist.launcher.backends import ray_relay
+from tfdist.launcher.backends.ray import (
+    Bundle,
+    Options,
+    Seat,
+    bundles,
+    cluster_of,
+    options,
+    plan_on,
+)
+from tfdist.launcher.backends.ray_actor import Runner
+from tfdist.launcher.backends.ray_driver import lacking, short
+from tfdist.launcher.backends.ray_relay import END, frame
+from tfdist.launcher.plan import SERVED, JobPlan, Program
 
 SERVING = {"chief": 1, "worker": 2, "ps": 1}
 LONGEST = 20.0
@@ -230,7 +238,7 @@ def test_a_runner_sends_signals_that_ray_blocks_in_its_workers(tmp_path: Path) -
 
 DYING = """
 import sys, time
-from tfdist.launch.backends.ray_actor import Runner
+from tfdist.launcher.backends.ray_actor import Runner
 runner = Runner()
 child = "import subprocess, time; subprocess.Popen(['sleep', '60']); print('on', flush=True)"
 runner.start([sys.executable, "-I", "-S", "-c", child + "; time.sleep(60)"], {}, ".", 1)

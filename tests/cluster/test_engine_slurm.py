@@ -19,8 +19,8 @@ from tfdist.cli.backends.base import EngineOptions, Order
 from tfdist.cli.backends.slurm import Slurm
 from tfdist.cli.request import Request
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch.backends import slurm
-from tfdist.launch.backends.slurm import (
+from tfdist.launcher.backends import slurm
+from tfdist.launcher.backends.slurm import (
     Echo,
     Failure,
     JobState,
@@ -32,7 +32,7 @@ from tfdist.launch.backends.slurm import (
     output_files,
     srun,
 )
-from tfdist.launch.supervisor import Requests
+from tfdist.launcher.supervisor import Requests
 
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}
 TASK = {

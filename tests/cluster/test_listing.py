@@ -14,9 +14,9 @@ from tfdist.cli import logs
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.cluster.tf_config import LONGEST_VARIABLE, own_tf_config, parse_tf_config
 from tfdist.errors import ConfigError
-from tfdist.launch import ssh
-from tfdist.launch.plan import Program, plan_local, plan_member
-from tfdist.launch.ssh import Ssh, plan_hosts
+from tfdist.launcher import ssh
+from tfdist.launcher.plan import Program, plan_local, plan_member
+from tfdist.launcher.ssh import Ssh, plan_hosts
 
 PROGRAM = Program(script="train.py", config="{}", seed=1)
 

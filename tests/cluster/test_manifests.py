@@ -30,8 +30,8 @@ from typer.testing import CliRunner
 from tests.cluster.environments.helpers import found, listed
 from tfdist.cli.main import app
 from tfdist.cluster.environments.base import Roles
-from tfdist.launch.backends import kubernetes
-from tfdist.launch.backends.kubernetes import ContainerJob
+from tfdist.launcher.backends import kubernetes
+from tfdist.launcher.backends.kubernetes import ContainerJob
 
 SHIPPED = Path(__file__).parents[2] / "cluster"
 #: The oldest and the newest version of Kubernetes whose schemas the manifests are checked by.

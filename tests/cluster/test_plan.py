@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tfdist.cluster import resources
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
-from tfdist.launch.plan import (
+from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
     SERVED,
     JobPlan,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster.spec import Address, Task
-from tfdist.launch import root_cause, supervisor
-from tfdist.launch.plan import (
+from tfdist.launcher import root_cause, supervisor
+from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
     SERVED,
     JobPlan,
@@ -278,9 +278,9 @@ def test_every_worker_is_waited_for_and_no_ps() -> None:
 LAUNCHER = """
 import dataclasses, os, sys
 from pathlib import Path
-from tfdist.launch import supervisor
-from tfdist.launch.plan import local_cluster, plan_local
-from tfdist.launch.plan import SERVED, Program
+from tfdist.launcher import supervisor
+from tfdist.launcher.plan import local_cluster, plan_local
+from tfdist.launcher.plan import SERVED, Program
 program = Program(script="task.py", config="", seed=1, env_only=True, roles=SERVED)
 cluster = local_cluster([1, 2, 3], chief=True, ps=1)
 plan = plan_local(program, cluster=cluster, log_dir=Path("."), environ={})

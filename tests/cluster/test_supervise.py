@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from tfdist.cluster.spec import Task
-from tfdist.launch import root_cause, supervisor
-from tfdist.launch.output import Pump, TaskOutput
-from tfdist.launch.plan import JobPlan, Program, local_cluster, plan_local
-from tfdist.launch.process import Terminal
+from tfdist.launcher import root_cause, supervisor
+from tfdist.launcher.output import Pump, TaskOutput
+from tfdist.launcher.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.launcher.process import Terminal
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -33,9 +33,9 @@ def await_file(name):
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from tfdist.launch import supervisor
-from tfdist.launch.plan import Program, local_cluster, plan_local
-from tfdist.launch.process import Terminal
+from tfdist.launcher import supervisor
+from tfdist.launcher.plan import Program, local_cluster, plan_local
+from tfdist.launcher.process import Terminal
 program = Program(script="task.py", config="{}", seed=1, env_only=True)
 plan = plan_local(program, cluster=local_cluster([1, 2]), log_dir=Path("."), environ={})
 outcome = supervisor.run(plan, terminal=Terminal(), grace=float(sys.argv[1]))

@@ -29,7 +29,7 @@ from tests.harness.pods import AS_POD, missing, network
 from tests.jobs.test_jobs import DEADLINE, SCRIPT, results
 from tfdist import environment
 from tfdist.cli.main import app
-from tfdist.launch.backends import kubernetes_watch
+from tfdist.launcher.backends import kubernetes_watch
 
 BIN = Path(sys.executable).parent
 ON = ("run", "--on", "kubernetes", "--image", "my/image")

@@ -199,14 +199,14 @@ MUTANTS: list[Mutant] = [
         ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
     ),
     *_of(
-        "tfdist/launch/elastic.py",
+        "tfdist/launcher/elastic.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
         ("{position.epoch:08d}", "{position.step:08d}"),
         ("[:-_KEPT]", "[_KEPT:]"),
     ),
     *_of(
-        "tfdist/launch/guard.py",
+        "tfdist/launcher/guard.py",
         f"{_SUPERVISE} -k nothing_is_left",
         ("watch(int(pipe))", "pass"),
     ),

@@ -26,7 +26,7 @@ ROOMS = (
     "utils",
     "cluster",
     "config",
-    "launch",
+    "launcher",
     "_tf",
     "_keras",
     "comm",
@@ -43,7 +43,7 @@ ROOMS = (
 )
 
 #: Rooms that every process of a job imports before TensorFlow, or without it.
-WITHOUT_TENSORFLOW = ("errors", "environment", "cluster", "config", "launch")
+WITHOUT_TENSORFLOW = ("errors", "environment", "cluster", "config", "launcher")
 
 
 def module_of(path: Path) -> str:

@@ -12,11 +12,11 @@ from tfdist.cli import logs, planning, summary
 from tfdist.cli.request import Job, Request
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
-from tfdist.launch import elastic
-from tfdist.launch.elastic import Discovery, ElasticPlace
-from tfdist.launch.plan import JobPlan
-from tfdist.launch.process import Terminal
-from tfdist.launch.supervisor import Outcome, Screen
+from tfdist.launcher import elastic
+from tfdist.launcher.elastic import Discovery, ElasticPlace
+from tfdist.launcher.plan import JobPlan
+from tfdist.launcher.process import Terminal
+from tfdist.launcher.supervisor import Outcome, Screen
 from tfdist.utils.atomic_io import check_writable
 
 __all__ = ["Bounds", "supervise"]

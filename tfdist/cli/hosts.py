@@ -16,7 +16,7 @@ from tfdist.cluster.spec import ClusterSpec
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
 from tfdist.errors import ConfigError
-from tfdist.launch.ssh import Ssh, cluster_on
+from tfdist.launcher.ssh import Ssh, cluster_on
 
 __all__ = ["assign", "cluster_of", "of", "ssh_of"]
 

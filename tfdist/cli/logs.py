@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfdist.cli import summary
 from tfdist.errors import ConfigError
-from tfdist.launch.plan import JobPlan
+from tfdist.launcher.plan import JobPlan
 
 __all__ = ["default_place", "prepare"]
 

@@ -20,7 +20,7 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
 from tfdist.config.timeline_options import TimelineOptions
 from tfdist.errors import ConfigError
-from tfdist.launch.plan import (
+from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
     ESTIMATORS,
     SERVED,
@@ -31,7 +31,7 @@ from tfdist.launch.plan import (
     plan_local,
     plan_member,
 )
-from tfdist.launch.ssh import plan_hosts
+from tfdist.launcher.ssh import plan_hosts
 from tfdist.strategies.pipeline.trace import check_installed
 from tfdist.utils.atomic_io import check_writable
 

@@ -17,7 +17,7 @@ from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_file import StrategyFile
 from tfdist.config.strategy_spec import having
 from tfdist.errors import ConfigError
-from tfdist.launch.plan import JobPlan
+from tfdist.launcher.plan import JobPlan
 
 __all__ = [
     "Job",

@@ -23,9 +23,9 @@ from tfdist.cluster.validation.machine import require_tensorflow
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
 from tfdist.errors import ConfigError
-from tfdist.launch import supervisor
-from tfdist.launch.plan import JobPlan
-from tfdist.launch.process import Terminal
+from tfdist.launcher import supervisor
+from tfdist.launcher.plan import JobPlan
+from tfdist.launcher.process import Terminal
 
 __all__ = ["run"]
 
@@ -75,8 +75,6 @@ def run(
 
     Exit status: 0, or that of the failed task (128 + n for signal n); 2 for a mistake in the call.
     """
-    if not module:
-        _check_script(script)
     request = settled(_request(context.params))
     engine = _engine(context.params["on"], request)
     of_engine = _options_of(engine, context.params)
@@ -105,6 +103,8 @@ def _run_here(request: Request, grace: float, dry_run: bool) -> int:
 
 def _request(given: dict[str, Any]) -> Request:
     """The values of the command line, sorted by who needs them."""
+    if not given["module"]:
+        _check_script(given["script"])
     of_strategy = set(all_options()) - {"strategy"}
     own = {field.name for field in dataclasses.fields(Request)} - {
         *("args", "given", "file", "why_every_task")

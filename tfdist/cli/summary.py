@@ -15,8 +15,8 @@ from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_spec import StrategySpec, spec_of
-from tfdist.launch.plan import JobPlan, TaskPlan
-from tfdist.launch.supervisor import Outcome
+from tfdist.launcher.plan import JobPlan, TaskPlan
+from tfdist.launcher.supervisor import Outcome
 
 __all__ = ["commands", "conclude", "duration", "note", "table"]
 

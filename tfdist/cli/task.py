@@ -21,8 +21,8 @@ from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
-from tfdist.launch import root_cause
-from tfdist.launch.elastic import RESUME_STATUS, ElasticPlace
+from tfdist.launcher import root_cause
+from tfdist.launcher.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
 from tfdist.utils.log_filters import quiet_import

@@ -20,8 +20,8 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
 from tfdist.diagnostics.equivalence import Comparison, Row, compare, read
 from tfdist.errors import ConfigError, TaskFailedError
-from tfdist.launch import supervisor
-from tfdist.launch.plan import JobPlan, Program, local_cluster, plan_local
+from tfdist.launcher import supervisor
+from tfdist.launcher.plan import JobPlan, Program, local_cluster, plan_local
 
 _SEED = 20_161
 

@@ -9,10 +9,10 @@ from typing import Any
 from tfdist.cli import summary
 from tfdist.cli.backends.base import Engine, Order
 from tfdist.errors import ConfigError
-from tfdist.launch.backends import kubernetes
-from tfdist.launch.backends.kubernetes import JOB_LABEL, ContainerJob
-from tfdist.launch.backends.kubernetes_watch import Kubectl, Watch
-from tfdist.launch.supervisor import stop_requests
+from tfdist.launcher.backends import kubernetes
+from tfdist.launcher.backends.kubernetes import JOB_LABEL, ContainerJob
+from tfdist.launcher.backends.kubernetes_watch import Kubectl, Watch
+from tfdist.launcher.supervisor import stop_requests
 
 __all__ = ["Kubernetes"]
 

@@ -11,11 +11,11 @@ from tfdist.cli import logs, planning, summary
 from tfdist.cli.backends.base import Engine, Order
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
-from tfdist.launch import supervisor
-from tfdist.launch.backends import ray_actor
-from tfdist.launch.backends.ray import Session, Wish, bundles, options, plan_on
-from tfdist.launch.plan import JobPlan, Program, task_plan
-from tfdist.launch.process import Terminal
+from tfdist.launcher import supervisor
+from tfdist.launcher.backends import ray_actor
+from tfdist.launcher.backends.ray import Session, Wish, bundles, options, plan_on
+from tfdist.launcher.plan import JobPlan, Program, task_plan
+from tfdist.launcher.process import Terminal
 
 __all__ = ["Ray"]
 

@@ -16,10 +16,10 @@ from tfdist.cluster.environments.base import Absent, Surroundings, number
 from tfdist.cluster.spec import Task, counted
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
-from tfdist.launch import root_cause, supervisor
-from tfdist.launch.backends import slurm
-from tfdist.launch.plan import JobPlan
-from tfdist.launch.supervisor import Requests, stop_requests
+from tfdist.launcher import root_cause, supervisor
+from tfdist.launcher.backends import slurm
+from tfdist.launcher.plan import JobPlan
+from tfdist.launcher.supervisor import Requests, stop_requests
 
 __all__ = ["Slurm"]
 

@@ -1,7 +1,7 @@
 """Runs the commands of a build: their output goes into one log, and nothing outlives this process.
 
 Each command is a session of its own. Ctrl-C, TERM and HUP kill its whole process group, and so does
-the death of this process (`tfdist.launch.guard`).
+the death of this process (`tfdist.launcher.guard`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Protocol
 
 from tfdist import environment
 from tfdist.errors import TfdistError
-from tfdist.launch.process import Guard
-from tfdist.launch.supervisor import Requests, stop_requests
+from tfdist.launcher.process import Guard
+from tfdist.launcher.supervisor import Requests, stop_requests
 
 __all__ = ["PIP_HINT", "CommandError", "Commands", "Progress", "StoppedError", "percentages"]
 

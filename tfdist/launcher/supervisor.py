@@ -12,10 +12,10 @@ from types import FrameType
 
 from tfdist.cluster.rendezvous.transport import speaks_grpc
 from tfdist.cluster.spec import Task
-from tfdist.launch import root_cause
-from tfdist.launch.output import Pump
-from tfdist.launch.plan import SERVER_MODULE, JobPlan, Role, TaskPlan
-from tfdist.launch.process import Guard, RunningTask, Terminal, spawn
+from tfdist.launcher import root_cause
+from tfdist.launcher.output import Pump
+from tfdist.launcher.plan import SERVER_MODULE, JobPlan, Role, TaskPlan
+from tfdist.launcher.process import Guard, RunningTask, Terminal, spawn
 
 __all__ = [
     "DEFAULT_GRACE",

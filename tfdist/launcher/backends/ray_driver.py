@@ -1,4 +1,4 @@
-"""The one driver of a job on Ray: `python -m tfdist.launch.backends.ray_driver`.
+"""The one driver of a job on Ray: `python -m tfdist.launcher.backends.ray_driver`.
 
 A process of its own beside the launcher, because Ray takes over signals, threads and the end of
 the process that it is started in. It makes the placement group and an actor for each task, serves
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import environment
-from tfdist.launch.backends.ray_actor import Runner, library
-from tfdist.launch.backends.ray_relay import END, frame
+from tfdist.launcher.backends.ray_actor import Runner, library
+from tfdist.launcher.backends.ray_relay import END, frame
 
 __all__ = ["lacking", "main", "short"]
 

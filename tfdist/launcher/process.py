@@ -17,10 +17,10 @@ from types import TracebackType
 
 from tfdist import environment
 from tfdist.errors import TfdistError
-from tfdist.launch import guard
-from tfdist.launch.output import Pump, TaskOutput
-from tfdist.launch.plan import TaskPlan
-from tfdist.launch.ssh import BEAT_SECONDS
+from tfdist.launcher import guard
+from tfdist.launcher.output import Pump, TaskOutput
+from tfdist.launcher.plan import TaskPlan
+from tfdist.launcher.ssh import BEAT_SECONDS
 
 __all__ = ["Guard", "RunningTask", "Terminal", "spawn"]
 
@@ -54,7 +54,7 @@ class Terminal:
 class Guard:
     """Sees to it that started tasks end with this process, however it ends.
 
-    A context manager. See `tfdist.launch.guard` for how.
+    A context manager. See `tfdist.launcher.guard` for how.
 
     Args:
         detached: whether whoever ends all children of this process must not find the watcher.

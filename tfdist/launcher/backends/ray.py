@@ -26,9 +26,9 @@ from typing import IO, Any, NoReturn
 from tfdist import environment
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch.backends import ray_relay
-from tfdist.launch.plan import SERVED, JobPlan, Program, placing_for, task_plan
-from tfdist.launch.ssh import carried, differences
+from tfdist.launcher.backends import ray_relay
+from tfdist.launcher.plan import SERVED, JobPlan, Program, placing_for, task_plan
+from tfdist.launcher.ssh import carried, differences
 
 __all__ = [
     "PLACEMENTS",
@@ -117,7 +117,7 @@ class Seat:
         python: the interpreter of Ray there.
         gpus: the GPUs that Ray has given the actor.
         folder: whether the directory of the job is there.
-        found: versions and clock, as `tfdist.launch.ssh.look` gives them.
+        found: versions and clock, as `tfdist.launcher.ssh.look` gives them.
     """
 
     host: str
@@ -182,7 +182,7 @@ def cluster_of(placed: Sequence[tuple[Bundle, Seat]]) -> ClusterSpec:
     return ClusterSpec(addresses)
 
 
-_DRIVER = "tfdist.launch.backends.ray_driver"
+_DRIVER = "tfdist.launcher.backends.ray_driver"
 #: Seconds for Ray itself to come up or to answer, besides those for the placing.
 _SECONDS_FOR_RAY = 60.0
 #: Seconds for the driver to end all tasks and to leave Ray.

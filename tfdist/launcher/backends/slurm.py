@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tfdist.errors import StartError
-from tfdist.launch.output import write_all
-from tfdist.launch.root_cause import exit_status
-from tfdist.launch.supervisor import Requests
+from tfdist.launcher.output import write_all
+from tfdist.launcher.root_cause import exit_status
+from tfdist.launcher.supervisor import Requests
 
 __all__ = [
     "Failure",

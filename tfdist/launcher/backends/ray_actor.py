@@ -2,7 +2,7 @@
 
 Ray kills an actor whose driver is gone, and with it the processes that the actor itself has
 started, but not theirs. So the task's process group is written down with a watcher
-(`tfdist.launch.guard`) that is nobody's child and outlives the actor.
+(`tfdist.launcher.guard`) that is nobody's child and outlives the actor.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfdist import environment
 from tfdist.cluster import resources
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError
-from tfdist.launch import ssh
-from tfdist.launch.process import Guard
+from tfdist.launcher import ssh
+from tfdist.launcher.process import Guard
 
 __all__ = ["Runner", "check", "library"]
 

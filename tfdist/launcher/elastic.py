@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 
 from tfdist.errors import ConfigError, StartError
-from tfdist.launch import root_cause
-from tfdist.launch.plan import JobPlan
-from tfdist.launch.process import Guard
-from tfdist.launch.supervisor import (
+from tfdist.launcher import root_cause
+from tfdist.launcher.plan import JobPlan
+from tfdist.launcher.process import Guard
+from tfdist.launcher.supervisor import (
     Attempt,
     Outcome,
     Requests,

@@ -1,10 +1,10 @@
 """Tasks on other machines, by the system's ssh client: one connection for each task.
 
 ssh itself is the local process of such a task, so its output, its end and its place in the job are
-those of any other. The far end is `python -m tfdist.launch.ssh`. Its standard input comes from the
-launcher: one line with the command, then a beat now and then. The task runs as long as the beats
-come. When the launcher dies, or nothing has been heard of it for a while because the network is
-gone, the task is ended, politely and then by force.
+those of any other. The far end is `python -m tfdist.launcher.ssh`. Its standard input comes from
+the launcher: one line with the command, then a beat now and then. The task runs as long as the
+beats come. When the launcher dies, or nothing has been heard of it for a while because the network
+is gone, the task is ended, politely and then by force.
 
 The same program, called with `look`, reports the facts of its host that the launcher needs first.
 """
@@ -37,7 +37,7 @@ from tfdist.cluster.rendezvous.coordinator import CLOCKS_APART
 from tfdist.cluster.rendezvous.join import identity
 from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.errors import StartError
-from tfdist.launch.plan import JobPlan, Program, TaskPlan, places_on_hosts, placing_for, task_plan
+from tfdist.launcher.plan import JobPlan, Program, TaskPlan, places_on_hosts, placing_for, task_plan
 
 __all__ = [
     "BEAT_SECONDS",
@@ -50,7 +50,7 @@ __all__ = [
     "plan_hosts",
 ]
 
-_REMOTE = "tfdist.launch.ssh"
+_REMOTE = "tfdist.launcher.ssh"
 _DEFAULTS = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
