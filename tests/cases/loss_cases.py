@@ -138,16 +138,43 @@ def added_in_double(strategy: Any) -> dict[str, Any]:
         keras.config.set_dtype_policy(before[1])
 
 
-def added(strategy: Any, *, how: str) -> dict[str, Any]:
-    """A layer that adds a loss: a sum over the batch, one loss an example, a mean, a weight's."""
+def added(strategy: Any, *, how: str, pairs: bool = False) -> dict[str, Any]:
+    """A layer that adds a loss: a sum over the batch, one loss an example, a mean, a weight's.
+
+    The compiled loss may need the examples of all replicas, which on threads then take turns.
+    """
     x, y = common.table(EXAMPLES)
     with scope(strategy):
         adds = keras.layers.ActivityRegularization(l2=0.01) if how == "activity" else _Adds(how)
         layers = [keras.layers.Dense(6, "tanh"), adds, keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((8,)), *layers])
-        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        loss = keras.losses.Circle(gamma=2.0) if pairs else common.sparse_crossentropy()
+        model.compile(keras.optimizers.SGD(0.05), loss)
         done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
     return _report(model, done)
+
+
+def added_in_a_loop(strategy: Any) -> dict[str, Any]:
+    """The sum of what each replica's layers add, in a loop, after replicas have taken turns."""
+    x, _ = common.table(8)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6), _Adds("sum")])
+    if strategy is None:
+        model(x, training=True)
+        return {"added": float(sum(model.losses))}
+    rows = len(x) // strategy.num_replicas_in_sync
+
+    @tf.function
+    def step() -> Any:
+        def replica() -> Any:
+            context = tf.distribute.get_replica_context()
+            first = rows * context.replica_id_in_sync_group
+            context.all_gather(model(tf.constant(x)[first : first + rows], training=True), axis=0)
+            return tf.add_n(model.losses)
+
+        return strategy.reduce("SUM", strategy.run(replica), axis=None)
+
+    return {"added": float(step())}
 
 
 class OwnStep(keras.Model):

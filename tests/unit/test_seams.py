@@ -43,6 +43,9 @@ SIGNATURES = {
     "Trainer._assert_compile_called": "(self, method_name=None)",
     "loss.Loss.__call__": "(self, y_true, y_pred, sample_weight=None)",
     "layer.Layer.__call__": "(self, *args, **kwargs)",
+    "layer.Layer._clear_losses": "(self)",
+    "layer.Layer._get_own_losses": "(self)",
+    "layer.Layer.add_loss": "(self, loss)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     "variables.Variable.__init__": (

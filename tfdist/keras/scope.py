@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfdist.keras import (
+    added_losses,
     batches,
     binding,
     building,
@@ -30,6 +31,7 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
+        added_losses,
         batches,
         binding,
         building,
