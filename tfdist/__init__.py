@@ -19,6 +19,7 @@ __all__ = [
     "TfdistError",
     "estimator",
     "export",
+    "launch",
     "place",
     "plan_placement",
     "strategy",
@@ -26,6 +27,7 @@ __all__ = [
 
 if TYPE_CHECKING:  # Type checkers refuse other names, which they could not with `__getattr__`.
     from tfdist import estimator
+    from tfdist.cli.launch import launch
     from tfdist.errors import ConfigError, EquivalenceWarning, StartError, TfdistError
     from tfdist.exporting.exporter import export
     from tfdist.placement.place import place
@@ -52,6 +54,7 @@ else:
             "StartError": "tfdist.errors",
             "TfdistError": "tfdist.errors",
             "estimator": "tfdist.estimator",
+            "launch": "tfdist.cli.launch",
             "place": "tfdist.placement.place",
             "plan_placement": "tfdist.placement.plan",
             "export": "tfdist.exporting.exporter",

@@ -9,11 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 from tfdist import environment
+from tfdist.cli.request import file_of
+from tfdist.errors import ConfigError
 
 SHOW = "import os, sys; print(sys.argv[1:], os.environ.get('TF_CONFIG', 'none'))"
 CLEAN = {"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1", "COLUMNS": None}
@@ -89,6 +92,25 @@ def test_a_module(here: Path, words: list[str], name: str) -> None:
         (package / file).write_text(text)
     result = tfdist("run", *words, "-m", name, "--epochs", "3")
     assert "__main__ 7 ['--epochs', '3']" in result.stdout, result.stderr
+
+
+def test_a_module_that_no_folder_of_the_path_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --editable` leaves a finder for the package."""
+    (tmp_path / "train.py").write_text(SHOW)
+    spec = ModuleSpec("edited", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec if name == "edited" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert file_of("edited.train") == str(tmp_path / "train.py")
+    with pytest.raises(ConfigError, match=r"There is no module 'edited\.other'"):
+        file_of("edited.other")
 
 
 def test_a_run_is_shown_and_logged(here: Path) -> None:

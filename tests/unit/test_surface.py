@@ -136,6 +136,7 @@ def test_public_names():
         "TfdistError",
         "estimator",
         "export",
+        "launch",
         "place",
         "plan_placement",
         "strategy",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -186,18 +186,18 @@ def file_of(module: str) -> str:
     Raises:
         ConfigError: if there is no such module, or only a package that cannot be run.
     """
-    file, folders = None, [str(Path.cwd()), *sys.path]
     names = module.split(".")
-    for end, name in enumerate(names, 1):
-        spec = PathFinder.find_spec(name, folders)  # By its last name, as no parent is imported.
-        if spec is None:
-            raise ConfigError(
-                f"There is no module {'.'.join(names[:end])!r} in {str(Path.cwd())!r} or among the "
-                f"installed packages, which `-m {module}` needs. Start in the directory that holds "
-                "it, or give the path of a script without -m."
-            )
-        file = spec.origin if spec.submodule_search_locations is None else None
-        folders = [str(Path(folder, name)) for folder in folders if Path(folder, name).is_dir()]
+    spec = PathFinder.find_spec(names[0], [str(Path.cwd())]) or find_spec(names[0])
+    for name in names[1:]:  # By its last name, as no parent is imported.
+        folders = spec.submodule_search_locations if spec is not None else None
+        spec = PathFinder.find_spec(name, list(folders)) if folders is not None else None
+    if spec is None:
+        raise ConfigError(
+            f"There is no module {module!r} in {str(Path.cwd())!r} or among the installed "
+            f"packages, which `-m {module}` needs. Start in the directory that holds it, or give "
+            "the path of a script without -m."
+        )
+    file = spec.origin if spec.submodule_search_locations is None else None
     return file_of(f"{module}.__main__") if file is None else file
 
 
