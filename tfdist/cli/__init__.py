@@ -1,0 +1,1 @@
+"""The command `tfdist`, and the programs of the tasks that it starts."""

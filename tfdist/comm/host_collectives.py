@@ -13,7 +13,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +23,7 @@ import tensorflow as tf
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
 from tfdist.types import AnyStrategy, Array, Json, Scalar, Strategy, Tensor
+from tfdist.utils.messages import logger
 from tfdist.utils.watchdog import calling_after
 
 __all__ = [
@@ -202,11 +202,11 @@ def _exchange(
 def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
     """Shows the user, after a while, which workers this one waits for."""
     message = (
-        f"tfdist: worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
+        f"worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "
         "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
     )
-    with calling_after(_SAY_AFTER_SECONDS, lambda: print(message, file=sys.stderr, flush=True)):
+    with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(message)):
         yield
 
 

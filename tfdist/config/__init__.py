@@ -1,3 +1,5 @@
+"""Options of strategies: their types, bounds and help, and the files that hold them."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = [

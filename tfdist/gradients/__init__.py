@@ -1,0 +1,1 @@
+"""Rules by which gradients become updates: compression, accumulation, delay, clipping."""

@@ -1,0 +1,1 @@
+"""The hooks by which Keras trains on a strategy as in one process."""

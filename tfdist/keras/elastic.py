@@ -36,6 +36,7 @@ from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.launcher.elastic import RESUME_STATUS, ElasticPlace, Position
 from tfdist.types import Callback, History, Json, Logs, Model
+from tfdist.utils.messages import logger
 
 __all__ = [
     "PERIOD_SECONDS",
@@ -424,7 +425,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps, self._next, self._since = step, step + int(said["apart"]), time.monotonic()
         if said["stop"]:
             words = leave_state() if job.rank == 0 else ""
-            print(f"tfdist: stopped for another world; {words}", file=sys.stderr, flush=True)
+            logger.info(f"stopped for another world; {words}")
             sys.exit(RESUME_STATUS)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from tfdist._keras import GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterat
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import DataAdapter, EpochIterator, Model
+from tfdist.utils.messages import logger
 
 _local = threading.local()
 
@@ -114,11 +114,8 @@ def _say_batch(iterator: EpochIterator) -> None:
     _said.add(strategy)
     batch = _batch_size(iterator.data_adapter)
     if batch and getattr(strategy, "is_chief", True):
-        print(
-            f"tfdist: global batch: {batch} → {split_in_words(batch, replicas)} examples a step",
-            file=sys.stderr,
-            flush=True,
-        )
+        parts = split_in_words(batch, replicas)
+        logger.info(f"global batch: {batch} → {parts} examples a step")
 
 
 def _batch_size(adapter: DataAdapter) -> int | None:

@@ -9,7 +9,6 @@ by a signal's handler, is then put off to the end of the epoch, where workers ag
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import Callback, Logs
+from tfdist.utils.messages import logger
 
 __all__ = ["ask_at_batches", "hooks", "may_stop", "put_off"]
 
@@ -87,12 +87,10 @@ def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
             )
         elif model.stop_training and not alike:
             model.stop_training, vars(self)[_PUT_OFF] = False, True
-            print(
-                f"tfdist: worker {host_collectives.rank(strategy)}: stop_training was set within "
+            logger.warning(
+                f"worker {host_collectives.rank(strategy)}: stop_training was set within "
                 "an epoch, but not by a callback's method for batches. All workers stop at the "
-                "epoch's end.",
-                file=sys.stderr,
-                flush=True,
+                "epoch's end."
             )
 
     return on_train_batch_end

@@ -9,7 +9,6 @@ replica are averaged at the end of an epoch too, so that callbacks see one model
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
+from tfdist.utils.messages import logger
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 
@@ -237,4 +237,4 @@ def _unless_clipped(original: Callable[..., Any]) -> Callable[..., Any]:
 def _say(text: str) -> None:
     """Shows a text to the user, on the chief."""
     if getattr(tf.distribute.get_strategy(), "is_chief", True):
-        print(f"tfdist: {text}", file=sys.stderr, flush=True)
+        logger.info(text)

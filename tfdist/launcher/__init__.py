@@ -1,0 +1,1 @@
+"""Jobs: plans, processes, their supervision, and the engines that start them elsewhere."""

@@ -1,0 +1,1 @@
+"""The strategies, each a package with its specification."""

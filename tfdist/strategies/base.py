@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -37,6 +36,7 @@ from tfdist.keras.replica_step import (
 )
 from tfdist.strategies import constructors
 from tfdist.types import Dataset, Model, Strategy, Structure
+from tfdist.utils.messages import logger
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -188,7 +188,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if self.shard.workers > 1 and self.is_chief and not self._policy_said:
             self._policy_said = True
             text = f"TensorFlow shards the data (auto-shard policy {name})"
-            print(f"tfdist: {text}", file=sys.stderr, flush=True)
+            logger.info(text)
 
     @contextlib.contextmanager
     def _steps_known(self, dataset: Dataset) -> Iterator[bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 
 import keras
 
@@ -17,6 +16,7 @@ from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, StartError
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import Member, join_cluster
+from tfdist.utils.messages import logger
 from tfdist.utils.watchdog import hard_deadline
 
 __all__ = ["connecting", "join_own_cluster", "seed_from"]
@@ -58,7 +58,7 @@ def connecting(
 
 
 def _report(text: str) -> None:
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)
+    logger.info(text)
 
 
 def join_own_cluster(config: StrategyConfig) -> Member:

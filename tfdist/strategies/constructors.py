@@ -9,7 +9,6 @@ if it can do what the program asks for, and else raises an error that names both
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.types import Strategy
+from tfdist.utils.messages import logger
 
 __all__ = ["Given", "hooks"]
 
@@ -235,4 +235,4 @@ def _say_given(path: str, current: Strategy, arguments: bool) -> None:
         text += "; its arguments have no effect"
     if text not in _said and current.is_chief:
         _said.add(text)
-        print(f"tfdist: {text}", file=sys.stderr, flush=True)
+        logger.info(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Mapping
 
 from tfdist.cluster.rendezvous import liveness
@@ -15,6 +14,7 @@ from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
+from tfdist.utils.messages import logger, name_task
 
 __all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
 
@@ -133,13 +133,14 @@ def _join(
     may_be_late: bool = False,
     offer: dict[str, str] | None = None,
 ) -> JoinReport:
+    name_task(str(task))
     return join(
         cluster,
         task,
         timeout=config.start_timeout,
         identity=identity(_shared(config)),
         offer=offer,
-        report=lambda message: print(f"tfdist: {message}", file=sys.stderr, flush=True),
+        report=logger.info,
         keep_lines=keep_lines,
         may_be_late=may_be_late,
     )

@@ -1,0 +1,1 @@
+"""Files, messages, checks and deadlines that every room uses."""

@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+
+from tfdist.utils.messages import logger
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def hard_deadline(seconds: float, message: str, exit_status: int) -> Iterator[No
     """
 
     def end() -> None:
-        print(f"tfdist: {message}", file=sys.stderr, flush=True)
+        logger.error(message)
         os._exit(exit_status)
 
     with calling_after(seconds, end):

@@ -1,0 +1,1 @@
+"""The meeting of the tasks of a job before TensorFlow starts."""

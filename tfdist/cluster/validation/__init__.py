@@ -1,0 +1,1 @@
+"""Checks of clusters and machines before a job starts."""

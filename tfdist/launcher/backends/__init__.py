@@ -1,0 +1,1 @@
+"""Engines that start the tasks of a job: Slurm, Kubernetes, Ray."""

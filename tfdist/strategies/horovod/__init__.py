@@ -1,3 +1,5 @@
+"""Several processes that exchange gradients by Horovod's ring all-reduce."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Horovod"]

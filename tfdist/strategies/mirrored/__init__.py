@@ -1,3 +1,5 @@
+"""The devices of one process."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Mirrored"]

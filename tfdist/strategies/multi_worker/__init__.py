@@ -1,3 +1,5 @@
+"""Several processes that exchange gradients by TensorFlow's collectives."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["MultiWorker"]

@@ -1,3 +1,5 @@
+"""Workers that train, and servers that hold the weights."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["ParameterServer"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 from tfdist._tf.distribute import on_worker
 from tfdist.config.server_options import ServerOptions
 from tfdist.errors import TfdistError
+from tfdist.utils.messages import logger
 
 __all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
 
@@ -265,12 +265,10 @@ class Dispatcher:
                 del self._running[index]
                 self._silent.add(index)
                 self._waiting.appendleft(job)
-                print(
-                    f"tfdist: worker {index} has not ended its step within step_timeout="
+                logger.warning(
+                    f"worker {index} has not ended its step within step_timeout="
                     f"{self.step_timeout:g} s. Another worker does the step; worker {index} gets "
-                    "no other until it answers.",
-                    file=sys.stderr,
-                    flush=True,
+                    "no other until it answers."
                 )
         self._changed.notify_all()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from tfdist.strategies.parameter_server.serialization import joined
 from tfdist.strategies.parameter_server.servers import CHIEF, Servers
 from tfdist.strategies.parameter_server.tracing import Numbers, TracedStep, trace
 from tfdist.types import Array, Logs, Model, Structure, Tensor
+from tfdist.utils.messages import logger
 from tfdist.utils.watchdog import outside_deadline
 
 __all__ = ["PredictFunction", "Serving", "StepFunction"]
@@ -144,7 +144,7 @@ class Serving:
         """Shows the user something, the first time."""
         if text not in self._said:
             self._said.add(text)
-            print(f"tfdist: {text}", file=sys.stderr, flush=True)
+            logger.info(text)
 
 
 class StepFunction:

@@ -1,3 +1,5 @@
+"""A model in stages, each on a device or in a process of its own."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Pipeline"]

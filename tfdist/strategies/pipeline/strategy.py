@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from tfdist.strategies.pipeline.trace import check_installed, draw, write_trace
 from tfdist.strategies.pipeline.train_function import PipelineFunction
 from tfdist.types import Dataset, Model
 from tfdist.utils.atomic_io import check_writable
+from tfdist.utils.messages import logger
 
 #: The ending of a timeline that is drawn.
 _PICTURE = ".png"
@@ -157,7 +157,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
             # The training is complete: what follows it, such as `save`, must not be lost.
             warnings.warn(f"The timeline {self.timeline!r} could not be written: {error}")
             return
-        print(f"tfdist: the timeline of a step is in {self.timeline}", file=sys.stderr, flush=True)
+        logger.info(f"the timeline of a step is in {self.timeline}")
 
     def _write_timeline(self, path: str, boxes: Sequence[Box]) -> None:
         shape = self.shape

@@ -1,3 +1,5 @@
+"""One device."""
+
 from tfdist.utils.lazy import lazy_attributes
 
 __all__ = ["Single"]
