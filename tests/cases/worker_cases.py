@@ -18,7 +18,6 @@ from tests.harness import servers as harness_servers
 from tfdist.strategies.parameter_server.apply_update import UPDATES_A_STEP
 from tfdist.strategies.parameter_server.transaction_log import WINDOW
 
-
 #: `step_timeout` while graphs are traced, and optimized on a machine that may be busy.
 _TRACING_SECONDS = 40.0
 
