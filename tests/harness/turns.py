@@ -8,10 +8,10 @@ strategy that is due, and, if it has two, that in which it runs on a second one 
 strategy that lacks what a case needs is never due.
 
 The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
-updating are code of each strategy. Those on losses and on update modes have one: the hooks into
-losses and the rules of an exchange are one code for all, and a second strategy would show no more
-than the `core` cases show of each. What is lost is a fault in one such case that only a certain
-strategy has, and that has no turn there; `make test-everything` finds it.
+updating are code of each strategy. Those on losses and on update modes have one, but for
+checkpoints and reports of a mode: the hooks into losses and the rules of an exchange are one code
+for all, and neighbours are due on the other strategies. What is lost is a fault in one such case
+that only a certain strategy has, and that has no turn there; `make test-everything` finds it.
 """
 
 from __future__ import annotations
