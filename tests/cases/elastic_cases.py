@@ -89,25 +89,35 @@ def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
     return [*last, *weights, *logs, history.epoch, [stop.wait, stop.best]]
 
 
+def undisturbed(strategy: Any, *, kind: str, deferred: bool) -> list[Any]:
+    """The results of a training that nobody leaves."""
+    with strategy.scope():
+        return _fit(kind, [], deferred)
+
+
 def left_and_taken_up(
     strategy: Any, *, path: str, kind: str, at: tuple[int, int], deferred: bool = False
-) -> list[list[Any]]:
-    """The results of an undisturbed training and of one that was left at a step."""
+) -> list[Any]:
+    """The results of a training that was left at a step."""
     with strategy.scope():
-        undisturbed = _fit(kind, [], deferred)
         place = ElasticPlace(pathlib.Path(path) / f"{kind}-{at[0]}-{at[1]}")
         place.begin()
         try:
             elastic.begin(place)
-            elastic.PERIOD_SECONDS, before = 0.0, elastic.PERIOD_SECONDS
-            try:
-                _fit(kind, [_LeaveAt(*at)], deferred)
-            except _Leave:
-                elastic.leave_state()
+            _leave_at(at, kind, deferred)
             host_collectives.barrier(strategy, "the state is there")
             elastic.begin(place)
-            resumed = _fit(kind, [], deferred)
+            return _fit(kind, [], deferred)
         finally:
-            elastic.PERIOD_SECONDS = before
             elastic.end()
-    return [undisturbed, resumed]
+
+
+def _leave_at(at: tuple[int, int], kind: str, deferred: bool) -> None:
+    """Trains up to a step, with a copy of the state after each, and leaves the last one."""
+    elastic.PERIOD_SECONDS, before = 0.0, elastic.PERIOD_SECONDS
+    try:
+        _fit(kind, [_LeaveAt(*at)], deferred)
+    except _Leave:
+        elastic.leave_state()
+    finally:
+        elastic.PERIOD_SECONDS = before

@@ -18,17 +18,26 @@ from tests.harness import servers as harness_servers
 from tfdist.strategies.parameter_server.apply_update import UPDATES_A_STEP
 from tfdist.strategies.parameter_server.transaction_log import WINDOW
 
+#: `step_timeout` while graphs are traced, and optimized on a machine that may be busy.
+_TRACING_SECONDS = 40.0
+
+#: `step_timeout` afterwards. A worker that is there but slower than this loses its step too, gets
+#: others as soon as it answers, and the counts are the same.
+_STEP_SECONDS = 6.0
+
 
 class _Stopping(keras.callbacks.Callback):
     """Stops worker 0 in the second epoch, when all graphs have been traced.
 
     Args:
+        dispatcher: what finds out that the worker is silent.
         batch: before which batch. At 0 the worker still has its iterator of the first epoch, which
             is then deleted.
     """
 
-    def __init__(self, batch: int) -> None:
+    def __init__(self, dispatcher: Any, batch: int) -> None:
         super().__init__()
+        self.dispatcher = dispatcher
         self.batch, self.epoch, self.is_done = batch, 0, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -39,6 +48,7 @@ class _Stopping(keras.callbacks.Callback):
         """Stops the worker."""
         if self.epoch == 1 and batch >= self.batch and not self.is_done:
             self.is_done = True
+            self.dispatcher.step_timeout = _STEP_SECONDS
             os.kill(harness_servers.running("worker", 0).pid, signal.SIGSTOP)
 
 
@@ -47,13 +57,13 @@ def stopped(strategy: Any, *, rule: dict[str, Any], executions: int, batch: int)
     ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
     data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
     before, counts = dispatcher.step_timeout, []
-    # A worker optimizes a graph when it first runs it, on a machine that may be busy.
-    dispatcher.step_timeout = 40.0
+    dispatcher.step_timeout = _TRACING_SECONDS
     try:
         with ruled(strategy, **rule), strategy.scope():
             model = Counter()
             model.compile(keras.optimizers.SGD(1.0), steps_per_execution=executions)
-            model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping(batch)])
+            model.fit(data, epochs=2, verbose=0, callbacks=[_Stopping(dispatcher, batch)])
+            dispatcher.step_timeout = _TRACING_SECONDS
             counts.append(np.asarray(model.counts)[:, 0].copy())
             silent = sorted(dispatcher._silent)
             os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)

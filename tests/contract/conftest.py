@@ -18,10 +18,11 @@ Agree = Callable[..., list[Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Makes a case of each test on each strategy."""
+    """Makes a case of each test on each strategy; on two in `all`, unless a marker says it."""
     if "target" in metafunc.fixturenames and not hasattr(metafunc.module, "target"):
-        taking_turns = pytest.mark.turns("test", "all")
-        targets = [pytest.param(name, marks=taking_turns) for name in STRATEGIES]
+        marked = metafunc.definition.get_closest_marker("turns")
+        marks = () if marked else pytest.mark.turns("test", "all")
+        targets = [pytest.param(name, marks=marks) for name in STRATEGIES]
         metafunc.parametrize("target", targets, scope="function")
 
 

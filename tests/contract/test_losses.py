@@ -13,6 +13,9 @@ from tests.harness import Pool
 
 CASES = "contract_cases"
 
+# The hooks into Keras's losses and metrics are the same on all strategies.
+pytestmark = pytest.mark.turns("test")
+
 
 def seldom(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.seldom)

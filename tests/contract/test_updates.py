@@ -14,7 +14,10 @@ from tests.harness import Pool
 
 TRAIN = "update_cases:train"
 
-pytestmark = pytest.mark.needs("collectives")
+# The rules are the same code on all collectives. A checkpoint and a report are made of what the
+# replicas have in one process, or in several: these tests take turns on two strategies.
+pytestmark = [pytest.mark.needs("collectives"), pytest.mark.turns("test")]
+TWICE = pytest.mark.turns("test", "all")
 
 
 #: Compressions that also run eagerly.
@@ -136,6 +139,7 @@ def test_the_learning_rate_follows_the_batch(run: Agree) -> None:
     assert_same(run(TRAIN, rule={}, options={"learning_rate": 0.1}), root, 1e-5, "the root")
 
 
+@TWICE
 @pytest.mark.parametrize("rule", [{}, {"mode": "stale"}, {"bucket_mb": 600 / 2**20}], ids=str)
 def test_a_report_tells_the_parts_of_a_step(
     run: Agree, shared_directory: pathlib.Path, rule: dict[str, Any], target: str
@@ -199,6 +203,7 @@ def test_parts_of_a_rule_go_together(run: Agree, rule: dict[str, Any]) -> None:
         assert_same(results[0], result, 0.0, "another worker")
 
 
+@TWICE
 @pytest.mark.parametrize(
     "rule",
     [
@@ -218,6 +223,7 @@ def test_a_checkpoint_holds_what_the_rule_keeps(
         assert bool(result["kept"]) == ("compression" in rule or "outer_momentum" in rule)
 
 
+@TWICE
 def test_a_checkpoint_of_another_rule_is_refused(
     run: Agree, shared_directory: pathlib.Path
 ) -> None:

@@ -3,9 +3,15 @@
 A test with a parameter `target` is a case for each value of its other parameters. A case that is
 marked `core` runs on every strategy in `make test`. The others take turns, file by file and in the
 order in which they are written. Its marker `turns` has the tier in which a case runs on the
-strategy that is due, and that in which it runs on a second one too: on `multi_worker`, or, where
-that was due, on the next. `make test-everything` runs it on all. A strategy that lacks what a case
-needs is never due.
+strategy that is due, and, if it has two, that in which it runs on a second one too: on
+`multi_worker`, or, where that was due, on the next. `make test-everything` runs it on all. A
+strategy that lacks what a case needs is never due.
+
+The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
+updating are code of each strategy. Those on losses and on update modes have one, but for
+checkpoints and reports of a mode: the hooks into losses and the rules of an exchange are one code
+for all, and neighbours are due on the other strategies. What is lost is a fault in one such case
+that only a certain strategy has, and that has no turn there; `make test-everything` finds it.
 """
 
 from __future__ import annotations

@@ -31,12 +31,18 @@ print("RESULT", history.history["loss"][-1], sys.argv[1:], __name__)
 model.save("model.keras")
 """
 
+#: Prints STARTED when it trains.
 ENDLESS = """
 import keras, numpy as np
 model = keras.Sequential([keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-print("STARTED", flush=True)
-model.fit(np.zeros((640, 4)), np.zeros((640, 1)), epochs=100000, verbose=0)
+class Say(keras.callbacks.Callback):
+    said = False
+    def on_train_batch_end(self, batch, logs=None):
+        if not self.said:
+            print("STARTED", flush=True)
+        self.said = True
+model.fit(np.zeros((640, 4)), np.zeros((640, 1)), epochs=100000, verbose=0, callbacks=[Say()])
 """
 
 
@@ -211,7 +217,6 @@ def test_stopping_the_launcher_leaves_nothing_behind(folder, number):
     for line in job.stdout:
         if line.startswith("STARTED"):
             break
-    time.sleep(1)
     job.send_signal(number)
     assert job.wait(timeout=30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
     assert wait_until_gone(folder, 5) == []

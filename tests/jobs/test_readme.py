@@ -22,6 +22,11 @@ model = keras.Sequential([keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
 """
+#: Examples that need not train so long here, since no number of theirs is looked at.
+SHORTER = {
+    "language_model.py": [("default=80", "default=10")],
+    "estimator_wide_and_deep.py": [("default=600", "default=60"), ("default=200", "default=20")],
+}
 #: Commands of the section on several machines, where TF_CONFIG is set.
 IN_A_CLUSTER = ("tfdist doctor", "tfdist run train.py")
 
@@ -31,6 +36,11 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name in ("examples", "strategies"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    for name, changes in SHORTER.items():
+        path = tmp_path / "examples" / name
+        for long, short in changes:
+            assert path.read_text().count(long) == 1
+            path.write_text(path.read_text().replace(long, short))
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
 

@@ -56,7 +56,6 @@ def endless(hosts, folder):
         while not far.exists() or "STARTED" not in far.read_text():
             assert time.monotonic() < deadline, "the job did not start"
             time.sleep(0.1)
-        time.sleep(2)
         yield job
     finally:
         job.kill()

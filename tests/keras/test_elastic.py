@@ -7,10 +7,10 @@ import pytest
 
 from tests.harness import Pool
 
-CASE = "tests.cases.elastic_cases:left_and_taken_up"
+CASES = "tests.cases.elastic_cases"
 
 
-CASES = [
+TRAININGS = [
     ("arrays", (1, 2), False),
     ("arrays", (2, 4), False),
     ("arrays", (0, 0), True),
@@ -25,13 +25,19 @@ CASES = [
 
 
 @pytest.mark.turns("all")
-@pytest.mark.parametrize(("kind", "at", "deferred"), CASES)
+@pytest.mark.parametrize(("kind", "at", "deferred"), TRAININGS)
 @pytest.mark.parametrize("target", ["single", "horovod"])
 def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
-    results = cluster(target).call(
-        CASE, path=str(tmp_path), kind=kind, at=at, deferred=deferred, deadline=100
+    whole = cluster.results(target, f"{CASES}:undisturbed", kind=kind, deferred=deferred)
+    taken_up = cluster(target).call(
+        f"{CASES}:left_and_taken_up",
+        path=str(tmp_path),
+        kind=kind,
+        at=at,
+        deferred=deferred,
+        deadline=100,
     )
-    for undisturbed, resumed in results:
+    for undisturbed, resumed in zip(whole, taken_up, strict=True):
         assert len(undisturbed) == len(resumed)
         for expected, found in zip(undisturbed, resumed, strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-6)

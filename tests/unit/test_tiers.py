@@ -46,9 +46,10 @@ class Config:
         return self._options[name]
 
 
-def cases(count: int, *marks: Any) -> list[Any]:
+def cases(count: int, *marks: Any, taking: Any = TURNS) -> list[Any]:
+    path = "tests/contract/test_x.py"
     return [
-        Item(f"tests/contract/test_x.py::test[{name}-{place}]", TURNS, *marks, target=name, n=place)
+        Item(f"{path}::test[{name}-{place}]", taking, *marks, target=name, n=place)
         for place in range(count)
         for name in STRATEGIES
     ]
@@ -93,6 +94,14 @@ def test_strategies_take_as_many_turns_as_they_have() -> None:
     assert found == {name: 2 * share for name, share in shares.items() if share}
     twice = collections.Counter(item.callspec.params["n"] for item in run(items, "all"))
     assert set(twice.values()) == {2}
+
+
+def test_a_marker_with_one_tier_gives_one_turn() -> None:
+    items = cases(30, taking=pytest.mark.turns("test"))
+    turns.take_turns(items)
+    assert len(run(items, "test")) == 30
+    assert run(items, "all") == run(items, "test")
+    assert run(items, "everything") == items
 
 
 def test_a_core_case_runs_on_every_strategy() -> None:
