@@ -130,7 +130,7 @@ def test_a_launcher_that_was_killed(tmp_path: Path) -> None:
 
 def test_nothing_has_been_recorded_yet(tmp_path: Path) -> None:
     launcher(tmp_path)
-    assert "No step has been recorded yet" in text_of(parsed(tmp_path))
+    assert "No step of `fit` has been recorded yet" in text_of(parsed(tmp_path))
 
 
 def test_restarts(tmp_path: Path) -> None:
@@ -234,11 +234,27 @@ def test_a_timeline(tmp_path: Path) -> None:
     assert "chrome://tracing" in text_of(parsed(tmp_path))
 
 
+def test_a_task_of_an_elastic_job_that_makes_way(tmp_path: Path) -> None:
+    launcher(tmp_path, end(5, "worker 0", 75), end(5, "worker 1", -9), end(9, "worker 2", 0))
+    text = text_of(parsed(tmp_path))
+    assert "left its state for the next start" in text
+    assert [each.failed for each in run_data.load(tmp_path).tasks] == [False, True, False]
+
+
 def test_many_tasks(tmp_path: Path) -> None:
     launcher(tmp_path, tasks=[task(index) for index in range(12)])
     for index in range(12):
         (tmp_path / f"worker-{index}.jsonl").write_text(epochs(2, range(3)))
     assert len(rows_of(parsed(tmp_path), "Speed")) == 13
+
+
+def test_a_long_run_makes_no_large_page(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    record = epochs(2, range(3000)).replace('"mae": 0.1', '"step_ms": 9, "input_ms": 1')
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    text = run_page.page(run_data.load(tmp_path), tmp_path)
+    assert len(text) < 500_000
+    assert "2999" in text
 
 
 def tfdist(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -98,7 +98,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
     with _world(least, most, bounds, states, request.max_restarts) as world:
         screen = Screen(Terminal(), summary.note, summary.noting(record), record)
         outcome = elastic.run(make, world, grace=grace, screen=screen)
-    return logs.note_done(outcome, place, place / "worker-0.log", begun, record)
+    return logs.note_done(outcome, place, begun, record)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from tfdist.cli import summary
 from tfdist.cluster.spec import Task
 from tfdist.cluster.validation.machine import versions
+from tfdist.diagnostics import run_data
 from tfdist.errors import ConfigError
 from tfdist.launcher.plan import SERVER_MODULE, JobPlan, record_of
 from tfdist.launcher.supervisor import Outcome
@@ -159,13 +160,12 @@ def describe_job(
     )
 
 
-def note_done(outcome: Outcome, plan_dir: Path, chief: Path, begun: float, record: Record) -> int:
+def note_done(outcome: Outcome, log_dir: Path, begun: float, record: Record) -> int:
     """Records the end of a job and shows it to the user.
 
     Args:
         outcome: how the job ended.
-        plan_dir: the directory of its logs.
-        chief: the log of the task that is shown.
+        log_dir: the directory of its logs.
         begun: when it began, by `time.monotonic`.
         record: the launcher's record.
 
@@ -175,17 +175,13 @@ def note_done(outcome: Outcome, plan_dir: Path, chief: Path, begun: float, recor
     record.add("done", status=outcome.status, message=outcome.message)
     if outcome.status == 0:
         took = summary.duration(time.monotonic() - begun)
-        speed = _speed(record_of(chief), began=time.time() - (time.monotonic() - begun))
-        summary.note(f"done in {took}; logs: {plan_dir}{speed}", new_line=outcome.midline)
+        summary.note(f"done in {took}; logs: {log_dir}{_speed(log_dir)}", new_line=outcome.midline)
     return summary.conclude(outcome)
 
 
-def _speed(path: Path, began: float) -> str:
-    """The examples a second of the last epoch, if the chief's record has them."""
-    with contextlib.suppress(OSError):
-        for entry in reversed(run_record.read(path)):
-            known = entry["kind"] == "epoch" and entry.get("batch") and entry.get("seconds")
-            if known and entry["t"] >= began:
-                speed = entry["steps"] * entry["batch"] / entry["seconds"]
-                return f"; {speed:,.0f} examples a second in the last epoch"
+def _speed(log_dir: Path) -> str:
+    """The examples a second, if the tasks have recorded them."""
+    with contextlib.suppress(Exception):  # A job does not fail for its record.
+        rate = run_data.examples_a_second(run_data.load(log_dir))
+        return "" if rate is None else f"; {rate:,.0f} examples a second"
     return ""

@@ -133,8 +133,7 @@ def _supervise(plan: JobPlan, grace: float, record: Record) -> int:
         notify=summary.noting(record),
         record=record,
     )
-    chief = next(each.log for each in plan.tasks if each.task == plan.shown)
-    return logs.note_done(outcome, plan.log_dir, chief, begun, record)
+    return logs.note_done(outcome, plan.log_dir, begun, record)
 
 
 def _engine(on: str | None, request: Request) -> type[Engine] | None:

@@ -13,9 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError
+from tfdist.launcher.elastic import RESUME_STATUS
 from tfdist.utils import run_record
 
-__all__ = ["PARTS", "End", "Epoch", "Event", "Run", "Sample", "TaskRun", "load", "pace"]
+__all__ = [
+    "PARTS",
+    "End",
+    "Epoch",
+    "Event",
+    "Run",
+    "Sample",
+    "TaskRun",
+    "clean",
+    "examples_a_second",
+    "load",
+    "pace",
+]
 
 #: The parts of a step that `--report` measures, by their names in the logs.
 PARTS = {
@@ -97,7 +110,16 @@ class End:
     @property
     def failed(self) -> bool:
         """Whether the task failed of itself."""
-        return self.status != 0 and not self.stopped
+        return self.status not in (0, RESUME_STATUS) and not self.stopped
+
+    @property
+    def in_words(self) -> str:
+        """The way the task ended."""
+        if self.stopped:
+            return "stopped by the launcher"
+        if self.status == RESUME_STATUS:
+            return f"left its state for the next start (exit status {RESUME_STATUS})"
+        return self.words or "ended well"
 
 
 @dataclasses.dataclass
@@ -220,6 +242,14 @@ def pace(task: TaskRun) -> tuple[int, float]:
     steps = sum(each.steps for each in task.epochs) - sum(each.steps for each in first)
     seconds = sum(each.seconds for each in task.epochs) - sum(each.seconds for each in first)
     return max(steps, 0), max(seconds, 0.0)
+
+
+def examples_a_second(run: Run) -> float | None:
+    """The mean rate of the whole training without first steps; None if it is unknown."""
+    steps, seconds = pace(run.chief) if run.chief else (0, 0.0)
+    samples = run.chief.samples if run.chief else []
+    batch = samples[-1].batch if samples else None
+    return steps * batch / seconds if batch and steps and seconds else None
 
 
 def load(directory: Path) -> Run:

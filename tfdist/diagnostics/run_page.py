@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tfdist.diagnostics import run_plots
-from tfdist.diagnostics.run_data import PARTS, Run, TaskRun, clean, pace
+from tfdist.diagnostics.run_data import Run, TaskRun, clean, examples_a_second, pace
 from tfdist.strategies.pipeline.trace import draw, read_trace
 
 __all__ = ["page"]
@@ -152,11 +152,11 @@ def _headline(run: Run) -> list[tuple[str, str]]:
 
 def _pace(run: Run) -> list[tuple[str, str]]:
     steps, seconds = pace(run.chief) if run.chief else (0, 0.0)
-    if not steps or not seconds or run.chief is None:
-        return []
-    batch = run.chief.samples[-1].batch if run.chief.samples else None
-    rate = ("examples a second", f"{steps * batch / seconds:,.0f}") if batch else None
-    return [*([rate] if rate else []), ("mean step", f"{1e3 * seconds / steps:,.1f} ms")]
+    rate = examples_a_second(run)
+    return [
+        ("examples a second", "" if rate is None else f"{rate:,.0f}"),
+        ("mean step", _ms(1e3 * seconds / steps if steps else math.nan)),
+    ]
 
 
 def _row(run: Run, name: str) -> str:
@@ -187,8 +187,7 @@ def _ends(run: Run, folder: Path) -> Html:
             task.name,
             str(number + 1),
             _duration(end.at),
-            end.words.removeprefix(f"{task.name} ")
-            or ("stopped by the launcher" if end.stopped else "ended well"),
+            end.in_words.removeprefix(f"{task.name} "),
         )
         for task, number, end in sorted(ends, key=lambda each: each[2].at)
     ]
@@ -236,7 +235,9 @@ def _training(run: Run) -> Html:
     figures = [_figure(name, run_plots.metric(run, name)) for name in run.metrics[:12]]
     content = _join(figures)
     if not content:
-        return _section("Training", _tag("p", "No step has been recorded yet.", class_="muted"))
+        return _section(
+            "Training", _tag("p", "No step of `fit` has been recorded yet.", class_="muted")
+        )
     return _section("Training", _tag("div", content, class_="grid"))
 
 
@@ -247,11 +248,7 @@ def _speed(run: Run) -> Html:
     figures = [
         _figure(name, run_plots.examples(run), note),
         _figure("Step time by task", run_plots.step_times(run), "ms, from step to step"),
-        _figure(
-            "Parts of a step",
-            run_plots.parts(run),
-            f"as --report measured {', '.join(PARTS.values())}",
-        ),
+        _figure("Parts of a step", run_plots.parts(run), "ms, the chief's, measured by --report"),
     ]
     rows = [_speed_row(task) for task in run.tasks if task.windows or task.epochs]
     names = ("task", "steps", "mean step", "first step", "slowest second")
@@ -321,7 +318,7 @@ def _drawn(path: Path, run: Run) -> bytes:
     boxes, names = read_trace(path.read_text())
     with tempfile.TemporaryDirectory() as place:
         target = Path(place, "step.png")
-        draw(str(target), boxes, title=_row(run, "schedule") or "A step", names=names)
+        draw(str(target), boxes, title=_row(run, "schedule").partition(" (")[0], names=names)
         return target.read_bytes()
 
 

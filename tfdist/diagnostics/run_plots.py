@@ -53,6 +53,8 @@ _WIDTH, _HEIGHT = 6.2, 2.5
 _NAMED = 8
 #: The ratio of values from which on a logarithmic scale shows more.
 _RATIO = 20
+#: Points that are drawn as dots, at most: each is an element of the page.
+_DOTS = 200
 _PURPOSE = "The report of a run"
 
 #: Points of a line: times and values.
@@ -123,12 +125,14 @@ def metric(run: Run, name: str) -> str | None:
         picture, scale = _over_time(run)
         axes = picture.axes
         axes.plot(*_scaled(within, scale), color=_SERIES[0], label="training")
-        axes.plot(*_scaled(ends, scale), "o", color=_SERIES[0])
+        axes.plot(*_scaled(ends, scale), marker=_dots(ends), color=_SERIES[0], linestyle="")
         if any(map(math.isfinite, checked[1])):
-            axes.plot(*_scaled(checked, scale), "o-", color=_SERIES[1], label="validation")
+            dots = _dots(checked)
+            axes.plot(*_scaled(checked, scale), marker=dots, color=_SERIES[1], label="validation")
             axes.legend(loc="best")
         _mark_lost_numbers(axes, within, scale)
-        _choose_scale(axes, [*within[1], *checked[1]])
+        later = _values([each for each in chief.windows if not each.first], name)
+        _choose_scale(axes, [*later[1], *ends[1], *checked[1]])
         return picture.svg()
 
 
@@ -147,8 +151,11 @@ def _mark_lost_numbers(axes: Any, points: _Points, scale: float) -> None:
 def _choose_scale(axes: Any, values: Sequence[float]) -> None:
     """Makes the scale logarithmic if the values are of several orders of magnitude."""
     finite = [value for value in values if math.isfinite(value)]
-    if min(finite) > 0 and max(finite) > _RATIO * min(finite):
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    if low > 0 and high > _RATIO * low:
         axes.set_yscale("log")
+        subs = (1, 2, 5) if high < 1000 * low else (1,)
+        axes.yaxis.set_major_locator(matplotlib("ticker", _PURPOSE).LogLocator(subs=subs))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
 
@@ -161,7 +168,8 @@ def examples(run: Run) -> str | None:
     with _style():
         picture, scale = _over_time(run)
         points = _points(chief.samples, lambda each: each.rate * (each.batch or 1))
-        picture.axes.plot(*_scaled(points, scale), color=_SERIES[2], marker="o", markersize=2)
+        dots = _dots(points)
+        picture.axes.plot(*_scaled(points, scale), color=_SERIES[2], marker=dots, markersize=2)
         picture.axes.set_ylim(bottom=0)
         return picture.svg()
 
@@ -181,7 +189,7 @@ def step_times(run: Run) -> str | None:
                 color=_SERIES[number % len(_SERIES)] if few else _MUTED,
                 label=task.name,
                 alpha=1.0 if few else 0.5,
-                marker="o",
+                marker=_dots(points),
                 markersize=2,
             )
         picture.axes.set_ylim(bottom=0)
@@ -198,15 +206,18 @@ def parts(run: Run) -> str | None:
         return None
     with _style():
         picture = _Picture()
-        axes, places = picture.axes, range(1, len(epochs) + 1)
-        bottom = [0.0] * len(epochs)
-        rest = [each.logs["step_ms"] for each in epochs]
-        for colour, (name, words) in zip(_SERIES, PARTS.items(), strict=False):
-            values = [each.logs.get(name, 0.0) for each in epochs]
-            axes.bar(places, values, bottom=bottom, color=colour, label=words)
-            bottom = [low + value for low, value in zip(bottom, values, strict=True)]
-        rest = [max(whole - low, 0.0) for whole, low in zip(rest, bottom, strict=True)]
-        axes.bar(places, rest, bottom=bottom, color=_MUTED, alpha=0.45, label="the rest")
+        axes, names = picture.axes, (*PARTS.values(), "the rest")
+        # Steps of an area: a bar for each epoch would be an element of the page each.
+        every = -(-len(epochs) // _DOTS)
+        starts = range(0, len(epochs), every)
+        edges = [edge + 0.5 for start in starts for edge in (start, start + every)]
+        twice = [epochs[start] for start in starts for _ in range(2)]
+        layers = [[each.logs.get(name, 0.0) for each in twice] for name in PARTS]
+        whole = [each.logs["step_ms"] for each in twice]
+        known = map(sum, zip(*layers, strict=True))
+        layers.append([max(all_ - some, 0.0) for all_, some in zip(whole, known, strict=True)])
+        axes.stackplot(edges, *layers, colors=(*_SERIES[:3], _GRID), labels=names)
+        axes.set_xlim(0.5, len(epochs) + 0.5)
         axes.set_xlabel("epoch")
         axes.set_ylabel("ms")
         axes.grid(axis="x", visible=False)
@@ -293,6 +304,11 @@ def _scaled(points: _Points, scale: float) -> _Points:
     """The points in units of `scale` seconds. Infinite values are left out, as NaN are."""
     values = [value if math.isfinite(value) else math.nan for value in points[1]]
     return [at / scale for at in points[0]], values
+
+
+def _dots(points: _Points) -> str:
+    """The marker of points, if they are few."""
+    return "o" if len(points[0]) <= _DOTS else ""
 
 
 def _whole_numbers(axis: Any) -> None:

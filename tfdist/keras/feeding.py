@@ -74,7 +74,9 @@ def global_batch() -> int | None:
     """
     iterator = getattr(_local, "training", None)
     if isinstance(iterator, TFEpochIterator):
-        _local.training = _full_batch(iterator.data_adapter)
+        _local.training = 0
+        with contextlib.suppress(Exception):  # A training does not fail for its record.
+            _local.training = _full_batch(iterator.data_adapter)
     return getattr(_local, "training", None) or None
 
 
@@ -155,7 +157,7 @@ def _full_batch(adapter: DataAdapter) -> int:
     if size is None and isinstance(dataset, tf.data.Dataset):
         if policy_of(dataset).name not in ("AUTO", "DATA"):
             return 0
-        with contextlib.suppress(tf.errors.OpError), eagerly_outside_of_scope(), tf.device("CPU:0"):
+        with eagerly_outside_of_scope(), tf.device("CPU:0"):
             variant = tf.data.experimental.to_variant(dataset)
             size = int(tf.raw_ops.ComputeBatchSize(input_dataset=variant))
     return max(size or 0, 0)
