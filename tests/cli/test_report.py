@@ -128,6 +128,15 @@ def test_a_launcher_that_was_killed(tmp_path: Path) -> None:
     assert run_data.load(tmp_path).state == "running"
 
 
+def test_a_job_that_was_stopped(tmp_path: Path) -> None:
+    ends = [end(5, f"worker {index}", -2, stopped=True) for index in (0, 1)]
+    launcher(tmp_path, *ends, line("done", 5, status=130, message="Stopped by Ctrl-C."))
+    text = text_of(parsed(tmp_path))
+    assert "train.pystopped" in text
+    assert "Stopped by Ctrl-C." in text
+    assert "failed" not in text
+
+
 def test_nothing_has_been_recorded_yet(tmp_path: Path) -> None:
     launcher(tmp_path)
     assert "No step of `fit` has been recorded yet" in text_of(parsed(tmp_path))

@@ -123,7 +123,8 @@ _STATES = {
 def _summary(run: Run) -> Html:
     words = _STATES[run.state]
     if run.state == "failed":
-        words += f" with exit status {run.status}"
+        stopped = run.message.startswith("Stopped by ")  # By a signal to the launcher.
+        words = "stopped" if stopped else f"failed with exit status {run.status}"
     begun = datetime.datetime.fromtimestamp(run.begun)
     cards = [
         ("strategy", _row(run, "strategy").partition(" (")[0]),
