@@ -15,6 +15,7 @@ VARIABLES: dict[str, str] = {
     "TFDIST_TASK": "This task of TFDIST_CLUSTER, such as worker:0.",
     "TFDIST_CONFIG": "The job's strategy configuration, as JSON; set by `tfdist run`.",
     "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
+    "TFDIST_RECORD": "The file to which a task that `tfdist run` starts writes its progress.",
     "TFDIST_ELASTIC": "The directory in which the tasks of an elastic job leave their state.",
     "TFDIST_SEED": "The seed that every task of the job gives to Python, NumPy and TensorFlow.",
     "TFDIST_RESULT": "A file to which a task of `tfdist verify` writes what it observed.",

@@ -125,7 +125,8 @@ def test_a_run_is_shown_and_logged(here: Path) -> None:
         assert words in result.stderr
     assert re.search(r"^tfdist: done in \d+ s; logs: tfdist-logs/", result.stderr, re.MULTILINE)
     logs = Path("tfdist-logs/latest")
-    assert sorted(each.name for each in logs.iterdir()) == [f"worker-{i}.log" for i in range(3)]
+    names = ["launcher.jsonl", *(f"worker-{i}.log" for i in range(3))]
+    assert sorted(each.name for each in logs.iterdir()) == names
     assert '"index": 2' in (logs / "worker-2.log").read_text()
 
 

@@ -64,6 +64,7 @@ def test_the_environment_of_a_task() -> None:
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "TFDIST_CONFIG": '{"a": 1}',
         "TFDIST_LAUNCHED": "1",
+        "TFDIST_RECORD": str(LOGS / "worker-0.jsonl"),
         "TFDIST_SEED": "7",
     }
 

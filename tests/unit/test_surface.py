@@ -60,7 +60,7 @@ HOOK_ORDER = {
         "strategies.parameter_server.reporting",
         "strategies.pipeline.hooks",
     ],
-    "CallbackList.on_train_batch_end": ["keras.stopping", "keras.updating"],
+    "CallbackList.on_train_batch_end": ["keras.stopping", "keras.updating", "keras.reporting"],
     "CallbackList.on_train_begin": ["keras.callbacks", "strategies.parameter_server.reporting"],
     "CallbackList.on_train_end": [
         "keras.callbacks",
@@ -153,7 +153,9 @@ def test_documented_import_paths(path):
 
 def test_commands():
     commands = get_command(app).commands
-    assert sorted(commands) == ["build-horovod", "config", "doctor", "export", "run", "verify"]
+    assert sorted(commands) == [
+        *("build-horovod", "config", "doctor", "export", "report", "run", "verify")
+    ]
     for command in commands.values():
         assert command.help, command.name
 
@@ -172,6 +174,7 @@ def test_environment_variables():
         "TFDIST_ELASTIC",
         "TFDIST_LAUNCHED",
         "TFDIST_PODS",
+        "TFDIST_RECORD",
         "TFDIST_REPLICAS",
         "TFDIST_RESULT",
         "TFDIST_SEED",

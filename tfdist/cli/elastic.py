@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tfdist.launcher import elastic
 from tfdist.launcher.elastic import Discovery, ElasticPlace
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
-from tfdist.launcher.supervisor import Outcome, Screen
+from tfdist.launcher.supervisor import Screen
 from tfdist.utils.atomic_io import check_writable
 
 __all__ = ["Bounds", "supervise"]
@@ -55,13 +56,16 @@ class Bounds:
         return [flag for flag, value in values.items() if value is not None]
 
 
-def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
+def supervise(request: Request, bounds: Bounds, grace: float) -> int:
     """Runs an elastic job to its end.
 
     Args:
         request: the request of the command line.
         bounds: the number of processes.
         grace: seconds between TERM and KILL.
+
+    Returns:
+        The exit status.
 
     Raises:
         ConfigError: if the options contradict each other.
@@ -76,7 +80,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
     # Logs may go elsewhere if this directory cannot be written, but the state of `fit` must not.
     said = f"The state of an elastic job in {str(place)!r}"
     check_writable(str(states.path / "state"), said, hint="Give a directory with --log-dir")
-    shown = False
+    record, begun, shown = logs.launcher_record(place), time.monotonic(), False
 
     @contextlib.contextmanager
     def make(count: int) -> Iterator[JobPlan]:
@@ -87,24 +91,34 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> Outcome:
             plan = logs.prepare(_leaving_states(job.plan, states), chosen=chosen)
             if not shown:
                 shown = True
-                summary.table(plan, job.resolved, job.seed, job.gpus)
+                rows = summary.table(plan, job.resolved, job.seed, job.gpus)
+                logs.describe_job(record, plan, rows, job.timeline)
             yield plan
 
+    with _world(least, most, bounds, states, request.max_restarts) as world:
+        screen = Screen(Terminal(), summary.note, summary.noting(record), record)
+        outcome = elastic.run(make, world, grace=grace, screen=screen)
+    return logs.note_done(outcome, place, begun, record)
+
+
+@contextlib.contextmanager
+def _world(
+    least: int, most: int, bounds: Bounds, states: ElasticPlace, restarts: int
+) -> Iterator[elastic.World]:
+    """The number of processes that may run, as the user's script prints it if there is one."""
     with contextlib.ExitStack() as stack:
         discovery = None
         if bounds.script is not None:
             discovery = stack.enter_context(Discovery(_runnable(bounds.script)))
-        world = elastic.World(
+        yield elastic.World(
             least=least,
             most=most,
             slots=lambda: most if discovery is None else discovery.slots,
             news=lambda: None if discovery is None else discovery.news(),
             timeout=bounds.timeout,
             place=states,
-            max_restarts=request.max_restarts or _RESTARTS,
+            max_restarts=restarts or _RESTARTS,
         )
-        screen = Screen(Terminal(), summary.note, summary.note)
-        return elastic.run(make, world, grace=grace, screen=screen)
 
 
 def _range(request: Request, bounds: Bounds) -> tuple[int, int]:

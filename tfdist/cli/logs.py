@@ -1,4 +1,4 @@
-"""The directory of a job's log files."""
+"""The directory of a job's log files, and the launcher's record there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import socket
+import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cli import summary
+from tfdist.cluster.spec import Task
+from tfdist.cluster.validation.machine import versions
+from tfdist.diagnostics import run_data
 from tfdist.errors import ConfigError
-from tfdist.launcher.plan import JobPlan
+from tfdist.launcher.plan import SERVER_MODULE, JobPlan, record_of
+from tfdist.launcher.supervisor import Outcome
+from tfdist.utils import run_record
+from tfdist.utils.run_record import Record
 
-__all__ = ["default_place", "prepare"]
+__all__ = ["default_place", "describe_job", "launcher_record", "note_done", "prepare"]
 
 _LOGS = Path("tfdist-logs")
 
@@ -66,7 +76,8 @@ def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
     summary.note(
         f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}."
     )
-    names = {str(path): str(place / path.name) for path in plan.files}
+    paths = (*plan.files, *(record_of(each.log) for each in plan.tasks))
+    names = {str(path): str(place / path.name) for path in paths}
     tasks = tuple(
         dataclasses.replace(
             each,
@@ -96,3 +107,81 @@ def _point_latest(directory: Path) -> None:
     with contextlib.suppress(OSError):
         draft.symlink_to(directory.name)
         draft.replace(link)
+
+
+# The launcher's record, of which `tfdist report` makes a page.
+
+
+def launcher_record(log_dir: Path, member: Task | None = None) -> Record:
+    """Begins the launcher's record of a job.
+
+    Args:
+        log_dir: the job's directory.
+        member: the one task that is started here, if launchers elsewhere start the others: they
+            may share the directory.
+    """
+    name = "launcher" if member is None else f"launcher-{member.type}-{member.index}"
+    return Record(log_dir / f"{name}{run_record.SUFFIX}", fresh=True)
+
+
+def describe_job(
+    record: Record, plan: JobPlan, rows: Sequence[tuple[str, str]], timeline: str | None
+) -> None:
+    """Writes the first line of a launcher's record.
+
+    Args:
+        record: the record.
+        plan: the plan of the job.
+        rows: the table that the terminal shows.
+        timeline: the file of the timeline that was asked for, if one was.
+    """
+    here = [each.task for each in plan.tasks]
+    cluster = () if plan.cluster is None else tuple(plan.cluster.tasks())
+    record.add(
+        "job",
+        command=["tfdist", *sys.argv[1:]],
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        versions=versions(),
+        rows=rows,
+        tasks=[
+            {
+                "task": str(each.task),
+                "log": each.log.name,
+                "host": each.host,
+                "trains": SERVER_MODULE not in each.command,
+            }
+            for each in plan.tasks
+        ],
+        elsewhere=[str(task) for task, _ in cluster if task not in here],
+        shown=str(plan.shown),
+        max_restarts=plan.max_restarts,
+        timeline=None if timeline is None else str(Path(timeline).absolute()),
+    )
+
+
+def note_done(outcome: Outcome, log_dir: Path, begun: float, record: Record) -> int:
+    """Records the end of a job and shows it to the user.
+
+    Args:
+        outcome: how the job ended.
+        log_dir: the directory of its logs.
+        begun: when it began, by `time.monotonic`.
+        record: the launcher's record.
+
+    Returns:
+        The exit status.
+    """
+    record.add("done", status=outcome.status, message=outcome.message)
+    if outcome.status == 0:
+        took = summary.duration(time.monotonic() - begun)
+        summary.note(f"done in {took}; logs: {log_dir}{_speed(log_dir)}", new_line=outcome.midline)
+    return summary.conclude(outcome)
+
+
+def _speed(log_dir: Path) -> str:
+    """The examples a second, if the tasks have recorded them."""
+    with contextlib.suppress(Exception):  # A job does not fail for its record.
+        rate = run_data.examples_a_second(run_data.load(log_dir))
+        return "" if rate is None else f"; {rate:,.0f} examples a second"
+    return ""

@@ -1,4 +1,4 @@
-"""The command line: `tfdist run`, `doctor`, `verify`, `export` and `build-horovod`."""
+"""The command line: `tfdist run`, `report`, `doctor`, `verify`, `export` and `build-horovod`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
+from tfdist.cli.report import report
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
 from tfdist.cluster.validation.machine import installed_version
@@ -66,6 +67,7 @@ app.command()(doctor)
 app.command()(config)
 app.command()(build_horovod)
 app.command()(export)
+app.command()(report)
 app.command(context_settings={"allow_interspersed_args": False})(verify)
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tfdist.cluster.tf_config import own_tf_config, parse_tf_config
 from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_file import StrategyFile
 from tfdist.config.strategy_spec import having
+from tfdist.config.timeline_options import TimelineOptions
 from tfdist.errors import ConfigError
 from tfdist.launcher.plan import JobPlan
 
@@ -116,6 +117,12 @@ class Job:
     seed: int | None
     gpus: tuple[str, ...]
     why: str = ""
+
+    @property
+    def timeline(self) -> str | None:
+        """The file of the timeline that the job writes, if it writes one."""
+        config = None if self.resolved is None else self.resolved.config
+        return None if config is None else config.part(TimelineOptions).timeline
 
 
 def place_of(text: str) -> tuple[ClusterSpec, Task]:

@@ -26,6 +26,7 @@ from tfdist.errors import ConfigError
 from tfdist.launcher import supervisor
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
+from tfdist.utils.run_record import Record
 
 __all__ = ["run"]
 
@@ -84,7 +85,7 @@ def run(
         resolved, words = planning.resolved_for(request), words_of(context)
         raise typer.Exit(engine(Order(request, resolved, words, of_engine, grace)).run())
     if bounds.flags and not dry_run:
-        raise typer.Exit(summary.conclude(elastic.supervise(request, bounds, grace)))
+        raise typer.Exit(elastic.supervise(request, bounds, grace))
     raise typer.Exit(_run_here(request, grace, dry_run))
 
 
@@ -97,8 +98,11 @@ def _run_here(request: Request, grace: float, dry_run: bool) -> int:
             print(summary.commands(job.plan))
             return 0
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
-        summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
-        return _supervise(plan, grace)
+        rows = summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
+        here = plan.cluster is None or len(plan.tasks) == len(list(plan.cluster.tasks()))
+        record = logs.launcher_record(plan.log_dir, None if here else plan.shown)
+        logs.describe_job(record, plan, rows, job.timeline)
+        return _supervise(plan, grace, record)
 
 
 def _request(given: dict[str, Any]) -> Request:
@@ -119,19 +123,17 @@ def _request(given: dict[str, Any]) -> Request:
     )
 
 
-def _supervise(plan: JobPlan, grace: float) -> int:
+def _supervise(plan: JobPlan, grace: float, record: Record) -> int:
     alone, begun = plan.cluster is None, time.monotonic()
     outcome = supervisor.run(
         plan,
         grace=grace,
         terminal=Terminal(stdin=0 if alone else None),
         complain=summary.note,
-        notify=summary.note,
+        notify=summary.noting(record),
+        record=record,
     )
-    if outcome.status == 0:
-        took = summary.duration(time.monotonic() - begun)
-        summary.note(f"done in {took}; logs: {plan.log_dir}", new_line=outcome.midline)
-    return summary.conclude(outcome)
+    return logs.note_done(outcome, plan.log_dir, begun, record)
 
 
 def _engine(on: str | None, request: Request) -> type[Engine] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -17,8 +17,9 @@ from tfdist.config.resolution import Resolved
 from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.launcher.plan import JobPlan, TaskPlan
 from tfdist.launcher.supervisor import Outcome
+from tfdist.utils.run_record import Record
 
-__all__ = ["commands", "conclude", "duration", "note", "table"]
+__all__ = ["commands", "conclude", "duration", "note", "noting", "table"]
 
 #: The work of the tasks of a parameter-server job.
 _PARTS = {
@@ -35,6 +36,16 @@ def note(text: str, new_line: bool = False) -> None:
         new_line: whether to begin a new line first.
     """
     print(f"{chr(10) if new_line else ''}tfdist: {text}", file=sys.stderr, flush=True)
+
+
+def noting(record: Record) -> Callable[[str, bool], None]:
+    """A function that shows a note and records it as an event of the job."""
+
+    def show(text: str, new_line: bool) -> None:
+        record.add("event", text=text)
+        note(text, new_line)
+
+    return show
 
 
 def conclude(outcome: Outcome) -> int:
@@ -61,7 +72,7 @@ def table(
     seed: int | None,
     gpus: tuple[str, ...],
     why: str = "",
-) -> None:
+) -> list[tuple[str, str]]:
     """Prints the job that is about to run.
 
     Args:
@@ -70,6 +81,9 @@ def table(
         seed: the job's seed; None if the chief draws it.
         gpus: the GPUs of this machine.
         why: why the plan is such.
+
+    Returns:
+        The rows of the table.
     """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -83,10 +97,11 @@ def table(
         else _rows(plan, resolved, seed, gpus)
     )
     restarts = f"at most {plan.max_restarts}" if plan.max_restarts else ""
-    for name, value in (*rows, ("restarts", restarts), ("logs", str(plan.log_dir))):
-        if value:
-            grid.add_row(name, Text(value))
+    rows = [row for row in (*rows, ("restarts", restarts), ("logs", str(plan.log_dir))) if row[1]]
+    for name, value in rows:
+        grid.add_row(name, Text(value))
     console.print(grid)
+    return rows
 
 
 def _rows(

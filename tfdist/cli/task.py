@@ -7,8 +7,10 @@ Joins the cluster, makes the strategy, and runs the script as `__main__` inside 
 from __future__ import annotations
 
 import linecache
+import os
 import runpy
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, NoReturn
 from tfdist import environment
 from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.tf_config import own_tf_config
+from tfdist.cluster.validation.machine import versions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
@@ -26,6 +29,7 @@ from tfdist.launcher.elastic import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
 from tfdist.utils.log_filters import quiet_import
+from tfdist.utils.run_record import Record
 
 #: Parts of the message of an error of TensorFlow or Horovod, all of which it must contain, and a
 #: hint for the user.
@@ -96,7 +100,9 @@ def _make_strategy() -> Any:
 
         tf.config.list_physical_devices()
     _seed(environment.read("TFDIST_SEED"))
-    return create(config, member)
+    strategy = create(config, member)
+    _begin_record()
+    return strategy
 
 
 def _seed(text: str | None) -> None:
@@ -106,6 +112,28 @@ def _seed(text: str | None) -> None:
     import keras
 
     keras.utils.set_random_seed(int(text))
+
+
+def _begin_record() -> None:
+    """Begins the record of this task, if the launcher names a file for it."""
+    path = environment.read("TFDIST_RECORD")
+    if path is None:
+        return
+    import tensorflow as tf
+
+    from tfdist.keras import progress
+
+    devices = tf.config.list_physical_devices()
+    record = Record(Path(path))
+    record.add(
+        "task",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        cores=len(os.sched_getaffinity(0)),
+        devices=[each.name.removeprefix("/physical_device:") for each in devices],
+        versions=versions(),
+    )
+    progress.begin(record)
 
 
 def _recording() -> Any:

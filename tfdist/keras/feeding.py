@@ -7,6 +7,7 @@ again before the model sees them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -18,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._keras import GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterator
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import DataAdapter, EpochIterator, Model
@@ -65,6 +67,19 @@ def no_more_than_read(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.take(count)
 
 
+def global_batch() -> int | None:
+    """The examples of a full batch of the `fit` that runs; None if its data set does not show it.
+
+    The first iterator that `fit` makes is that of the training.
+    """
+    iterator = getattr(_local, "training", None)
+    if isinstance(iterator, TFEpochIterator):
+        _local.training = 0
+        with contextlib.suppress(Exception):  # A training does not fail for its record.
+            _local.training = _full_batch(iterator.data_adapter)
+    return getattr(_local, "training", None) or None
+
+
 def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
     """A strategy may read ahead as many batches as all epochs take."""
     signature = inspect.signature(original)
@@ -75,11 +90,11 @@ def _note_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
         bound.apply_defaults()
         epochs = bound.arguments["epochs"] - (bound.arguments["initial_epoch"] or 0)
         before = getattr(_local, "epochs", 1)
-        _local.epochs = max(epochs, 1)
+        _local.epochs, _local.training = max(epochs, 1), None
         try:
             return original(self, *args, **kwargs)
         finally:
-            _local.epochs = before
+            _local.epochs, _local.training = before, None
 
     return fit
 
@@ -96,6 +111,8 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
             original(self, *args, **kwargs)
         finally:
             _local.iterator = None
+        if fitting.is_up and getattr(_local, "training", None) is None:
+            _local.training = self
         _say_batch(self)
 
     return init
@@ -128,3 +145,16 @@ def _batch_size(adapter: DataAdapter) -> int | None:
     specs = tf.nest.flatten(dataset.element_spec)
     sizes = {s.shape[0] for s in specs if isinstance(s, tf.TensorSpec) and s.shape.rank}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _full_batch(adapter: DataAdapter) -> int:
+    """The size of a global batch, or 0: it may depend on the examples, or be a worker's part."""
+    dataset = getattr(adapter, "_dataset", None)
+    size = _batch_size(adapter)
+    if size is None and isinstance(dataset, tf.data.Dataset):
+        if policy_of(dataset).name not in ("AUTO", "DATA"):
+            return 0
+        with eagerly_outside_of_scope(), tf.device("CPU:0"):
+            variant = tf.data.experimental.to_variant(dataset)
+            size = int(tf.raw_ops.ComputeBatchSize(input_dataset=variant))
+    return max(size or 0, 0)

@@ -1,4 +1,4 @@
-"""The report of a training: in the logs of each epoch, and as a table at the end of `fit`."""
+"""The report of a training: in logs, in the task's record, and as a table at the end of `fit`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import CallbackList
 from tfdist.gradients.step_profiler import Meter, Split
+from tfdist.keras import progress
 from tfdist.keras.hooks import Hook
 from tfdist.types import Logs
 
@@ -20,9 +21,10 @@ _SPLITS = "_tfdist_splits"
 
 
 def hooks() -> list[Hook]:
-    """The seams at which `fit` begins, ends an epoch, and ends."""
+    """The seams at which `fit` begins and ends an epoch, ends a step, and ends."""
     return [
         Hook(CallbackList, "on_epoch_begin", _begin),
+        Hook(CallbackList, "on_train_batch_end", _note_step, priority=2),
         Hook(CallbackList, "on_epoch_end", _add_to_logs, priority=1),
         Hook(CallbackList, "on_train_end", _show, priority=1),
     ]
@@ -33,7 +35,7 @@ def _meter() -> Meter | None:
 
 
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
-    """Counts the exchanges of an epoch from its first step."""
+    """Counts the exchanges and the time of an epoch from its first step."""
 
     @functools.wraps(original)
     def on_epoch_begin(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
@@ -41,12 +43,28 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
         meter = _meter()
         if meter is not None:
             meter.begin()
+        noted = progress.current()
+        if noted is not None:
+            noted.epoch_begins(self, epoch)
 
     return on_epoch_begin
 
 
+def _note_step(original: Callable[..., None]) -> Callable[..., None]:
+    """Notes steps in the task's record."""
+
+    @functools.wraps(original)
+    def on_train_batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
+        original(self, batch, logs)
+        noted = progress.current()
+        if noted is not None:
+            noted.batch_ends(self, batch, logs)
+
+    return on_train_batch_end
+
+
 def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
-    """Adds the exchanges of an epoch to its logs."""
+    """Adds the exchanges of an epoch to its logs, and these to the task's record."""
 
     @functools.wraps(original)
     def on_epoch_end(self: types.CallbackList, epoch: int, logs: Logs | None = None) -> None:
@@ -55,6 +73,9 @@ def _add_to_logs(original: Callable[..., None]) -> Callable[..., None]:
         if split is not None:
             vars(self).setdefault(_SPLITS, []).append((epoch, split))
             logs = {**(logs or {}), **split.logs()}
+        noted = progress.current()
+        if noted is not None:
+            noted.epoch_ends(logs)
         original(self, epoch, logs)
 
     return on_epoch_end

@@ -15,6 +15,7 @@ from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.spec import Address, ClusterSpec, Task, on_hosts
 from tfdist.cluster.tf_config import Placing
 from tfdist.errors import ConfigError
+from tfdist.utils import run_record
 
 __all__ = [
     "BETWEEN_GRAPH",
@@ -31,6 +32,7 @@ __all__ = [
     "placing_for",
     "plan_local",
     "plan_member",
+    "record_of",
     "task_plan",
     "training",
 ]
@@ -345,7 +347,7 @@ def plan_member(
         task=task,
         address=address,
         command=program.command(task, cluster),
-        environ=changes,
+        environ={**changes, **_record(program, log_dir / _log_name(task))},
         log=log_dir / _log_name(task),
     )
     return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir, files=placing.files)
@@ -410,7 +412,7 @@ def task_plan(
         task=task,
         address=None if cluster is None else cluster.address(task),
         command=program.command(task, cluster),
-        environ=changes,
+        environ={**changes, **_record(program, log_dir / _log_name(task))},
         log=log_dir / _log_name(task),
         role=program.role(task),
     )
@@ -440,3 +442,13 @@ def _shares(
 
 def _log_name(task: Task) -> str:
     return f"{task.type}-{task.index}.log"
+
+
+def record_of(log: Path) -> Path:
+    """The file beside a task's log to which the task writes its progress."""
+    return log.with_suffix(run_record.SUFFIX)
+
+
+def _record(program: Program, log: Path) -> dict[str, str]:
+    """The variable that names a task's record, for programs that tfdist runs in a scope."""
+    return {} if program.env_only else {"TFDIST_RECORD": str(record_of(log))}

@@ -105,6 +105,7 @@ class RunningTask:
         plan: the plan of the task.
         output: its log and last lines.
         returncode: as in `subprocess`: negative for a signal; None while it runs.
+        peak_rss: its largest resident memory in bytes, once it has ended on this machine.
     """
 
     plan: TaskPlan
@@ -113,6 +114,7 @@ class RunningTask:
     _guard: Guard
     _window: tuple[int, int] | None = None
     returncode: int | None = None
+    peak_rss: int | None = None
     _last_beat: float = 0.0
 
     def poll(self) -> int | None:
@@ -129,11 +131,19 @@ class RunningTask:
                 self._beat()
             else:
                 self.signal(signal.SIGKILL)
-                self.returncode = self._process.wait()
+                self.returncode = self._wait()
                 self._guard.cross_out(self._process.pid)
                 if self.plan.host is not None and 128 < self.returncode < _SSH_FAILED:
                     self.returncode = 128 - self.returncode  # A signal ended it there.
         return self.returncode
+
+    def _wait(self) -> int:
+        """Waits for the task, which has ended, with a look at its memory."""
+        _, status, usage = os.wait4(self._process.pid, 0)
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        if self.plan.host is None:
+            self.peak_rss = usage.ru_maxrss * 1024
+        return self._process.returncode
 
     def _beat(self) -> None:
         """Sends a task on another machine a sign that the launcher lives."""

@@ -71,6 +71,7 @@ class Ending:
         shown: whether its output is on the terminal already.
         host: the machine on which it ran, if it was another.
         crash: where in the program native code has crashed, in words, if it has.
+        peak_rss: its largest resident memory in bytes, if it ran on this machine.
     """
 
     task: Task
@@ -81,6 +82,7 @@ class Ending:
     shown: bool = False
     host: str | None = None
     crash: str | None = None
+    peak_rss: int | None = None
 
 
 def exit_status(returncode: int) -> int:

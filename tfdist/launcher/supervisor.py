@@ -16,6 +16,7 @@ from tfdist.launcher import root_cause
 from tfdist.launcher.output import Pump
 from tfdist.launcher.plan import SERVER_MODULE, JobPlan, Role, TaskPlan
 from tfdist.launcher.process import Guard, RunningTask, Terminal, spawn
+from tfdist.utils.run_record import Record
 
 __all__ = [
     "DEFAULT_GRACE",
@@ -105,11 +106,13 @@ class Screen:
         terminal: shows the output of the plan's shown task; None shows it nowhere.
         complain: called with logs that cannot be written.
         notify: called with events of the job's tasks, and whether to begin a new line for it.
+        record: the record of the starts and ends of tasks.
     """
 
     terminal: Terminal | None
     complain: Callable[[str], None]
     notify: Callable[[str, bool], None]
+    record: Record = dataclasses.field(default_factory=lambda: Record(None))
 
 
 class Attempt:
@@ -183,16 +186,31 @@ class Attempt:
             for task in (*self._tasks, *self._borne):
                 task.close()
         done = self._is_done(self._ended[:by_themselves])
-        return [
+        endings = [
             self._ending(task, stopped=number >= by_themselves or (done and not _is_main(task)))
             for number, task in enumerate(self._ended)
         ]
+        for ending in endings:
+            self._note_end(ending)
+        return endings
 
     def borne(self) -> list[root_cause.Ending]:
         """The ends of the spare tasks whose loss did not end the job."""
         return [self._ending(task, stopped=False) for task in self._borne]
 
+    def _note_end(self, ending: root_cause.Ending) -> None:
+        failed = ending.returncode != 0 and not ending.stopped
+        self._screen.record.add(
+            "end",
+            task=ending.task,
+            returncode=ending.returncode,
+            stopped=ending.stopped,
+            peak_rss=ending.peak_rss,
+            words=root_cause.headline(ending) if failed else "",
+        )
+
     def _spawn(self, plan: TaskPlan, again: str) -> RunningTask:
+        self._screen.record.add("start", task=plan.task, again=again)
         return spawn(
             plan,
             guard=self._guard,
@@ -238,7 +256,8 @@ class Attempt:
             self.early = task.plan.task
             return False
         left = [other for other in others if other not in self._ended]
-        how = root_cause.headline(self._ending(task, stopped=False))
+        ending = self._ending(task, stopped=False)
+        how = root_cause.headline(ending)
         if self._restarts.take():
             self._tell(f"{how}. It is started again in its place ({self._restarts}).")
             line = f"tfdist: {task.plan.task} is started again ({self._restarts})"
@@ -253,6 +272,7 @@ class Attempt:
         self._tasks[place : place + 1] = replacement
         self._ended.remove(task)
         self._borne.append(task)
+        self._note_end(ending)
         return True
 
     def _has_begun(self) -> bool:
@@ -297,6 +317,7 @@ class Attempt:
             shown=task.plan.task == self._plan.shown and self._screen.terminal is not None,
             host=task.plan.host,
             crash=root_cause.site(task.output.tail()),
+            peak_rss=task.peak_rss,
         )
 
 
@@ -375,6 +396,7 @@ def run(
     terminal: Terminal | None = None,
     complain: Callable[[str], None] = lambda text: None,
     notify: Callable[[str, bool], None] = lambda text, new_line: None,
+    record: Record | None = None,
 ) -> Outcome:
     """Starts all tasks of a plan and waits for their end. Call it in the main thread.
 
@@ -388,11 +410,13 @@ def run(
         complain: called with logs that cannot be written.
         notify: called with events of the tasks meanwhile, and whether the terminal's cursor was
             left within a line.
+        record: gets the starts and ends of tasks.
 
     Raises:
         TfdistError: if a process cannot be started. Those already started are ended.
     """
-    screen, restarts = Screen(terminal, complain, notify), Restarts(plan.max_restarts)
+    screen = Screen(terminal, complain, notify, record or Record(None))
+    restarts = Restarts(plan.max_restarts)
     with stop_requests() as requests, Guard() as guard:
         while True:
             again = f"tfdist: the job is started again ({restarts})" * bool(restarts.used)

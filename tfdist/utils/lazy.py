@@ -1,4 +1,4 @@
-"""Public names that are imported when they are first used.
+"""Public names that are imported when they are first used, and a library that is optional.
 
 `import tfdist` must not import TensorFlow: the launcher and the doctor run without it.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
-from tfdist.errors import INSTALL_TENSORFLOW
+from tfdist.errors import INSTALL_TENSORFLOW, ConfigError
 
 
 def lazy_attributes(
@@ -37,3 +38,22 @@ def lazy_attributes(
         return module if modules[name] == f"{package}.{name}" else getattr(module, name)
 
     return get, lambda: list(modules)
+
+
+def matplotlib(module: str, purpose: str) -> ModuleType:
+    """A module of Matplotlib, which is optional.
+
+    Args:
+        module: its name, such as `figure`; empty for the package.
+        purpose: the thing that needs it, for the message.
+
+    Raises:
+        ConfigError: if Matplotlib is not installed.
+    """
+    try:
+        return importlib.import_module(f"matplotlib.{module}".rstrip("."))
+    except ImportError as error:
+        raise ConfigError(
+            f"{purpose} needs Matplotlib, which is not installed here. Run "
+            "`pip install 'tfdist[pictures]'`, or leave the picture out."
+        ) from error

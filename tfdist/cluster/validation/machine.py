@@ -33,6 +33,7 @@ __all__ = [
     "ranges",
     "require_tensorflow",
     "version_findings",
+    "versions",
     "warn_of_versions",
 ]
 
@@ -231,6 +232,19 @@ def installed_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, tfdist and the packages that it trains with, as far as they are here.
+
+    Reads the metadata of distributions and imports none of them.
+    """
+    names = {"tfdist": ("tfdist",), "TensorFlow": ("tensorflow", *_OTHER_TENSORFLOWS)}
+    names |= {shown: (name,) for name, shown in _SHOWN.items() if shown not in names}
+    found = {shown: filter(None, map(installed_version, each)) for shown, each in names.items()}
+    return {"Python": platform.python_version()} | {
+        shown: version for shown, each in found.items() if (version := next(each, None))
+    }
 
 
 def _wanted() -> Mapping[str, str]:

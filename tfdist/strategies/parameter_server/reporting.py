@@ -18,6 +18,7 @@ from rich.table import Table
 from tfdist import types
 from tfdist._keras import CallbackList, keras_callbacks
 from tfdist.errors import TfdistError
+from tfdist.keras import progress
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.parameter_server.servers import Shelves
 from tfdist.strategies.parameter_server.step_function import Serving
@@ -108,6 +109,7 @@ class _Training:
             more = self._logs(counted)
             logs.update(more)
             original(callbacks, epoch, logs)
+            _note(counted)
             if more:
                 _write_histogram(callbacks, epoch, counted)
 
@@ -171,6 +173,13 @@ class _Sums:
         self.updates = int(serving.servers.updates.version.numpy())
         self.steps = collections.Counter(serving.steps)
         self.cancelled = serving.cancelled
+
+
+def _note(counted: Counted) -> None:
+    """Writes an epoch's counts to the task's record."""
+    noted = progress.current()
+    if noted is not None:
+        noted.add("served", **dataclasses.asdict(counted))
 
 
 def _write_histogram(callbacks: types.CallbackList, epoch: int, counted: Counted) -> None:

@@ -1,13 +1,9 @@
-"""The steps of a pipeline over time: as a trace for a browser, and as a picture.
-
-The one place that imports Matplotlib, which is optional.
-"""
+"""The steps of a pipeline over time: as a trace for a browser, and as a picture."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -16,8 +12,9 @@ from typing import Any, TypeAlias
 from tfdist.errors import ConfigError
 from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble
 from tfdist.utils.atomic_io import SaveError, replacing
+from tfdist.utils.lazy import matplotlib
 
-__all__ = ["check_installed", "chrome_trace", "draw", "row_names", "write_trace"]
+__all__ = ["check_installed", "chrome_trace", "draw", "read_trace", "row_names", "write_trace"]
 
 _WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.UPDATE: "update"}
 
@@ -89,6 +86,29 @@ def _event(box: Box, start: float) -> dict[str, object]:
     }
 
 
+def read_trace(text: str) -> tuple[list[Box], list[str]]:
+    """The boxes and the names of devices of what `chrome_trace` has made.
+
+    Raises:
+        ValueError: if it is something else, such as a timeline of Horovod.
+    """
+    kinds = {word: kind for kind, word in _WORDS.items()}
+    boxes, names = [], []
+    try:
+        for event in json.loads(text)["traceEvents"]:
+            if event.get("name") == "thread_name":
+                names.append(str(event["args"]["name"]))
+            if event["ph"] == "X":
+                what = event["args"]
+                place = what["batch"], what.get("microbatch", -1), what.get("chunk", event["tid"])
+                begin = event["ts"] / 1e6
+                end = begin + event["dur"] / 1e6
+                boxes.append(Box(event["tid"], Step(kinds[event["cat"]], *place), begin, end))
+    except (KeyError, TypeError) as error:
+        raise ValueError("not the timeline of a pipeline") from error
+    return boxes, names
+
+
 def write_trace(path: str, boxes: Sequence[Box], names: Sequence[str] = ()) -> None:
     """Writes `chrome_trace` to a file, as a whole or not at all.
 
@@ -136,7 +156,7 @@ def draw(
     """
     rows = row_names(boxes, names)
     height = _ABOVE + _BELOW + _ROW_INCHES * len(rows)
-    figure = _module("matplotlib.figure").Figure(figsize=(_INCHES, height))
+    figure = _module("figure").Figure(figsize=(_INCHES, height))
     _check_format(figure, path)
     left = min(0.4, 0.02 + max(map(len, rows), default=0) * _DIGIT * _NAME_POINTS / 72 / _INCHES)
     low, high = _BELOW / height, 1 - _ABOVE / height
@@ -170,17 +190,11 @@ def check_installed() -> None:
     Raises:
         ConfigError: if Matplotlib is not installed.
     """
-    _module("matplotlib.figure")
+    _module("figure")
 
 
 def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            "The picture of a pipeline needs Matplotlib, which is not installed here. Run "
-            "`pip install 'tfdist[pictures]'`, or leave the picture out."
-        ) from error
+    return matplotlib(name, "The picture of a pipeline")
 
 
 def _check_format(figure: Any, path: str) -> None:
@@ -268,7 +282,7 @@ def _label(axes: Any, boxes: Sequence[Box], counted: str, shades: _Shades) -> bo
 
 def _legend(figure: Any, notes: Sequence[str]) -> None:
     """The meaning of colours, numbers and shades, above the rows on the right."""
-    patches = _module("matplotlib.patches")
+    patches = _module("patches")
     handles = [
         patches.Patch(facecolor=_colour(kind, 0), label=word) for kind, word in _WORDS.items()
     ]

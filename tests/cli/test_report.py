@@ -1,0 +1,329 @@
+"""`tfdist report`: pages of records made by hand, torn, of several attempts, or with odd texts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfdist import environment
+from tfdist.diagnostics import run_data, run_page
+from tfdist.errors import ConfigError
+from tfdist.utils.run_record import Record, read
+
+BEGUN = 1_700_000_000.0
+GONE = 2**22 + 1  # above the largest pid of Linux
+JOB = {
+    "command": ["tfdist", "run", "-n", "2", "train.py"],
+    "host": socket.gethostname(),
+    "pid": os.getpid(),
+    "versions": {"Python": "3.11.7", "Keras": "3.15.1"},
+    "rows": [["strategy", "multi_worker (--strategy)"], ["update mode", "sync"]],
+    "shown": "worker 0",
+    "max_restarts": 3,
+    "timeline": None,
+    "elsewhere": [],
+}
+SVG = "{http://www.w3.org/2000/svg}svg"
+
+
+def task(index: int, host: str | None = None, trains: bool = True) -> dict[str, Any]:
+    log = f"worker-{index}.log"
+    return {"task": f"worker {index}", "log": log, "host": host, "trains": trains}
+
+
+def line(kind: str, at: float, **values: Any) -> str:
+    return json.dumps({"kind": kind, "t": BEGUN + at, **values}) + "\n"
+
+
+def end(at: float, name: str, status: int, **more: Any) -> str:
+    words = f"{name} failed with exit status {status}" if status else ""
+    said = {"returncode": status, "stopped": False, "peak_rss": 700 * 2**20, "words": words}
+    return line("end", at, task=name, **{**said, **more})
+
+
+def launcher(folder: Path, *lines: str, **job: Any) -> None:
+    content = {**JOB, "tasks": [task(0), task(1)], **job}
+    (folder / "launcher.jsonl").write_text("".join([line("job", 0, **content), *lines]))
+
+
+def epochs(begin: float, numbers: range, loss: float = 0.5, **more: Any) -> str:
+    """A process from its start on: its first step, and for each epoch a second and its end."""
+    about = {"host": "here", "cores": 2, "devices": ["CPU:0"], "versions": {}}
+    lines = [line("task", begin, **about)]
+    common = {"fit": 0, "batch": 64, "peak_rss": 6e8, **more}
+    for count, number in enumerate(numbers):
+        at = begin + 1 + 2 * count
+        logs = {"loss": loss / (1 + number), "mae": 0.1}
+        said = {**common, "epoch": number, "logs": logs}
+        first = {"steps": 1, "seconds": 0.9, "first": True} if count == 0 else {}
+        lines.append(line("steps", at, **{**said, "steps": 10, "seconds": 1.0, **first}))
+        logs = {**logs, "val_loss": 0.4}
+        lines.append(line("epoch", at + 1, **{**said, "logs": logs, "steps": 20, "seconds": 1.9}))
+    return "".join(lines)
+
+
+def parsed(folder: Path) -> ET.Element:
+    """The page of a folder, which must be well-formed and name nothing outside of it."""
+    text = run_page.page(run_data.load(folder), folder)
+    assert not re.search(r"(?:src|href)=\"(?:https?:)?//", text)
+    assert "@import" not in text
+    assert "url(" not in re.sub(r"url\(#", "", text)
+    page = ET.fromstring(text)
+    ids = [each.get("id") for each in page.iter() if each.get("id")]
+    assert len(ids) == len(set(ids))
+    return page
+
+
+def text_of(page: ET.Element) -> str:
+    return " ".join("".join(page.find("body").itertext()).split())  # type: ignore[union-attr]
+
+
+def rows_of(page: ET.Element, title: str) -> list[list[str]]:
+    (section,) = [each for each in page.iter("section") if each.findtext("h2") == title]
+    rows = [["".join(cell.itertext()) for cell in row] for row in section.iter("tr")]
+    return [row for row in rows if row]
+
+
+def test_a_job_that_has_ended_well(tmp_path: Path) -> None:
+    ends = [end(9, f"worker {index}", 0) for index in (0, 1)]
+    launcher(tmp_path, *ends, line("done", 9, status=0, message=""))
+    for index in (0, 1):
+        (tmp_path / f"worker-{index}.jsonl").write_text(epochs(2, range(3)))
+    page = parsed(tmp_path)
+    assert len(list(page.iter(SVG))) == 5  # loss, mae, examples, steps, memory
+    assert [row[0] for row in rows_of(page, "Epochs")] == ["epoch", "1", "2", "3"]
+    text = text_of(page)
+    for words in ("train.py", "finished", "multi_worker", "Keras", "--report", "700"):
+        assert words in text
+    run = run_data.load(tmp_path)
+    steps, seconds = run_data.pace(run.tasks[0])
+    assert (steps, round(seconds, 6)) == (59, 4.8)  # without the first step
+    assert "787" in text  # 64 * 59 / 4.8
+
+
+def test_a_job_that_still_runs_with_a_torn_line(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    whole = epochs(2, range(2))
+    (tmp_path / "worker-0.jsonl").write_text(whole + whole.splitlines()[-1][:40])
+    page = parsed(tmp_path)
+    assert "running" in text_of(page)
+    assert len(rows_of(page, "Epochs")) == 3
+    assert "Steps of worker 1: there is no record worker-1.jsonl" in text_of(page)
+
+
+def test_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    launcher(tmp_path, pid=GONE)
+    assert run_data.load(tmp_path).state == "lost"
+    launcher(tmp_path, pid=GONE, host="elsewhere")
+    assert run_data.load(tmp_path).state == "running"
+
+
+def test_a_job_that_was_stopped(tmp_path: Path) -> None:
+    ends = [end(5, f"worker {index}", -2, stopped=True) for index in (0, 1)]
+    launcher(tmp_path, *ends, line("done", 5, status=130, message="Stopped by Ctrl-C."))
+    text = text_of(parsed(tmp_path))
+    assert "train.pystopped" in text
+    assert "Stopped by Ctrl-C." in text
+    assert "failed" not in text
+
+
+def test_nothing_has_been_recorded_yet(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    assert "No step of `fit` has been recorded yet" in text_of(parsed(tmp_path))
+
+
+def test_restarts(tmp_path: Path) -> None:
+    lines = []
+    for attempt, at in enumerate((10, 20)):
+        lines += [end(at, "worker 0", 1), end(at, "worker 1", 0, stopped=True)]
+        lines.append(line("event", at, text=f"worker 0 failed; again (restart {attempt + 1} of 3)"))
+    lines += [end(30, "worker 0", 7), end(30, "worker 1", 0, stopped=True)]
+    launcher(tmp_path, *lines, line("done", 30, status=7, message="worker 0 failed at last."))
+    record = epochs(2, range(2)) + epochs(12, range(1, 3)) + epochs(22, range(2, 4))
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    (tmp_path / "worker-0.log").write_text("".join(f"line {n}\n" for n in range(999)))
+    page = parsed(tmp_path)
+    assert [row[0] for row in rows_of(page, "Epochs")] == ["epoch", "1", "2", "3", "4"]
+    text = text_of(page)
+    assert "failed with exit status 7" in text
+    assert "worker 0 failed at last." in text
+    assert "restart 2 of 3" in text
+    assert "restarts 2" in text or "restarts2" in text
+    assert "line 998" in text
+    assert "line 900" not in text
+    (link,) = page.iter("a")
+    assert link.get("href") == "worker-0.log"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_losses_that_are_not_numbers(tmp_path: Path, bad: float) -> None:
+    launcher(tmp_path)
+    record = epochs(2, range(2)) + epochs(8, range(2, 4), loss=bad)
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    page = parsed(tmp_path)
+    assert "loss was not a finite number from epoch 3 on" in text_of(page)
+    (tmp_path / "worker-0.jsonl").write_text(epochs(2, range(2), loss=bad))
+    assert "from epoch 1 on" in text_of(parsed(tmp_path))
+
+
+def test_texts_are_escaped(tmp_path: Path) -> None:
+    nasty = "<script>alert('x')</script> & \"y\" \x1b[31m $\\frac"
+    lines = [end(5, "worker 0", 1, words=f"worker 0 {nasty}"), line("event", 5, text=nasty)]
+    command = ["tfdist", "run", "<b>.py", nasty]
+    launcher(tmp_path, *lines, line("done", 5, status=1, message=nasty), command=command)
+    record = epochs(2, range(2)).replace('"mae"', json.dumps(nasty))
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    (tmp_path / "worker-0.log").write_bytes(nasty.encode() + b"\n\xff\x00</pre><script>\n")
+    page = parsed(tmp_path)
+    assert not list(page.iter("script"))
+    assert not list(page.iter("b")) or all(each.text for each in page.iter("b"))
+    assert "<script>alert('x')</script>" in text_of(page)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    tasks = [task(0), task(1, host="node2")]
+    launcher(tmp_path, tasks=tasks, elsewhere=["worker 2"])
+    (tmp_path / "worker-0.jsonl").write_text(epochs(2, range(2), batch=None))
+    text = text_of(parsed(tmp_path))
+    assert "worker 1: it ran on node2, and its record worker-1.jsonl is in the same" in text
+    assert "All of worker 2: other launchers" in text
+    assert "Examples a second: the data set does not show" in text
+    assert "Steps a second" in text
+
+
+def test_lines_of_an_earlier_job_do_not_count(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    (tmp_path / "worker-0.jsonl").write_text(epochs(-50, range(5)) + epochs(2, range(1)))
+    assert len(run_data.load(tmp_path).epochs) == 1
+
+
+def test_the_parts_of_a_step_and_staleness(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    split = {"step_ms": 20.0, "input_ms": 2.0, "compute_ms": 9.0, "exchange_waited_ms": 5.0}
+    record = epochs(2, range(2)).replace('"val_loss": 0.4', f'"val_loss": 0.4, {pairs(split)}')
+    counts = {"updates": 20, "dropped": 1, "staleness": [15, 4], "steps": {"0": 12, "1": 8}}
+    record += line("served", 6, epoch=0, fit=0, seconds=2, **counts)
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    page = parsed(tmp_path)
+    text = text_of(page)
+    assert "Parts of a step" in text
+    assert "exchange, waited for" in text
+    assert "are measured with --report" not in text
+    assert rows_of(page, "Parameter servers")[1] == ["1", "20", "1", "12 · 8"]
+
+
+def pairs(values: dict[str, float]) -> str:
+    return json.dumps(values)[1:-1]
+
+
+def test_a_timeline(tmp_path: Path) -> None:
+    from tfdist.strategies.pipeline.schedules import Box, Kind, Step
+    from tfdist.strategies.pipeline.trace import read_trace, write_trace
+
+    steps = [Step(Kind.FORWARD, 0, 1, 0), Step(Kind.BACKWARD, 0, 1, 0), Step(Kind.UPDATE, 0, -1, 0)]
+    boxes = [Box(0, step, at, at + 1.0) for at, step in enumerate(steps)]
+    path = tmp_path / "step.json"
+    launcher(tmp_path, timeline=str(path))
+    assert not list(parsed(tmp_path).iter("img"))
+    write_trace(str(path), boxes, ["stage 0"])
+    assert read_trace(path.read_text()) == (boxes, ["stage 0"])
+    (image,) = parsed(tmp_path).iter("img")
+    assert str(image.get("src")).startswith("data:image/png;base64,")
+    path.write_text('{"traceEvents": [{"ph": "B", "pid": 1}, {"ph": "X"}]}')  # Horovod's
+    assert "chrome://tracing" in text_of(parsed(tmp_path))
+
+
+def test_a_task_of_an_elastic_job_that_makes_way(tmp_path: Path) -> None:
+    launcher(tmp_path, end(5, "worker 0", 75), end(5, "worker 1", -9), end(9, "worker 2", 0))
+    text = text_of(parsed(tmp_path))
+    assert "left its state for the next start" in text
+    assert [each.failed for each in run_data.load(tmp_path).tasks] == [False, True, False]
+
+
+def test_many_tasks(tmp_path: Path) -> None:
+    launcher(tmp_path, tasks=[task(index) for index in range(12)])
+    for index in range(12):
+        (tmp_path / f"worker-{index}.jsonl").write_text(epochs(2, range(3)))
+    assert len(rows_of(parsed(tmp_path), "Speed")) == 13
+
+
+def test_a_long_run_makes_no_large_page(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    record = epochs(2, range(3000)).replace('"mae": 0.1', '"step_ms": 9, "input_ms": 1')
+    (tmp_path / "worker-0.jsonl").write_text(record)
+    text = run_page.page(run_data.load(tmp_path), tmp_path)
+    assert len(text) < 500_000
+    assert "2999" in text
+
+
+def tfdist(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tfdist.cli.main", *words]
+    environ = environment.merged(variables)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    result = tfdist("report", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    other = tmp_path / "pages/one.html"
+    assert tfdist("report", str(tmp_path), "-o", str(other)).returncode == 0
+    assert other.read_text().startswith("<!DOCTYPE html>")
+    (tmp_path / "file").write_text("")
+    refused = tfdist("report", str(tmp_path), "-o", str(tmp_path / "file/one.html"))
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+
+
+def test_directories_without_a_record(tmp_path: Path) -> None:
+    for place, words in ((tmp_path, "has no record of a run"), (tmp_path / "x", "no directory")):
+        result = tfdist("report", str(place))
+        assert result.returncode == 2
+        assert words in result.stderr
+        assert "Traceback" not in result.stderr
+    (tmp_path / "launcher.jsonl").write_text("{ torn")
+    with pytest.raises(ConfigError, match="has no record"):
+        run_data.load(tmp_path)
+
+
+def test_a_missing_extra_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('no')")
+    launcher(tmp_path)
+    path = os.pathsep.join([str(tmp_path), str(Path(run_data.__file__).parents[2])])
+    result = tfdist("report", str(tmp_path), PYTHONPATH=path)
+    assert result.returncode == 2
+    assert "pip install 'tfdist[pictures]'" in result.stderr
+
+
+def test_the_command_imports_no_tensorflow() -> None:
+    code = (
+        "import sys, tfdist.cli.report; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_record_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    nowhere = Record(tmp_path / "file/worker-0.jsonl")
+    nowhere.add("steps", loss=1.0)
+    assert not nowhere.is_open
+    full = Record(Path("/dev/full"))
+    full.add("steps", loss=1.0)
+    assert not full.is_open
+    path = tmp_path / "new/worker-0.jsonl"
+    Record(path).add("steps", loss=math.nan, task=Path("x"))
+    path.write_bytes(path.read_bytes() + b'{"kind": "st')
+    Record(path).add("epoch")
+    assert [entry["kind"] for entry in read(path)] == ["steps", "epoch"]
