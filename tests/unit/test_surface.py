@@ -152,7 +152,9 @@ def test_documented_import_paths(path):
 
 def test_commands():
     commands = get_command(app).commands
-    assert sorted(commands) == ["build-horovod", "config", "doctor", "export", "run", "verify"]
+    assert sorted(commands) == [
+        *("build-horovod", "config", "doctor", "export", "init", "run", "verify"),
+    ]
     for command in commands.values():
         assert command.help, command.name
 

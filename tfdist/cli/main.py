@@ -1,4 +1,4 @@
-"""The command line: `tfdist run`, `doctor`, `verify`, `export` and `build-horovod`."""
+"""The command line: `tfdist init`, `run`, `doctor`, `verify`, `export` and `build-horovod`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
+from tfdist.cli.init import init
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
 from tfdist.cluster.validation.machine import installed_version
@@ -60,6 +61,7 @@ def tfdist(
     """Take a Keras 3 script from one device to a cluster with one strategy flag."""
 
 
+app.command()(init)
 # Everything after SCRIPT is the script's, even what looks like an option of tfdist.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
