@@ -130,7 +130,7 @@ def _strategy_file() -> str:
             "# A flag beside it, such as -n 4, wins over this file.",
             *set_,
             "",
-            f"# The commonest of the other options that {name} has; `tfdist run --help` has all.",
+            f"# The commonest of the other options; `tfdist run --help {name}` shows all.",
             *blocks,
             "",
         ]

@@ -12,6 +12,7 @@ from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
+from tfdist.cli.help import HelpByTopic
 from tfdist.cli.init import init
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
@@ -63,7 +64,7 @@ def tfdist(
 
 app.command()(init)
 # Everything after SCRIPT is the script's, even what looks like an option of tfdist.
-app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=HelpByTopic, context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.command()(config)
 app.command()(build_horovod)
