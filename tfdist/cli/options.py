@@ -141,6 +141,10 @@ LogDir = Annotated[
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, start nothing.")]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="With --dry-run: print the plan as JSON, for programs.")
+]
+
 EnvOnly = Annotated[
     bool, typer.Option("--env-only", help="Only set TF_CONFIG: SCRIPT makes its own strategy.")
 ]
