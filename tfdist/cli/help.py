@@ -42,7 +42,7 @@ class HelpByTopic(TyperCommand):
         """
         if len(args) > 1 and args[0] in _FLAGS:
             flag, topic, *_ = args
-            if topic not in (*specs(), _ALL):
+            if topic not in (*specs(), _ALL) and not ctx.resilient_parsing:  # A shell completes.
                 raise ConfigError(
                     f"{flag} {topic!r} names no page of the help. Give a strategy "
                     f"({', '.join(specs())}), or {_ALL}, or {flag} alone."

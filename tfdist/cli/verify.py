@@ -15,6 +15,7 @@ from rich.table import Table
 from tfdist import environment
 from tfdist.cli import planning
 from tfdist.cli.init import TRAINING_SCRIPT
+from tfdist.cli.options import starting
 from tfdist.cli.request import hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.config.strategy_config import StrategyConfig
@@ -35,7 +36,11 @@ def verify(
     processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
     strategy: Annotated[
-        str, typer.Option(help="multi_worker, horovod, mirrored or pipeline.")
+        str,
+        typer.Option(
+            help="multi_worker, horovod, mirrored or pipeline.",
+            autocompletion=starting(having(lambda spec: spec.verified_by)),
+        ),
     ] = "multi_worker",
     tolerance: Annotated[float, typer.Option(help="What a weight may differ.")] = 1e-5,
     demo: Annotated[
