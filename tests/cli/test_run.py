@@ -74,6 +74,49 @@ def test_dry_run_shows_the_whole_environment(here: Path) -> None:
     assert words[-3:] == ["-m", "tfdist.cli.task", "train.py"]
 
 
+def test_the_environment_of_all_tasks_is_shown_once(here: Path) -> None:
+    text = tfdist("run", "--dry-run", "-s", "multi_worker", "-n", "3", "train.py").stdout
+    common, *tasks = re.split(r"^# worker \d.*$", text, flags=re.MULTILINE)
+    assert common.startswith("# The environment of all tasks\n")
+    assert "TFDIST_CONFIG=" in common
+    assert len(tasks) == 3
+    for task in tasks:
+        words = shlex.split(task.replace("\\\n", ""))
+        assert words[:2] == ["common", "env"]
+        assert [word.partition("=")[0] for word in words[2:-4]] == ["TF_CONFIG"]
+        assert words[-3:] == ["-m", "tfdist.cli.task", "train.py"]
+
+
+def test_a_dry_run_for_programs(here: Path) -> None:
+    words = ("-s", "parameter_server", "-n", "2", "--log-dir", "logs", "train.py", "a b")
+    result = tfdist("run", "--dry-run", "--json", *words)
+    plan = json.loads(result.stdout)
+    assert (plan["strategy"], plan["options"]["processes"], plan["log_dir"]) == (
+        *("parameter_server", 2, "logs"),
+    )
+    assert plan["reasons"]["processes"] == "--processes"
+    chief, first, _, ps = plan["tasks"]
+    assert [each["type"] for each in plan["tasks"]] == ["chief", "worker", "worker", "ps"]
+    assert chief["command"][-3:] == ["tfdist.cli.task", "train.py", "a b"]
+    assert chief["environ"]["TFDIST_SEED"] == str(plan["seed"])
+    assert json.loads(ps["environ"]["TF_CONFIG"])["cluster"]["worker"][0] == first["address"]
+    assert ps["log"] == "logs/ps-0.log"
+    alone = json.loads(tfdist("run", "--dry-run", "--json", "-s", "single", "train.py").stdout)
+    (task,) = alone["tasks"]
+    assert task["address"] is task["host"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--json"], "Add --dry-run, or leave it out"),
+        (["--json", "--dry-run", "--on", "slurm"], "--json conflicts with --on slurm"),
+    ],
+)
+def test_a_plan_as_json_needs_a_dry_run(here: Path, words: list[str], said: str) -> None:
+    assert said in mistake("run", *words, "train.py")
+
+
 def test_everything_after_the_script_is_the_scripts(here: Path) -> None:
     theirs = ["-n", "7", "--strategy", "x", "--help", "--", "--dry-run"]
     result = tfdist("run", "--env-only", "train.py", *theirs)

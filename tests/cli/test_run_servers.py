@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,12 @@ def config_of(kind: str = "chief", index: int = 0, cluster: Any = None) -> str:
 
 def dry_run(*words: str, **variables: str | None) -> list[list[str]]:
     """The words of each task's command, with its environment."""
-    result = tfdist("run", "--dry-run", *words, "train.py", **variables)
+    result = tfdist("run", "--dry-run", "--json", *words, "train.py", **variables)
     assert result.returncode == 0, result.stderr
-    commands = re.split(r"^# .*$", result.stdout.replace("\\\n", ""), flags=re.M)[1:]
-    return [shlex.split(command) for command in commands]
+    return [
+        [*(f"{name}={value}" for name, value in each["environ"].items()), *each["command"]]
+        for each in json.loads(result.stdout)["tasks"]
+    ]
 
 
 def config_in(words: list[str]) -> dict[str, Any]:

@@ -132,6 +132,25 @@ def test_a_shipped_manifest_is_what_its_comment_writes(path: Path) -> None:
         check(document)
 
 
+def test_the_manifest_of_init_follows_the_schema_and_its_pods_find_their_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = CliRunner().invoke(app, ["init", "first", "--kubernetes"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    documents = list(yaml.safe_load_all((tmp_path / "first/kubernetes.yaml").read_text()))
+    for document in documents:
+        check(document)
+    monkeypatch.chdir("first")
+    pods = pods_of(documents)
+    assert [hostname for hostname, _, _ in pods] == ["first-0", "first-1"]
+    for _, environ, command in pods:
+        monkeypatch.setattr("socket.gethostname", lambda: environ["HOSTNAME"])  # noqa: B023
+        words = [command[1], "--dry-run", *command[2:]]
+        shown = CliRunner().invoke(app, words, env=environ, catch_exceptions=False)
+        assert shown.exit_code == 0, shown.output
+        assert f'"index": {environ["JOB_COMPLETION_INDEX"]}' in shown.stdout
+
+
 def test_the_four_manifests_are_shipped() -> None:
     names = {path.name for path in SHIPPED.glob("*.yaml")}
     assert names == {"kubernetes.yaml", "kubernetes_ps.yaml", "tfjob.yaml", "compose.yaml"}

@@ -234,6 +234,15 @@ def test_verify_compares_one_process_with_two(folder):
     assert report["examples_one"] == report["examples_many"] == 8 * 64
 
 
+def test_verify_has_a_script_of_its_own(folder):
+    done = run(folder, *TFDIST, "verify", "--demo", "--steps", 4, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"]
+    assert len(report["rows"]) == 4
+    assert sorted(path.name for path in folder.iterdir()) == ["endless.py", "train.py"]
+
+
 def test_verify_finds_where_a_script_differs(folder):
     (folder / "differs.py").write_text(
         "import keras, numpy as np\n"

@@ -60,8 +60,8 @@ def loss_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_it_stands_in_the_help_and_in_the_plan(package):
-    told = run(package, "-m", "tfdist.cli.main", "run", "--help").stdout
-    assert "toy" in told
+    assert "toy" in run(package, "-m", "tfdist.cli.main", "run", "--help").stdout
+    told = run(package, "-m", "tfdist.cli.main", "run", "--help", "toy").stdout
     assert "--wheels" in told
     assert "How many wheels it has." in told
     plan = run(

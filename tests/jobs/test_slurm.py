@@ -122,6 +122,17 @@ def test_the_script_for_sbatch_trains_workers_and_servers(cluster, folder, alone
     assert cluster.jobs() == []  # The servers have ended with the chief.
 
 
+def test_the_batch_script_of_init_trains_on_both_nodes(cluster, folder):
+    made = start(cluster, folder, *TFDIST, "init", "first", "--slurm")
+    assert finished(made)[0] == 0
+    first = folder / "first"
+    job, state = submitted(cluster, first, "--nodes=2", "train.sbatch", "--epochs=1")
+    said = (first / f"slurm-{job}.out").read_text()
+    assert "JobState=COMPLETED" in state, said
+    assert "validation accuracy" in said
+    assert re.search(r"worker 1 at n2:\d+", said)
+
+
 def test_a_task_that_fails_ends_the_job_and_is_named(cluster, folder):
     options = ("-s", "multi_worker", "-n", 2, "--engine-args", TWO_NODES, "fails.py")
     status, _, error = finished(start(cluster, folder, *on_slurm(*options)))

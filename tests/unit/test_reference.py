@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from tfdist.cli import reference
 from tfdist.cli.main import app
-from tfdist.config.strategy_config import all_options
+from tfdist.config.option import options_of
+from tfdist.config.strategy_config import StrategyConfig, all_options
+from tfdist.config.strategy_spec import spec_of, specs
 
 ROOT = Path(__file__).parents[2]
 FROZEN = Path(__file__).parent / "frozen_options.txt"
@@ -34,6 +39,49 @@ def test_help_and_keys_are_frozen() -> None:
     options = [each for each in command.params if each.param_type_name == "option"]
     found = sorted(shown(each) for each in options)
     assert "".join(found).splitlines() == FROZEN.read_text().splitlines()
+
+
+def helped(*words: str) -> str:
+    """What `tfdist run --help` shows on a terminal of 80 columns."""
+    shown = CliRunner().invoke(app, ["run", *words], env={"COLUMNS": "80", "NO_COLOR": "1"})
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+def flags_in(text: str) -> set[str]:
+    """The flags that have a row of their own."""
+    return set(re.findall(r"^│ (?:\* )?\s*(--[a-z-]+) ", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("-n", "2", "--help")])
+def test_the_help_is_one_page_and_names_the_others(words: tuple[str, ...]) -> None:
+    text = helped(*words)
+    assert len(text.splitlines()) <= 60
+    assert {"--strategy", "--processes", "--on", "--hosts", "--dry-run"} < flags_in(text)
+    assert "tfdist run --help STRATEGY" in text
+    for name in specs():
+        assert name in text
+
+
+@pytest.mark.parametrize("name", specs())
+def test_the_help_of_a_strategy_has_its_options(name: str) -> None:
+    spec, general = spec_of(name), options_of(StrategyConfig)
+    of_it = [each for each in all_options() if each in general or spec.has_option(each)]
+    flags = {max(all_options()[each].flags, key=len) for each in of_it}
+    assert flags_in(helped("--help", name)) == flags | {"--help"}
+
+
+def test_all_of_the_help_has_every_flag() -> None:
+    command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
+    options = [each for each in command.params if each.param_type_name == "option"]
+    flags = {max(each.opts, key=len) for each in options}
+    assert flags_in(helped("--help", "all")) == flags | {"--help"}
+
+
+def test_a_page_that_is_not_there() -> None:
+    done = CliRunner().invoke(app, ["run", "--help", "pipelin"])
+    assert done.exit_code == 2
+    assert "--help 'pipelin' names no page of the help. Give a strategy (single, " in done.stderr
 
 
 def test_a_row_says_which_strategies_have_an_option() -> None:

@@ -154,7 +154,7 @@ def test_documented_import_paths(path):
 def test_commands():
     commands = get_command(app).commands
     assert sorted(commands) == [
-        *("build-horovod", "config", "doctor", "export", "report", "run", "verify")
+        *("build-horovod", "config", "doctor", "export", "init", "report", "run", "verify"),
     ]
     for command in commands.values():
         assert command.help, command.name

@@ -379,10 +379,9 @@ def test_every_option_is_looked_for_where_it_arrives() -> None:
 def test_tasks_of_a_job(here: Path) -> None:
     """As many as are asked for, of each type."""
     done = CliRunner().invoke(
-        app, ["run", "--dry-run", *flags_of(of_case("servers")[1]), "train.py"]
+        app, ["run", "--dry-run", "--json", *flags_of(of_case("servers")[1]), "train.py"]
     )
-    started = [line.split()[1:3] for line in done.stdout.splitlines() if line.startswith("# ")]
-    counts = collections.Counter(kind for kind, _ in started)
+    counts = collections.Counter(task["type"] for task in json.loads(done.stdout)["tasks"])
     assert counts == {"chief": 1, "worker": 3, "ps": 2}
 
 
@@ -420,6 +419,7 @@ FLAGS = """
 --hosts
 --image
 --job-name
+--json
 --log-dir
 --lr-rule
 --lr-warmup

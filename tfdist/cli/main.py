@@ -1,4 +1,4 @@
-"""The command line: `tfdist run`, `report`, `doctor`, `verify`, `export` and `build-horovod`."""
+"""The command line `tfdist`: `init`, `run`, `report`, `doctor`, `verify`, `export` and others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
 from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
+from tfdist.cli.help import HelpByTopic
+from tfdist.cli.init import init
 from tfdist.cli.report import report
 from tfdist.cli.run import run
 from tfdist.cli.verify import verify
@@ -35,7 +37,6 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,8 +62,9 @@ def tfdist(
     """Take a Keras 3 script from one device to a cluster with one strategy flag."""
 
 
+app.command()(init)
 # Everything after SCRIPT is the script's, even what looks like an option of tfdist.
-app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command(cls=HelpByTopic, context_settings={"allow_interspersed_args": False})(run)
 app.command()(doctor)
 app.command()(config)
 app.command()(build_horovod)

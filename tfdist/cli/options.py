@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 
 from tfdist.cluster.environments.detection import ENVIRONMENTS
 from tfdist.config.option import Option
-from tfdist.config.strategy_config import all_options
+from tfdist.config.strategy_config import STRATEGIES, all_options
 
 # The options of engines on the command line, each with its help text.
 
@@ -112,15 +112,22 @@ Args = Annotated[
 ]
 
 
+def starting(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes the beginning of one of these words in a shell."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
 def _flag(option: Option) -> Any:
     """The flag of a strategy's option; None if it is not given."""
     about = option.about
+    words = ("auto", *STRATEGIES) if option.name == "strategy" else option.choices
     described = typer.Option(
         *option.flags,
         help=about.help,
         show_default=option.shown or False,
         metavar=about.metavar,
         rich_help_panel=about.panel,
+        autocompletion=starting(words) if words else None,
     )
     return Annotated[option.kind | None, described]  # type: ignore[name-defined]
 
@@ -140,6 +147,10 @@ LogDir = Annotated[
 ]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, start nothing.")]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="With --dry-run: print the plan as JSON, for programs.")
+]
 
 EnvOnly = Annotated[
     bool, typer.Option("--env-only", help="Only set TF_CONFIG: SCRIPT makes its own strategy.")

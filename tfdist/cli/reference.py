@@ -13,8 +13,9 @@ __all__ = ["page"]
 _HEAD = """# Options of strategies
 
 Each option is a flag of `tfdist run`, a key of a [strategy file](../strategies/README.md) and an
-argument of `tfdist.strategy`. A flag wins over the file; the table at the start says so. The other
-flags are in `tfdist run --help`.
+argument of `tfdist.strategy`. A flag wins over the file; the table at the start says so.
+`tfdist run --help STRATEGY` shows the options of one strategy, `tfdist run --help` the flags that
+are used most, and `tfdist run --help all` all of them.
 
 `python -m tfdist.cli.reference > docs/options.md` writes this page from the descriptions in
 `tfdist/config/`.

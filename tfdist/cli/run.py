@@ -57,6 +57,7 @@ def run(
     grace: options.Grace = supervisor.DEFAULT_GRACE,
     log_dir: options.LogDir = None,
     dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
     env_only: options.EnvOnly = False,
     every_task: options.EveryTask = False,
     evaluator: options.Evaluator = False,
@@ -86,16 +87,16 @@ def run(
         raise typer.Exit(engine(Order(request, resolved, words, of_engine, grace)).run())
     if bounds.flags and not dry_run:
         raise typer.Exit(elastic.supervise(request, bounds, grace))
-    raise typer.Exit(_run_here(request, grace, dry_run))
+    raise typer.Exit(_run_here(request, grace, dry_run, as_json))
 
 
-def _run_here(request: Request, grace: float, dry_run: bool) -> int:
+def _run_here(request: Request, grace: float, dry_run: bool, as_json: bool) -> int:
     """Starts the tasks and stays until they have ended; returns the exit status."""
     if not dry_run:
         require_tensorflow()
     with planning.planned(request) as job:
         if dry_run:
-            print(summary.commands(job.plan))
+            print(summary.as_json(job) if as_json else summary.commands(job.plan))
             return 0
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
         rows = summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
@@ -163,8 +164,19 @@ def _options_of(engine: type[Engine] | None, given: Mapping[str, Any]) -> Engine
             raise ConfigError(
                 f"{flag} goes with --on {' or '.join(owners)}. Add that, or leave {flag} out."
             )
+    _check_json(engine, given)
     told = {each.name: given[each.name] for each in fields if given[each.name] is not None}
     return EngineOptions(**told)
+
+
+def _check_json(engine: type[Engine] | None, given: Mapping[str, Any]) -> None:
+    if given["as_json"] and engine is not None:
+        raise ConfigError(
+            f"--json conflicts with --on {engine.name}, whose dry run prints what the engine "
+            "takes, not tasks that this command starts. Leave one of them out."
+        )
+    if given["as_json"] and not given["dry_run"]:
+        raise ConfigError("--json prints the plan of a dry run. Add --dry-run, or leave it out.")
 
 
 def _check_for(engine: type[Engine], request: Request, bounds: elastic.Bounds) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tfdist.cli.request import Job
 from tfdist.cluster.spec import Task, Topology
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.pipeline_options import PipelineOptions
@@ -19,7 +21,10 @@ from tfdist.launcher.plan import JobPlan, TaskPlan
 from tfdist.launcher.supervisor import Outcome
 from tfdist.utils.run_record import Record
 
-__all__ = ["commands", "conclude", "duration", "note", "noting", "table"]
+__all__ = ["as_json", "commands", "conclude", "duration", "note", "noting", "table"]
+
+#: The shell function of a dry run that gives a command the environment of all tasks.
+_COMMON = "common"
 
 #: The work of the tasks of a parameter-server job.
 _PARTS = {
@@ -62,8 +67,49 @@ def duration(seconds: float) -> str:
 
 
 def commands(plan: JobPlan) -> str:
-    """For each task of a plan its command, ready to be pasted into a shell."""
-    return "\n".join(_command(task) for task in plan.tasks)
+    """For each task of a plan its command, ready to be pasted into a shell.
+
+    The part of the environment that all of several tasks have stands once, before them.
+    """
+    first, *others = (each.environ for each in plan.tasks)
+    common = {
+        name: value
+        for name, value in first.items()
+        if others and all(name in each and each[name] == value for each in others)
+    }
+    blocks = [_command(task, common) for task in plan.tasks]
+    if common:
+        body = _joined([*_env(common), '"$@"'], indent=4)
+        blocks.insert(0, f"# The environment of all tasks\n{_COMMON}() {{\n  {body}\n}}")
+    return "\n".join(blocks)
+
+
+def as_json(job: Job) -> str:
+    """The plan of a job for other programs, as `tfdist run --dry-run --json` prints it."""
+    plan, resolved = job.plan, job.resolved
+    tasks = [
+        {
+            "type": each.task.type,
+            "index": each.task.index,
+            "address": None if each.address is None else str(each.address),
+            "host": each.host,
+            "command": each.command,
+            "environ": each.environ,
+            "log": str(each.log),
+        }
+        for each in plan.tasks
+    ]
+    content = {
+        "strategy": None if resolved is None else resolved.config.strategy,
+        "options": None if resolved is None else resolved.config.values(),
+        "reasons": None if resolved is None else resolved.reasons,
+        "seed": job.seed,
+        "log_dir": str(plan.log_dir),
+        "max_restarts": plan.max_restarts,
+        "files": {str(path): text for path, text in plan.files.items()},
+        "tasks": tasks,
+    }
+    return json.dumps(content, indent=2)
 
 
 def table(
@@ -207,17 +253,26 @@ def _devices(plan: JobPlan, each: int, gpus: tuple[str, ...], training: tuple[Ta
     return "\n".join(parts)
 
 
-def _command(task: TaskPlan) -> str:
+def _command(task: TaskPlan, common: Mapping[str, str | None]) -> str:
     where = f" at {task.address}" if task.address is not None else ""
-    removed = [f"-u {name}" for name, value in task.environ.items() if value is None]
+    own = {name: value for name, value in task.environ.items() if name not in common}
+    call = _joined([*_env(own), shlex.join(task.command)])
+    return f"# {task.task}{where}, log: {task.log}\n{f'{_COMMON} ' if common else ''}{call}"
+
+
+def _env(environ: Mapping[str, str | None]) -> list[str]:
+    """The call of `env` that changes the environment so; no words for no change."""
+    removed = [f"-u {name}" for name, value in environ.items() if value is None]
     given = [
         f"{name}={shlex.quote(value)}"
-        for name, value in sorted(task.environ.items())
+        for name, value in sorted(environ.items())
         if value is not None
     ]
-    prefix = ["env", *removed, *given] if removed or given else []
-    words = [*prefix, shlex.join(task.command)]
-    return f"# {task.task}{where}, log: {task.log}\n" + " \\\n  ".join(words)
+    return ["env", *removed, *given] if removed or given else []
+
+
+def _joined(words: Sequence[str], indent: int = 2) -> str:
+    return f" \\\n{' ' * indent}".join(words)
 
 
 def _seed(given: int | None, drawn: int | None) -> str:

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from tfdist import environment
 from tfdist.cli import planning
+from tfdist.cli.init import TRAINING_SCRIPT
+from tfdist.cli.options import starting
 from tfdist.cli.request import hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.config.strategy_config import StrategyConfig
@@ -27,14 +29,23 @@ _SEED = 20_161
 
 
 def verify(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")],
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")
+    ] = None,
     args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
     processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
     strategy: Annotated[
-        str, typer.Option(help="multi_worker, horovod, mirrored or pipeline.")
+        str,
+        typer.Option(
+            help="multi_worker, horovod, mirrored or pipeline.",
+            autocompletion=starting(having(lambda spec: spec.verified_by)),
+        ),
     ] = "multi_worker",
     tolerance: Annotated[float, typer.Option(help="What a weight may differ.")] = 1e-5,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Take a small script that comes with tfdist.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run SCRIPT on one process and on N, and compare what they train.
@@ -45,16 +56,19 @@ def verify(
 
     Example: tfdist verify -n 2 --steps 20 examples/digits.py
 
+    Without a script of your own: tfdist verify --demo
+
     Exit status: 0 if they agree, 1 if they differ, 2 for a mistake in the call.
     """
+    script = _chosen(script, demo)
     _check(script, processes, steps)
+    config, tasks = _many(strategy, processes)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
         place = Path(folder)
         shared = {"script": script, "args": tuple(args or ()), "steps": steps}
         with console.status("one process …"):
             one = _observe(StrategyConfig.of(strategy="single"), 1, place / "one", shared)
-        config, tasks = _many(strategy, processes)
         parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
         with console.status(f"{parts} ({strategy}) …"):
             many = _observe(config, tasks, place / "many", shared)
@@ -64,6 +78,20 @@ def verify(
     else:
         _show(comparison, processes, parts, Console())
     raise typer.Exit(0 if comparison.ok else 1)
+
+
+def _chosen(script: str | None, demo: bool) -> str:
+    if demo and script is not None:
+        raise ConfigError(
+            f"--demo conflicts with the script {script!r}: it takes one that comes with tfdist. "
+            "Leave one of them out."
+        )
+    if not demo and script is None:
+        raise ConfigError(
+            "tfdist verify needs a script, such as tfdist verify train.py. Give its path, or "
+            "--demo for a small one that comes with tfdist."
+        )
+    return str(TRAINING_SCRIPT) if script is None else script
 
 
 def _check(script: str, processes: int, steps: int) -> None:

@@ -6,6 +6,7 @@ Flags, strategy files, `tfdist.strategy`, the checks, the help and docs/options.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import numbers
 import os
@@ -129,6 +130,15 @@ class Option:
         if self.default is None or self.default is dataclasses.MISSING or self.kind is bool:
             return ""
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def example(self) -> str:
+        """A value as TOML writes it: the one of the description, else the default, else any."""
+        if self.about.example is not None:
+            return self.about.example
+        if self.default is None or self.default is dataclasses.MISSING:
+            return _TYPES[self.kind][1]
+        return json.dumps(self.default)
 
     def accept(self, value: object) -> Any:
         """Converts a value to the option's type.
