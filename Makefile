@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo docs test-fast test test-all test-everything fuzz mutants shape versions lint clean
+.PHONY: demo docs test-fast test test-all test-everything fuzz mutants shape versions lowest lint clean
 
 demo: $(STAMP)cpu
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -50,6 +50,12 @@ versions: $(STAMP)dev
 	    PYTHONPATH=$(VENV)/other/$$version $(BIN)/python -m pytest -p no:cacheprovider \
 	        tests/unit/test_seams.py tests/keras/test_hooks.py || failed=1; \
 	done; test -z "$$failed"
+
+# The command with the lowest versions of what it is made with, as setup.cfg has them.
+lowest: $(STAMP)dev
+	sed -n '/^install_requires/,/^$$/s/^    \([a-z]*\) >=\([0-9.]*\)$$/\1==\2/p' setup.cfg | \
+	    xargs $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/other/lowest
+	PYTHONPATH=$(CURDIR)/$(VENV)/other/lowest $(BIN)/python -m pytest -p no:cacheprovider tests/cli tests/unit
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

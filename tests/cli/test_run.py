@@ -83,7 +83,7 @@ def test_the_environment_of_all_tasks_is_shown_once(here: Path) -> None:
     for task in tasks:
         words = shlex.split(task.replace("\\\n", ""))
         assert words[:2] == ["common", "env"]
-        assert [word.partition("=")[0] for word in words[2:-4]] == ["TF_CONFIG"]
+        assert [word.partition("=")[0] for word in words[2:-4]] == ["TFDIST_RECORD", "TF_CONFIG"]
         assert words[-3:] == ["-m", "tfdist.cli.task", "train.py"]
 
 
