@@ -235,16 +235,20 @@ def _counts_no_steps(spec: Spec) -> bool:
     """Whether neither what is trained nor what is shown depends on the number of steps.
 
     At the end of a data set of unknown length stock Keras counts one step too many, in
-    `optimizer.iterations` and in the mean of the steps' losses that an own step keeps, since
-    nothing makes the count wait for the batch.
+    `optimizer.iterations`, in the mean of the steps' losses that an own step keeps, and in weights
+    that a step changes whatever the batch is, since nothing makes these wait for the batch.
     """
     mean_of_steps = spec.step not in ("", "override") and len(spec.heads) == 1
-    return not mean_of_steps and (
-        spec.optimizer in ("SGD", "Adagrad", "RMSprop", "Adadelta")
-        and not {"ema", "ema_often", "accumulated", "accumulated_3"} & {*spec.options}
-        and not {"schedule", "cosine_schedule", "loss_scale_optimizer"} & {*spec.options}
-        and spec.policy != "mixed_float16"
-        and spec.step not in ("two", "list")
+    return (
+        not mean_of_steps
+        and not {"counter", "spectral"} & {*spec.parts}
+        and (
+            spec.optimizer in ("SGD", "Adagrad", "RMSprop", "Adadelta")
+            and not {"ema", "ema_often", "accumulated", "accumulated_3"} & {*spec.options}
+            and not {"schedule", "cosine_schedule", "loss_scale_optimizer"} & {*spec.options}
+            and spec.policy != "mixed_float16"
+            and spec.step not in ("two", "list")
+        )
     )
 
 
