@@ -229,6 +229,49 @@ def metrics(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "evaluate": common.numbers(score)}
 
 
+class OwnMetrics(keras.Sequential):
+    """Returns the results of its metrics from a step of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """A step of gradient descent."""
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=predicted)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(y, predicted)
+        return {m.name: m.result() for m in self.metrics if m.name != "loss"}
+
+
+def metrics_of_classes(strategy: Any, *, own_step: bool) -> dict[str, Any]:
+    """A metric whose result is a vector, in `fit`, in what callbacks see, and on one batch."""
+    x, y = common.table(UNEVEN)
+    hot = keras.utils.to_categorical(y.astype("int64"), 3)
+    seen: list[Any] = []
+    with scope(strategy):
+        made = OwnMetrics if own_step else keras.Sequential
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3, "softmax")]
+        model = made([keras.Input((8,)), *layers])
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            "categorical_crossentropy",
+            metrics=[keras.metrics.F1Score(average=None)],
+        )
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(np.array(logs["f1_score"]))
+        )
+        done = model.fit(x, hot, BATCH, 2, shuffle=False, verbose=0, callbacks=[note])
+        one = model.train_on_batch(x[:BATCH], hot[:BATCH], return_dict=True)
+    return {
+        "history": [np.array(each) for each in done.history["f1_score"]],
+        "seen": seen,
+        "one": np.array(one["f1_score"]),
+    }
+
+
 def mixed_precision(
     strategy: Any, *, policy: str, target: float = 1.0, growth: int = 2000, built: bool = True
 ) -> dict[str, Any]:

@@ -68,6 +68,13 @@ def test_metrics_that_are_no_means(agree: Agree) -> None:
     agree(f"{CASES}:metrics")
 
 
+@pytest.mark.parametrize(
+    "own_step", [False, pytest.param(True, marks=pytest.mark.needs("own steps"))]
+)
+def test_metrics_whose_results_are_vectors(agree: Agree, own_step: bool) -> None:
+    agree(f"{CASES}:metrics_of_classes", own_step=own_step)
+
+
 #: Forms that are others in the graph, but whose numbers come about in the same way.
 ALIKE = ("keras sum", "sum of means", "norm", "average of global", "over own batch", "average")
 

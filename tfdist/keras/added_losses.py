@@ -37,7 +37,7 @@ def _losses_of(layer: Any) -> list[Any] | None:
     if in_stateless_scope() or tf.distribute.get_replica_context() is None:
         return None
     strategy = tf.distribute.get_strategy()
-    if len(getattr(strategy.extended, "worker_devices", ())) < 2:
+    if strategy.num_replicas_in_sync == 1 or len(strategy.extended.worker_devices) == 1:
         return None
     state = vars(global_state.GLOBAL_STATE_TRACKER)
     kept: list[Any] = state.setdefault(_KEY, {}).setdefault(id(layer), (layer, []))[1]

@@ -11,8 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm.replica_collectives import sum_over_replicas
+from tfdist.keras.reductions import batch_axis
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import as_average
+from tfdist.keras.whole_batch import as_average, is_symbolic
 from tfdist.types import Logs, Metric, Model
 
 #: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
@@ -84,8 +85,8 @@ class NoticedResults:
 def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None:
     """Logs that all replicas agree on.
 
-    Results of metrics are computed from the states of all replicas; other scalars are averaged,
-    weighted by examples; values that are not scalars stay as they are.
+    Results of metrics are computed from the states of all replicas; other numbers, and tensors that
+    have no row for each example, are averaged, weighted by examples; all else stays as it is.
 
     Args:
         step: the step that returned the logs.
@@ -95,7 +96,9 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
     flat = tf.nest.flatten(logs)
     metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}
     scalars = {
-        i: tf.convert_to_tensor(v) for i, v in enumerate(flat) if i not in metrics and _is_scalar(v)
+        i: tf.convert_to_tensor(v)
+        for i, v in enumerate(flat)
+        if i not in metrics and (_is_scalar(v) or _has_no_rows(step, v))
     }
     states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
     weighed = [step.weigh(tf.cast(as_average(step, v), tf.float32)) for v in scalars.values()]
@@ -106,9 +109,32 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
     averages = together[len(together) - len(weighed) :]
     for i, metric, state in zip(metrics, metrics.values(), sums, strict=True):
         flat[i] = metric.stateless_result(state)
+        note_agreed(flat[i])
     for (i, value), average in zip(scalars.items(), averages, strict=True):
         flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average
+        note_agreed(flat[i])
     return tf.nest.pack_sequence_as(logs, flat)
+
+
+def note_agreed(value: Any) -> None:
+    """Notes that a tensor is the same on all replicas, so that Keras need not reduce it."""
+    value._tfdist_agreed = True
+
+
+def is_agreed(value: object) -> bool:
+    """Whether a value is known to be the same on all replicas."""
+    return bool(getattr(value, "_tfdist_agreed", False))
+
+
+def _has_no_rows(step: Step, value: Any) -> bool:
+    """Whether a tensor of a graph, such as the norms of some weights, holds no examples."""
+    return (
+        is_symbolic(value)
+        and value.dtype.is_floating
+        and value.shape.is_fully_defined()
+        and value.shape.rank > 0
+        and batch_axis(value, step.depends) is None
+    )
 
 
 def _is_scalar(value: object) -> bool:

@@ -19,7 +19,13 @@ from tfdist.keras import weights
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
 from tfdist.keras.hooks import Flag
-from tfdist.keras.logs import NoticedResults, average_logs, summed_metrics
+from tfdist.keras.logs import (
+    NoticedResults,
+    average_logs,
+    is_agreed,
+    note_agreed,
+    summed_metrics,
+)
 from tfdist.keras.replica_context import (
     Step,
     at_least_one,
@@ -154,7 +160,9 @@ def _agreed(strategy: Strategy, leaf: Tensor) -> Structure:
     if leaf is None:
         return None
     value = local_results(strategy, leaf)[0]
+    if is_agreed(value):
+        return value
     if tf.is_tensor(value) and value.shape.rank == 0:
-        value._tfdist_agreed = True
+        note_agreed(value)
         return value
     return leaf

@@ -26,6 +26,7 @@ from tfdist.keras.building import on_built_model
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.input_comparison import show_first_batch
+from tfdist.keras.logs import is_agreed
 from tfdist.keras.replica_context import keras_state
 from tfdist.keras.replica_step import (
     after_its_batch,
@@ -223,9 +224,9 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         Accepts, besides what TensorFlow accepts, a scalar with `axis=0`, as Keras 3's trainer calls
         it for the logs of a step (keras#20585).
         """
+        if axis is not None and is_agreed(value):
+            return value
         if axis is not None and _is_scalar(value):
-            if getattr(value, "_tfdist_agreed", False):
-                return value
             axis = None
         return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
 
