@@ -380,7 +380,7 @@ class Passes:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._traced: dict[Any, _Graphs] = {}
-        self._latest: dict[str, _Graphs] = {}
+        self._latest: dict[Any, _Graphs] = {}
         self._constant = functools.lru_cache(_NUMBERS)(self._made_constant)
 
     def numbers(self, microbatch: int, sizes: Sequence[int]) -> Tensor:
@@ -445,10 +445,11 @@ class Passes:
         return [g if r else None for g, r in zip(result, reached[weights:], strict=True)]
 
     def _graphs(self, given: Given, leaves: Sequence[Any]) -> _Graphs:
-        """The functions for some shapes: one for those seen first, and one for all others."""
+        """The functions for some types: with the shapes seen first, and one for all others."""
         fixed = 2 + len(given.weights) + len(given.state)
         shapes = tuple(None if leaf is None else tuple(leaf.shape) for leaf in leaves[fixed:])
-        form = str(tf.nest.map_structure(lambda leaf: leaf is not None, given.targets))
+        types = tuple(None if leaf is None else leaf.dtype for leaf in leaves[fixed:])
+        form = (types, str(tf.nest.map_structure(lambda leaf: leaf is not None, given.targets)))
         key = (shapes, form)
         if key not in self._traced:
             specs = [None if leaf is None else tf.TensorSpec.from_tensor(leaf) for leaf in leaves]
