@@ -43,8 +43,8 @@ _SUPERVISE = "tests/cluster/test_supervise.py"
 _ESTIMATORS = "tests/estimator/test_estimator.py"
 _PIPELINES = "tests/pipelines/test_pipelines.py -k equals_the_whole_model"
 _TRAINING = "tests/contract/test_training.py tests/contract/test_batches.py -k multi_worker"
-_LOSSES = "tests/contract/test_losses.py --tier=all -k 'mirrored and ({})'"
-_ADDED = "tests/contract/test_losses.py --tier=all -k 'pipeline and layers_add'"
+_LOSSES = "tests/contract/test_losses.py --tier=everything -k 'mirrored and ({})'"
+_ADDED = "tests/contract/test_losses.py --tier=everything -k 'pipeline and layers_add'"
 _REDUCED = _LOSSES.format("reductions or mask or reduces_the_batch")
 _READ_WEIGHTS = _LOSSES.format("reads_weights")
 _MEET = _LOSSES.format("meet and ({})")
@@ -347,5 +347,22 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/parameter_server/apply_update.py",
         _STEPS.format("kernels and parameter_server"),
         ("piece.variable, piece.assigned", "piece.variable, False"),
+    ),
+    # Replicas on threads, and logs that are no numbers.
+    *_of(
+        "tfdist/keras/added_losses.py",
+        "tests/keras/test_added_losses.py",
+        ("if strategy.num_replicas_in_sync == 1 or", "if True or"),
+        ("            own.clear()", "            pass"),
+    ),
+    *_of(
+        "tfdist/keras/replica_step.py",
+        _LOSSES.replace("mirrored", "multi_worker").format("vectors"),
+        ("if is_agreed(value):", "if False:"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/stage_graph.py",
+        _LOSSES.replace("mirrored", "pipeline").format("vectors"),
+        ("None if leaf is None else leaf.dtype for leaf in leaves[fixed:]", ""),
     ),
 ]
