@@ -45,7 +45,9 @@ __all__ = ["JoinReport", "identity", "join"]
 
 _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "tfdist": "tfdist"}
 
-_RETRY_SECONDS = 0.3
+#: Seconds between two tries to reach the chief: at first, since tasks that are started together are
+#: there within moments of each other, and at most.
+_FIRST_PAUSE, _RETRY_SECONDS = 0.03, 0.3
 #: A task that has joined waits so much longer, to hear from the chief why the start failed.
 _PATIENCE = 2.0
 #: Each task asks so many others who they are; in a large cluster all pairs would be too many.
@@ -115,6 +117,7 @@ class Joining:
         Raises:
             _HasStartedError: if the chief has started TensorFlow, and this task may be late.
         """
+        pause = _FIRST_PAUSE
         while True:
             with contextlib.suppress(ContactError):
                 return await self._ask_to_join()
@@ -122,7 +125,8 @@ class Joining:
                 self._seen = _STARTED
                 if self._meeting.may_be_late:
                     raise _HasStartedError
-            await asyncio.sleep(_RETRY_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _RETRY_SECONDS)
 
     async def _finds_tensorflow(self) -> bool:
         if self._seen == "connection refused":
