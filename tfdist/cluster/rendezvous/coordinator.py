@@ -16,6 +16,7 @@ from tfdist.cluster.rendezvous.transport import (
     Message,
     identify,
     open_door,
+    pauses_between_tries,
     report_regularly,
 )
 from tfdist.cluster.spec import Address, Task
@@ -100,7 +101,6 @@ def _row(report: Report) -> tuple[str, ...]:
     )
 
 
-_PROBE_EVERY = 0.3
 _TELL_EVERY = 1.0
 #: Seconds for the tasks to look at each other, and to close their ports.
 _SECONDS_TO_AGREE = 10.0
@@ -278,9 +278,10 @@ class Gathering:
 
     async def _look_for(self, task: Task) -> None:
         """Asks at a task's address who is there until it is the task."""
+        pauses = pauses_between_tries()
         while (seen := await identify(self._meeting, task)) is not None:
             self._seen[task] = seen
-            await asyncio.sleep(_PROBE_EVERY)
+            await asyncio.sleep(next(pauses))
         self._seen[task] = "found there, but it has not joined"
         self._confirmed.add(task)
         self._changed.set()

@@ -35,6 +35,7 @@ from tfdist.cluster.rendezvous.transport import (
     dial,
     identify,
     open_door,
+    pauses_between_tries,
     report_regularly,
     speaks_grpc,
 )
@@ -45,9 +46,7 @@ __all__ = ["JoinReport", "identity", "join"]
 
 _PACKAGES = {"TensorFlow": "tensorflow", "Keras": "keras", "tfdist": "tfdist"}
 
-#: Seconds between two tries to reach the chief: at first, since tasks that are started together are
-#: there within moments of each other, and at most.
-_FIRST_PAUSE, _RETRY_SECONDS = 0.03, 0.3
+_RETRY_SECONDS = 0.3
 #: A task that has joined waits so much longer, to hear from the chief why the start failed.
 _PATIENCE = 2.0
 #: Each task asks so many others who they are; in a large cluster all pairs would be too many.
@@ -117,7 +116,7 @@ class Joining:
         Raises:
             _HasStartedError: if the chief has started TensorFlow, and this task may be late.
         """
-        pause = _FIRST_PAUSE
+        pauses = pauses_between_tries()
         while True:
             with contextlib.suppress(ContactError):
                 return await self._ask_to_join()
@@ -125,8 +124,7 @@ class Joining:
                 self._seen = _STARTED
                 if self._meeting.may_be_late:
                     raise _HasStartedError
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _RETRY_SECONDS)
+            await asyncio.sleep(next(pauses))
 
     async def _finds_tensorflow(self) -> bool:
         if self._seen == "connection refused":

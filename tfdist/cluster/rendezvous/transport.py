@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster.ports import ALL_INTERFACES, bind, is_local_host
@@ -34,6 +34,7 @@ __all__ = [
     "encode",
     "identify",
     "open_door",
+    "pauses_between_tries",
     "probe",
     "report_regularly",
     "speaks_grpc",
@@ -308,6 +309,8 @@ def _in_words(error: Exception) -> str:
 #: Seconds for one attempt to connect.
 CONNECT_SECONDS = 2.0
 
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.03, 0.3
+
 _SECONDS_FOR_OWN_PORT = 5.0
 _FIRST_REPORT = 3.0
 _REPORT_EVERY = 10.0
@@ -393,6 +396,17 @@ def listening_host(meeting: Meeting) -> str | None:
     if all(is_loopback(address.host) for _, address in meeting.cluster.tasks()):
         return own if is_ip(own) else "127.0.0.1"
     return own if is_ip(own) and not is_any_address(own) and is_local_host(own) else None
+
+
+def pauses_between_tries() -> Iterator[float]:
+    """Seconds between two tries to reach another task: short ones at first, then 0.3.
+
+    Tasks that are started together are there within moments of each other.
+    """
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 async def open_door(meeting: Meeting, door: Door) -> None:
