@@ -203,6 +203,11 @@ def added_losses(strategy: Any) -> dict[str, Any]:
     return {"history": common.history(done), "weights": common.weights(model)}
 
 
+def batch_error(y: Any, predicted: Any) -> Any:
+    """A metric that is a number for each batch, which Keras averages over the batches."""
+    return keras.ops.mean(keras.ops.abs(y - predicted))
+
+
 def metrics(strategy: Any) -> dict[str, Any]:
     """Metrics that are no means over batches, in fit, validation and evaluate."""
     x, y = common.table(UNEVEN)
@@ -220,6 +225,7 @@ def metrics(strategy: Any) -> dict[str, Any]:
                 keras.metrics.TopKCategoricalAccuracy(2, name="top2"),
                 keras.metrics.F1Score(average="macro"),
                 keras.metrics.Precision(),
+                batch_error,
             ],
         )
         done = model.fit(

@@ -101,6 +101,16 @@ class _NeedsTotalsError(Exception):
     """A loss asks for a number of the whole batch."""
 
 
+def _refused_metric(value: Tensor) -> Tensor:
+    """Refuses: the other microbatches come later."""
+    del value
+    raise ConfigError(
+        "A metric that is no mean or sum over the examples of a batch, such as a root of a mean, "
+        "conflicts with strategy='pipeline', whose metrics see microbatches. Return a value for "
+        "each example, set microbatches=1, or choose another strategy."
+    )
+
+
 class KerasObjective:
     """The objective of a compiled model: its losses and metrics.
 
@@ -184,7 +194,8 @@ class KerasObjective:
         values = result.values
         with self._lock:
             if self._has_metrics:
-                self._metrics(x, y, weight, values.tensors, values.masks)
+                counts = tf.constant([batch.sizes[microbatch], sum(batch.sizes)], tf.int64)
+                self._metrics(x, y, weight, values.tensors, values.masks, counts)
             if result.noted is not None:
                 self._add(result.noted)
         self.measured = True
@@ -261,6 +272,25 @@ class KerasObjective:
         weight: Structure,
         tensors: Sequence[Tensor],
         masks: Sequence[Tensor | None],
+        counts: Tensor,
     ) -> None:
+        """Updates Keras's metrics, in a graph; a number counts by its share of the batch.
+
+        Args:
+            x: the inputs of the microbatch.
+            y: its labels.
+            weight: its sample weights, or None.
+            tensors: the model's outputs.
+            masks: their masks.
+            counts: int64 `(2,)`: the examples of the microbatch and those of the batch.
+        """
         outputs = self._packed(tensors, masks)
-        self._model.compute_metrics(x, y, outputs, sample_weight=weight)
+        step = Microbatch(
+            self._model,
+            counts[0],
+            counts[1],
+            total_of=_refused_metric if self._microbatches > 1 else tf.identity,
+            microbatches=self._microbatches,
+        )
+        with entered(step):
+            self._model.compute_metrics(x, y, outputs, sample_weight=weight)
