@@ -160,7 +160,7 @@ def added_in_a_loop(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6), _Adds("sum")])
     if strategy is None:
-        model(x, training=True)
+        model(x, training=True)  # Each call forgets the losses of the one before.
         return {"added": float(sum(model.losses))}
     rows = len(x) // strategy.num_replicas_in_sync
 
@@ -169,7 +169,9 @@ def added_in_a_loop(strategy: Any) -> dict[str, Any]:
         def replica() -> Any:
             context = tf.distribute.get_replica_context()
             first = rows * context.replica_id_in_sync_group
-            context.all_gather(model(tf.constant(x)[first : first + rows], training=True), axis=0)
+            own = tf.constant(x)[first : first + rows]
+            model(own, training=True)
+            context.all_gather(model(own, training=True), axis=0)
             return tf.add_n(model.losses)
 
         return strategy.reduce("SUM", strategy.run(replica), axis=None)

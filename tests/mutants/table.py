@@ -356,9 +356,9 @@ MUTANTS: list[Mutant] = [
         ("            own.clear()", "            pass"),
     ),
     *_of(
-        "tfdist/keras/replica_step.py",
+        "tfdist/strategies/base.py",
         _LOSSES.replace("mirrored", "multi_worker").format("vectors"),
-        ("if is_agreed(value):", "if False:"),
+        ("if axis is not None and is_agreed(value):", "if False:"),
     ),
     *_of(
         "tfdist/strategies/pipeline/stage_graph.py",

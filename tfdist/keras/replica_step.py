@@ -22,7 +22,6 @@ from tfdist.keras.hooks import Flag
 from tfdist.keras.logs import (
     NoticedResults,
     average_logs,
-    is_agreed,
     note_agreed,
     summed_metrics,
 )
@@ -160,8 +159,6 @@ def _agreed(strategy: Strategy, leaf: Tensor) -> Structure:
     if leaf is None:
         return None
     value = local_results(strategy, leaf)[0]
-    if is_agreed(value):
-        return value
     if tf.is_tensor(value) and value.shape.rank == 0:
         note_agreed(value)
         return value
