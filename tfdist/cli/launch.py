@@ -25,6 +25,7 @@ from tfdist import environment
 from tfdist.config.strategy_config import StrategyConfig, accepted, all_options
 from tfdist.config.strategy_keywords import StrategyKeywords
 from tfdist.errors import ConfigError, TaskFailedError
+from tfdist.launcher import root_cause
 from tfdist.launcher.process import Guard
 
 __all__ = ["launch"]
@@ -89,10 +90,11 @@ def launch(
 
 def _check(strategy: str, options: Mapping[str, Any]) -> None:
     """Refuses wrong options here, and not in the output of another process."""
-    for name, value in options.items():
-        accepted(name, value)
     if strategy != "auto" and not strategy.endswith(".toml"):
         StrategyConfig.of(strategy=strategy, **options)
+        return
+    for name, value in options.items():  # Those that conflict are found once the rest is known.
+        accepted(name, value)
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
@@ -136,7 +138,7 @@ def _run(words: list[str]) -> tuple[int, str]:
             raise
         finally:
             guard.cross_out(process.pid)
-    return status if status >= 0 else 128 - status, last
+    return root_cause.exit_status(status), last
 
 
 def _shown(process: subprocess.Popen[bytes]) -> str:
@@ -173,9 +175,8 @@ def _call(folder: str) -> None:
     sys.path += [each for each in path if each not in sys.path]
     result = function(*args, **kwargs)
     if tfdist.strategy().is_chief:
-        made = Path(folder, f"{_RESULT}.{os.getpid()}")
-        made.write_bytes(_pickled(result, f"The result of type {type(result).__name__}"))
-        made.replace(Path(folder, _RESULT))
+        data = _pickled(result, f"The result of type {type(result).__name__}")
+        Path(folder, _RESULT).write_bytes(data)  # It is read only if the job has ended well.
 
 
 if __name__ == "__main__":
