@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.comm import host_collectives
 from tfdist.keras import elastic
-from tfdist.launcher.elastic import ElasticPlace
+from tfdist.launcher.elastic_place import ElasticPlace
 
 
 class _Leave(Exception):

@@ -11,7 +11,7 @@ import pytest
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
 from tfdist.launcher import elastic
-from tfdist.launcher.elastic import ElasticPlace, Position
+from tfdist.launcher.elastic_place import ElasticPlace, Position
 from tfdist.launcher.plan import Program, local_cluster, plan_local
 from tfdist.launcher.supervisor import Screen
 

@@ -199,7 +199,7 @@ MUTANTS: list[Mutant] = [
         ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
     ),
     *_of(
-        "tfdist/launcher/elastic.py",
+        "tfdist/launcher/elastic_place.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
         ("{position.epoch:08d}", "{position.step:08d}"),

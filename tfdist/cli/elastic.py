@@ -14,7 +14,8 @@ from tfdist.cli.request import Job, Request
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.launcher import elastic
-from tfdist.launcher.elastic import Discovery, ElasticPlace
+from tfdist.launcher.elastic import Discovery
+from tfdist.launcher.elastic_place import ElasticPlace
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
 from tfdist.launcher.supervisor import Screen

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tfdist import environment
 from tfdist.errors import ConfigError
-from tfdist.utils.log_filters import quiet_import
+from tfdist.utils.imports import quiet_import
 
 if TYPE_CHECKING:
     from tfdist.exporting.comparison import Comparison

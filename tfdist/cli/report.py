@@ -9,7 +9,7 @@ import typer
 
 from tfdist.cli import summary
 from tfdist.diagnostics import run_data, run_page
-from tfdist.utils import lazy
+from tfdist.utils import imports
 from tfdist.utils.atomic_io import SaveError, replacing
 
 __all__ = ["report"]
@@ -34,7 +34,7 @@ def report(
 
     Example: tfdist report tfdist-logs/latest -o run.html
     """
-    lazy.matplotlib("figure", "The report of a run")
+    imports.matplotlib("figure", "The report of a run")
     directory = log_dir.resolve() if log_dir.is_symlink() else log_dir
     target = output or directory / "report.html"
     text = run_page.page(run_data.load(directory), target.absolute().parent)

@@ -23,7 +23,7 @@ from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError, StartError, TfdistError
 from tfdist.strategies.membership import ServerMember, join_as_server
-from tfdist.utils.log_filters import quiet_import
+from tfdist.utils.imports import quiet_import
 
 __all__ = ["main"]
 

@@ -25,10 +25,10 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import root_cause
-from tfdist.launcher.elastic import RESUME_STATUS, ElasticPlace
+from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import join_cluster
-from tfdist.utils.log_filters import quiet_import
+from tfdist.utils.imports import quiet_import
 from tfdist.utils.run_record import Record
 
 #: Parts of the message of an error of TensorFlow or Horovod, all of which it must contain, and a

@@ -200,16 +200,18 @@ def local_dataset(
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, static)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def own_slice(*batch: Structure) -> Structure:
+        return replica_slice(own[0], batch if several else batch[0])
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def spread(index: Tensor, whole: Structure) -> tf.data.Dataset:
         positions = tf.cond(tf.equal(index, 0), lambda: previewed, lambda: own) if preview else own
         each = tf.data.Dataset.from_tensor_slices(positions)
         return each.map(lambda position: replica_slice(position, whole))
 
     if shard.local == 1 and not preview:
-        slices = dataset.map(
-            lambda *batch: replica_slice(own[0], batch if several else batch[0]),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
+        slices = dataset.map(own_slice, num_parallel_calls=tf.data.AUTOTUNE)
     else:
         slices = dataset.enumerate().flat_map(spread)
     options = tf.data.Options()

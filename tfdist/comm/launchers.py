@@ -16,7 +16,7 @@ from tfdist._tf.distribute import (
     cross_device_utils,
 )
 from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
-from tfdist.utils.log_filters import log_without
+from tfdist.utils.messages import log_without
 
 __all__ = ["RingExtended", "RingLauncher", "launch_in_chunks"]
 

@@ -1,6 +1,6 @@
 """Options of strategies: their types, bounds and help, and the files that hold them."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = [
     "STRATEGIES",

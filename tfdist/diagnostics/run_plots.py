@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfdist.diagnostics.run_data import PARTS, Run, Sample, TaskRun
-from tfdist.utils.lazy import matplotlib
+from tfdist.utils.imports import matplotlib
 
 __all__ = ["examples", "memory", "metric", "parts", "staleness", "step_times"]
 

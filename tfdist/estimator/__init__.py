@@ -1,6 +1,6 @@
 """The Estimator API, which TensorFlow has dropped: `tf.estimator` becomes `tfdist.estimator`."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 #: The public names of each module.
 _NAMES = {

@@ -19,7 +19,7 @@ from tfdist.estimator.distribution import Distribution
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
 from tfdist.types import Features, Operation, Structure, Variable
-from tfdist.utils.log_filters import log_without
+from tfdist.utils.messages import log_without
 
 __all__ = ["Model", "graph_for", "without_deprecations"]
 

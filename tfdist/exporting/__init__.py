@@ -1,6 +1,6 @@
 """Models as SavedModel and ONNX, each checked against the model before it is called done."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = [
     "Comparison",

@@ -34,7 +34,7 @@ from tfdist.errors import TfdistError
 from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.launcher.elastic import RESUME_STATUS, ElasticPlace, Position
+from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace, Position
 from tfdist.types import Callback, History, Json, Logs, Model
 from tfdist.utils.messages import logger
 

@@ -7,10 +7,12 @@ job that wrote it, such as `worker 1`, and empty outside of a cluster.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from collections.abc import Callable, Iterator
 
-__all__ = ["logger", "name_task"]
+__all__ = ["log_without", "logger", "name_task"]
 
 
 class _ToStandardError(logging.Handler):
@@ -49,3 +51,22 @@ if logger.level == logging.NOTSET:
 def name_task(task: str) -> None:
     """Gives the records from now on the name of this process's task."""
     _task.task = task
+
+
+@contextlib.contextmanager
+def log_without(unwanted: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Keeps messages that TensorFlow's Python code logs within a block out of its log.
+
+    Args:
+        unwanted: whether a record is left out.
+    """
+
+    def kept(record: logging.LogRecord) -> bool:
+        return not unwanted(record)
+
+    tensorflow = logging.getLogger("tensorflow")
+    tensorflow.addFilter(kept)
+    try:
+        yield
+    finally:
+        tensorflow.removeFilter(kept)

@@ -1,6 +1,6 @@
 """Several processes that exchange gradients by Horovod's ring all-reduce."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["Horovod"]
 

@@ -1,6 +1,6 @@
 """The devices of one process."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["Mirrored"]
 

@@ -1,6 +1,6 @@
 """Several processes that exchange gradients by TensorFlow's collectives."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["MultiWorker"]
 

@@ -1,6 +1,6 @@
 """Workers that train, and servers that hold the weights."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["ParameterServer"]
 

@@ -1,6 +1,6 @@
 """A model in stages, each on a device or in a process of its own."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["Pipeline"]
 

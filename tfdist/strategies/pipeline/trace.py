@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from tfdist.errors import ConfigError
 from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble
 from tfdist.utils.atomic_io import SaveError, replacing
-from tfdist.utils.lazy import matplotlib
+from tfdist.utils.imports import matplotlib
 
 __all__ = ["check_installed", "chrome_trace", "draw", "read_trace", "row_names", "write_trace"]
 

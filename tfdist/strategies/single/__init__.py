@@ -1,6 +1,6 @@
 """One device."""
 
-from tfdist.utils.lazy import lazy_attributes
+from tfdist.utils.imports import lazy_attributes
 
 __all__ = ["Single"]
 
