@@ -74,6 +74,15 @@ TARGETS: dict[str, Target] = {
             turns=2,
         ),
         Target(
+            name="zero",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
+            processes=2,
+            options={"zero": 2},
+            contract=True,
+            turns=1,
+            lacks=frozenset({"collectives"}),
+        ),
+        Target(
             name="parameter_server",
             strategy="tests.harness.servers:make",
             servers=(("worker", 2), ("ps", 2)),
@@ -121,6 +130,13 @@ TARGETS: dict[str, Target] = {
             name="multi_worker3",
             strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=3,
+        ),
+        Target(
+            name="horovod_zero",
+            strategy="tests.harness.rings:make",
+            processes=2,
+            options={"cycle_ms": 1.0, "zero": 1},
+            rests=True,
         ),
         Target(name="horovod3", strategy="tests.harness.rings:make", processes=3, rests=True),
     )

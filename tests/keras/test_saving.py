@@ -25,6 +25,7 @@ CASES = "tests.cases.saving_cases"
         pytest.param("multi_worker", marks=pytest.mark.core),
         "mirrored",
         "parameter_server",
+        "zero",
         # Two workers show what one writes and the others do not.
         pytest.param("multi_worker3", marks=pytest.mark.seldom),
     ],
@@ -49,7 +50,7 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     assert_same(chief["predicted"], served, 1e-6, "the exported model")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, "zero"])
 def test_training_goes_on_from_a_file(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster(name).call(f"{CASES}:uninterrupted")[0]
     for result in cluster(name).call(f"{CASES}:continued", path=str(tmp_path)):

@@ -32,6 +32,7 @@ ROOMS = (
     "comm",
     "gradients",
     "placement",
+    "sharding",
     "keras",
     "strategies",
     "horovod",

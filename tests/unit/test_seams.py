@@ -32,6 +32,7 @@ SIGNATURES = {
     "TFOptimizer._all_reduce_sum_gradients": "(self, grads_and_vars)",
     "BaseOptimizer.apply": "(self, grads, trainable_variables=None)",
     "LossScaleOptimizer.scale_loss": "(self, loss)",
+    "LossScaleOptimizer.check_finite": "(self, grads)",
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
     "Function.__call__": "(self, *args, **kwds)",
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
@@ -56,6 +57,7 @@ SIGNATURES = {
         "(self, file_prefix, checkpoint_number=None, session=None, options=None)"
     ),
     "Variable._direct_assign": "(self, value)",
+    "Variable._initialize_with_initializer": "(self, initializer)",
     "SeedGenerator.next": "(self, ordered=True)",
     "Sum.update_state": "(self, values, sample_weight=None)",
     "Trainer._aggregate_additional_loss": "(self, loss)",

@@ -23,6 +23,8 @@ from tfdist.gradients import optimizer_state
 #: The modules whose hooks share a seam, the innermost first. Later ones see what earlier ones did.
 HOOK_ORDER = {
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
+    "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
+    "BaseOptimizer.build": ["keras.updating", "keras.zero"],
     "TFExportArchive.write_out": [
         "keras.saving",
         "strategies.parameter_server.hooks",

@@ -69,6 +69,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rule.compression": "powersgd", "rule.rank": 2},
     ),
     "buckets": ("multi_worker", {"bucket_mb": 0.5}, {"rule.bucket_bytes": MIB // 2}),
+    "ZeRO": ("multi_worker", {"processes": 2, "zero": 2}, {"zero": 2}),
+    "ZeRO on Horovod": ("horovod", {"processes": 2, "zero": 1}, {"zero": 1}),
     "late": (
         "multi_worker",
         {"mode": "stale", "staleness": 3, "on_stale": "damp"},
@@ -314,14 +316,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
     monkeypatch.setattr(
-        multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices", "rule")
+        multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices", "rule", "zero")
     )
     monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule"))
+    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule", "zero"))
     monkeypatch.setattr(rendezvous, "meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)
@@ -461,6 +463,7 @@ FLAGS = """
 --vertical-sync
 --virtual
 --wire-dtype
+--zero
 -n --processes
 """
 

@@ -43,6 +43,7 @@ class StrategyKeywords(TypedDict, total=False):
     outer_momentum: float
     outer_lr: float
     average_state: bool
+    zero: int
     timeline: str | os.PathLike[str]
     reduction: Reduction
     groups: int

@@ -18,7 +18,6 @@ from tfdist._keras import keras_backend as backend
 from tfdist._tf.distribute import in_xla
 from tfdist.comm.replica_collectives import is_sparse, joined, pieces_of
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import Flag
 from tfdist.strategies.horovod import collectives
 from tfdist.strategies.horovod.collectives import Ring
 from tfdist.strategies.horovod.library import load
@@ -29,6 +28,7 @@ from tfdist.types import (
     ProcessSet,
     Variable,
 )
+from tfdist.utils.thread_state import Flag
 
 __all__ = [
     "Applier",

@@ -11,11 +11,11 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-T = TypeVar("T")
+from tfdist.utils.thread_state import Flag
 
 #: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
 #: hooks are around those of `tfdist.keras`, whose set has priority 0.
@@ -172,46 +172,6 @@ class HookSet:
 
 
 # The activity of a thread, for hooks that act differently meanwhile.
-
-
-class Current(threading.local, Generic[T]):
-    """A value that another takes the place of within a block, on the thread that runs it.
-
-    Args:
-        value: the value outside of any block.
-
-    Attributes:
-        value: the calling thread's.
-    """
-
-    def __init__(self, value: T) -> None:
-        self.value = value
-
-    @contextlib.contextmanager
-    def set(self, value: T) -> Iterator[None]:
-        """Sets the value in a block."""
-        before, self.value = self.value, value
-        try:
-            yield
-        finally:
-            self.value = before
-
-
-class Flag(Current[bool]):
-    """Up within a block, on the thread that runs it."""
-
-    def __init__(self) -> None:
-        super().__init__(False)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the calling thread is in such a block."""
-        return self.value
-
-    def up(self) -> contextlib.AbstractContextManager[None]:
-        """Raises the flag in a block."""
-        return self.set(True)
-
 
 #: Set while gradients are applied that have been exchanged already.
 exchanged = Flag()

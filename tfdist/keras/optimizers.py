@@ -18,15 +18,17 @@ import tensorflow as tf
 from tfdist._keras import Adam, BaseOptimizer, LossScaleOptimizer, TFOptimizer
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
+from tfdist.keras import zero
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_unchanged
-from tfdist.keras.hooks import Flag, Hook, exchanged
+from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.losses import has_weights
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.types import Adam as AdamOptimizer
 from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
+from tfdist.utils.thread_state import Flag
 
 __all__ = ["adam_while", "exchange", "hooks"]
 
@@ -122,7 +124,7 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         trainable_variables: Sequence[KerasVariable] | None = None,
     ) -> object:
         if exchanged.is_up:
-            return original(self, grads, trainable_variables)
+            return zero.apply_reduced(original, self, grads, trainable_variables)
         if tf.distribute.in_cross_replica_context():
             _apply_everywhere(original, self, list(grads), trainable_variables)
             return None
@@ -138,10 +140,13 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if updater is not None:
             step_by_rule(updater, self, grads, trainable_variables)
             return None
-        if step is None or not step.exchanges_at_tape:
+        if step is not None and step.exchanges_at_tape:
+            return zero.apply_reduced(original, self, grads, trainable_variables)
+        if zero.stage(tf.distribute.get_strategy()) < 2 or trainable_variables is None:
             grads = exchange(grads, self)
-        with exchanged.up():
-            return original(self, grads, trainable_variables)
+            return zero.apply_reduced(original, self, grads, trainable_variables)
+        grads = zero.reduce_to_shards(grads, trainable_variables, self)
+        return zero.apply_reduced(original, self, grads, trainable_variables, shards=True)
 
     return apply
 
@@ -166,7 +171,7 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def _apply_everywhere(original: Callable[..., Any], *args: object) -> None:
+def _apply_everywhere(original: Callable[..., Any], *args: Any) -> None:
     """Applies gradients of a loop without `Strategy.run`, as one device would.
 
     Such a loop sees the whole batch on every worker, so its gradients are the same everywhere and
@@ -174,8 +179,7 @@ def _apply_everywhere(original: Callable[..., Any], *args: object) -> None:
     """
 
     def on_replica() -> None:
-        with exchanged.up():
-            original(*args)
+        zero.apply_reduced(original, *args)
 
     tf.distribute.get_strategy().run(on_replica)
 

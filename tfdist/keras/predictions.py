@@ -27,11 +27,12 @@ from tfdist._keras import tensorflow_trainer as trainer
 from tfdist._tf.distribute import local_results
 from tfdist.comm import batch_sharding
 from tfdist.keras.batches import Relaxed, as_values, spread
-from tfdist.keras.hooks import Flag, Hook
+from tfdist.keras.hooks import Hook
 from tfdist.keras.input_comparison import as_tensors, compare_values
 from tfdist.keras.replica_step import predicting
 from tfdist.keras.stateful import check_divided, is_stateful
 from tfdist.types import DataAdapter, Model, Strategy, Structure
+from tfdist.utils.thread_state import Flag
 
 #: Up while this process computes predictions by itself.
 _alone = Flag()

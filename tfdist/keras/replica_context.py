@@ -27,7 +27,6 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.hooks import Current
 from tfdist.types import (
     DType,
     Gradient,
@@ -37,6 +36,7 @@ from tfdist.types import (
     Structure,
     Tensor,
 )
+from tfdist.utils.thread_state import Current
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,6 @@ from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
-from tfdist.keras.hooks import Flag
 from tfdist.keras.logs import (
     NoticedResults,
     average_logs,
@@ -34,6 +33,7 @@ from tfdist.keras.replica_context import (
     measure,
 )
 from tfdist.types import Logs, Model, Strategy, Structure, Tensor
+from tfdist.utils.thread_state import Flag
 
 #: Set while calls of `Strategy.run` are Keras's predictions.
 predicting = Flag()

@@ -27,9 +27,11 @@ from tfdist._tf.distribute import SyncOnReadVariable, TrackableSaver, eagerly_ou
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import hdf5, updating
-from tfdist.keras.hooks import Flag, Hook
+from tfdist.keras.hooks import Hook
+from tfdist.sharding.variables import ShardedVariable, noted, read_together
 from tfdist.types import Model, Tensor, Variable
 from tfdist.utils.atomic_io import SaveError, replacing
+from tfdist.utils.thread_state import Flag
 
 _local = threading.local()
 
@@ -91,7 +93,7 @@ def write_once(source: Any, path: object, write: Callable[[], None]) -> None:
         raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
     earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
     own = asked["path"] is None or asked["path"] not in earlier
-    with shared_reads(reads), eagerly_outside_of_scope(), _writing.up():
+    with shared_reads(reads, keep=own), eagerly_outside_of_scope(), _writing.up():
         failure = _failure_of(write) if own else None
 
     def report() -> None:
@@ -130,25 +132,31 @@ def replace_file(path: str | Path, write: Callable[[Any], Any]) -> None:
 
 
 @contextlib.contextmanager
-def shared_reads(variables: list[Any]) -> Iterator[None]:
+def shared_reads(variables: list[Any], keep: bool = True) -> Iterator[None]:
     """Reads variables together with the other workers; in the block their values are at hand.
 
     Args:
-        variables: TensorFlow's on-read variables, the same ones in the same order on every worker.
+        variables: TensorFlow's on-read variables, and Keras's that are divided; the same ones in
+            the same order on every worker.
+        keep: whether this worker needs the values of those that are divided.
     """
-    values = {id(variable): variable._get_cross_replica() for variable in variables}
+    divided = [each for each in variables if isinstance(each, ShardedVariable)]
+    others = [each for each in variables if not isinstance(each, ShardedVariable)]
+    values = {id(variable): variable._get_cross_replica() for variable in others}
     before = _at_hand()
     _local.at_hand = {**(before or {}), **values}
     try:
-        yield
+        with read_together(divided, keep):
+            yield
     finally:
         _local.at_hand = before
 
 
 def on_read_variables(variables: Iterable[object]) -> list[Any]:
     """Those of some Keras variables that communicate when they are read."""
+    divided = [each for each in variables if isinstance(each, ShardedVariable)]
     values = [getattr(variable, "_value", variable) for variable in variables]
-    return [value for value in values if isinstance(value, SyncOnReadVariable)]
+    return [*divided, *(value for value in values if isinstance(value, SyncOnReadVariable))]
 
 
 def _at_hand() -> dict[int, Any] | None:
@@ -285,11 +293,13 @@ def _reads_of(source: object) -> list[Any]:
     if isinstance(source, TFExportArchive):
         lists = [v for v in vars(source._tf_trackable).values() if isinstance(v, (list, tuple))]
         return on_read_variables(variable for each in lists for variable in each)
+    divided: dict[int, Any] = {}
     _local.noted = {}
     try:
-        with contextlib.suppress(Exception):  # the writer is going to meet it too, and report it
+        # The writer is going to meet an error too, and report it.
+        with contextlib.suppress(Exception), noted.set(divided):
             saving_lib._save_state(source, _Nowhere(), None, "", set())
-        return list(_local.noted.values())
+        return [*divided.values(), *_local.noted.values()]
     finally:
         _local.noted = None
 

@@ -24,6 +24,7 @@ from tfdist.keras import (
     stateful,
     updating,
     weights,
+    zero,
 )
 from tfdist.keras.hooks import Hook, HookSet
 
@@ -52,6 +53,7 @@ def all_hooks() -> list[Hook]:
         stateful,
         updating,
         weights,
+        zero,
     )
     return [hook for room in rooms for hook in room.hooks()]
 

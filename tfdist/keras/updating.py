@@ -22,12 +22,13 @@ from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, updater_of
 from tfdist.gradients.step_profiler import current_marks, stamp
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.hooks import Flag, Hook, exchanged
+from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_context import current_step, weighed
 from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 from tfdist.utils.messages import logger
+from tfdist.utils.thread_state import Flag
 
 __all__ = ["flush", "hooks", "leaves_to_updates", "step_by_rule"]
 

@@ -105,6 +105,9 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: The treatment of gradients before the optimizer applies them.
     rule: GradientOptions = PLAIN
 
+    #: ZeRO's stage: the part of the model's state that is divided over the processes.
+    zero: int = 0
+
     _meter: Meter | None = None
     _policy_said = False
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfdist.cluster.spec import Topology
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.horovod_options import HorovodOptions
+from tfdist.config.sharding_options import ShardingOptions, check_sharding, describe_sharding
 from tfdist.config.strategy_spec import StrategySpec
 from tfdist.errors import ConfigError
 
@@ -22,6 +23,7 @@ def _check(config: StrategyConfig) -> None:
             f"devices={config.devices} conflicts with strategy='horovod', which has one process "
             "for each device. Leave devices out: -n counts the processes."
         )
+    check_sharding(config)
     gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
     if gradients.bucket_mb is not None and own.groups is not None:
         raise ConfigError(
@@ -29,10 +31,15 @@ def _check(config: StrategyConfig) -> None:
             "gradients are divided. Leave one of them out."
         )
     if own.reduction == "adasum":
-        _check_adasum(config.processes, gradients)
+        _check_adasum(config.processes, gradients, config.part(ShardingOptions))
 
 
-def _check_adasum(processes: int, gradients: GradientOptions) -> None:
+def _check_adasum(processes: int, gradients: GradientOptions, sharding: ShardingOptions) -> None:
+    if sharding.zero > 1:
+        raise ConfigError(
+            f"zero={sharding.zero} conflicts with reduction='adasum', which combines whole "
+            "gradients. Choose zero=1 or reduction='mean'."
+        )
     if gradients.mode != "sync":
         raise ConfigError(
             f"mode={gradients.mode!r} conflicts with reduction='adasum', which combines the "
@@ -56,9 +63,10 @@ SPEC = StrategySpec(
     create="tfdist.strategies.horovod.start:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    options=(GradientOptions, HorovodOptions),
+    options=(GradientOptions, ShardingOptions, HorovodOptions),
     lacking=": it is an option of Horovod.",
     check=_check,
+    describe=describe_sharding,
     exchanges_gradients=True,
     one_device=True,
     verified_by="processes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.horovod_options import HorovodOptions
+from tfdist.config.sharding_options import ShardingOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
 from tfdist.strategies.devices import prepare_one_of
@@ -42,4 +43,5 @@ def create(config: StrategyConfig, member: Member | None) -> Horovod:
     place = None
     if member is not None:
         place = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
-    return Horovod(device, gradients, place, config.part(GradientOptions))
+    zero = config.part(ShardingOptions).zero
+    return Horovod(device, gradients, place, config.part(GradientOptions), zero)

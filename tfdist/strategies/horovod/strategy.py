@@ -68,6 +68,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         gradients: how gradients are exchanged; by default summed as they are, in one group.
         cluster_resolver: the cluster and this task, if the addresses are known.
         rule: the treatment of gradients before the optimizer applies them.
+        zero: ZeRO's stage, 0 to 2: the part of the model's state that is divided.
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
@@ -82,8 +83,9 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         gradients: GradientSum | None = None,
         cluster_resolver: object = None,
         rule: GradientOptions = PLAIN,
+        zero: int = 0,
     ) -> None:
-        self.rule = rule
+        self.rule, self.zero = rule, zero
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
         self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.sharding_options import ShardingOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
@@ -41,6 +42,7 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
                 options,
                 len(devices),
                 config.part(GradientOptions),
+                config.part(ShardingOptions).zero,
             )
         except RuntimeError as error:
             if "program startup" in str(error) or "must be configured" in str(error):

@@ -23,6 +23,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
         cpu_devices: replicas in this process if there are no GPUs.
         rule: the treatment of gradients before the optimizer applies them.
+        zero: ZeRO's stage, 0 to 2: the part of the model's state that is divided.
     """
 
     name = "multi_worker"
@@ -33,8 +34,9 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         communication_options: object = None,
         cpu_devices: int = 1,
         rule: GradientOptions = PLAIN,
+        zero: int = 0,
     ) -> None:
-        self.rule = rule
+        self.rule, self.zero = rule, zero
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)

@@ -12,7 +12,7 @@ from tfdist._keras import BaseOptimizer, LossScaleOptimizer, MultiOptimizer
 from tfdist._keras import keras_optimizers as optimizers
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.hooks import Current, Hook
+from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.parameter_server.payload import (
     Change,
@@ -30,6 +30,7 @@ from tfdist.strategies.parameter_server.remote_step import (
 )
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, parts_of
 from tfdist.types import Gradient, KerasVariable, LossScaler, Optimizer, Tensor
+from tfdist.utils.thread_state import Current
 
 __all__ = ["hooks"]
 

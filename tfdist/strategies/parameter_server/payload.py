@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm.replica_collectives import is_sparse
-from tfdist.keras.hooks import Current, Flag
 from tfdist.strategies.parameter_server.serialization import move
 from tfdist.strategies.parameter_server.servers import Servers, device_of, parts_of
 from tfdist.types import Gradient, IndexedSlices, Tensor
+from tfdist.utils.thread_state import Current, Flag
 
 __all__ = [
     "Change",

@@ -20,12 +20,12 @@ from tfdist._keras import global_state
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT, Dependence
 from tfdist.keras.assignments import on_whole_batch, warn_unless_added
-from tfdist.keras.hooks import Current
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.strategies.parameter_server.serialization import move
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, device_of, parts_of
 from tfdist.strategies.parameter_server.transaction_log import Tally
 from tfdist.types import Gradient, KerasVariable, Optimizer, Structure, Tensor, Variable
+from tfdist.utils.thread_state import Current
 
 __all__ = [
     "NotSplittable",

@@ -18,7 +18,6 @@ from tfdist.comm.batch_sharding import slice_bounds
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.server_options import ServerOptions
 from tfdist.errors import TfdistError
-from tfdist.keras.hooks import Current
 from tfdist.strategies.parameter_server.transaction_log import Counts, Ledger, Lock
 from tfdist.types import (
     Array,
@@ -30,6 +29,7 @@ from tfdist.types import (
     Tensor,
     Variable,
 )
+from tfdist.utils.thread_state import Current
 from tfdist.utils.watchdog import hard_deadline
 
 __all__ = [

@@ -1,0 +1,125 @@
+"""Cases of ZeRO: what a process holds, and programs in which a shard is not enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, UNEVEN, scope
+from tests.cases.harness_cases import rank
+
+
+class Rounded(keras.optimizers.SGD):
+    """An optimizer of the program's own, which looks at the whole of a gradient."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
+        largest = tf.reduce_max(tf.abs(gradient))
+        return super().update_step(gradient / largest, variable, learning_rate)
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "ema": lambda: keras.optimizers.AdamW(0.01, use_ema=True, gradient_accumulation_steps=2),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "own": lambda: Rounded(0.01),
+}
+
+
+def _fit(
+    strategy: Any, make: Callable[[], Any], model: Any = None, scale: float = 1.0
+) -> tuple[Any, Any]:
+    x, y = common.table(UNEVEN)
+    # One feature of one batch: its row of the first kernel gets gradients that overflow.
+    x[BATCH : BATCH + 4, 0] *= scale
+    with scope(strategy):
+        model = model or common.dense_model()
+        model.compile(make(), common.sparse_crossentropy())
+        return model, model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+
+
+def _with_given_weights(*layers: keras.layers.Layer) -> keras.Model:
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    rng = np.random.default_rng(4)
+    model.set_weights([rng.normal(scale=0.3, size=w.shape) for w in model.get_weights()])
+    return model
+
+
+def held(strategy: Any, optimizer: str) -> dict[str, Any]:
+    """The numbers that this process keeps of the optimizer's variables like a weight, and all."""
+    model, _ = _fit(strategy, OPTIMIZERS[optimizer])
+    like = [v for v in model.optimizer.variables if len(v.shape)]
+    here = [getattr(v, "shard", v) for v in like]
+    return {
+        "here": sum(int(np.prod(v.shape)) for v in here),
+        "whole": sum(int(np.prod(v.shape)) for v in like),
+        "indivisible": sum(int(np.prod(v.shape)) for v in like if not hasattr(v, "shard")),
+        "state": [np.asarray(v) for v in model.optimizer.variables],
+    }
+
+
+def refused(strategy: Any, optimizer: str) -> str:
+    """The error of training with an optimizer; empty if it trains."""
+    try:
+        _fit(strategy, OPTIMIZERS[optimizer])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def infinity_in_one_shard(strategy: Any) -> dict[str, Any]:
+    """A scaled loss overflows in the gradients of one row of the only kernel."""
+
+    def optimizer() -> Any:
+        inner = keras.optimizers.SGD(0.01, momentum=0.9)
+        return keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20)
+
+    with scope(strategy):
+        model = _with_given_weights(keras.layers.Dense(3))
+    model, _ = _fit(strategy, optimizer, model, scale=1e35)
+    return {
+        "weights": common.weights(model),
+        "scale": float(model.optimizer.dynamic_scale.numpy()),
+        "iterations": int(model.optimizer.inner_optimizer.iterations.numpy()),
+    }
+
+
+def whole_weights(strategy: Any) -> dict[str, Any]:
+    """Constraints, weights without decay, and weights that the program sets between two fits."""
+    with scope(strategy):
+        constraint = keras.constraints.MaxNorm(0.8)
+        model = _with_given_weights(
+            keras.layers.Dense(16, "tanh", kernel_constraint=constraint),
+            keras.layers.Dense(16, "tanh", name="free"),
+            keras.layers.Dense(3),
+        )
+
+    def optimizer() -> Any:
+        made = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05)
+        made.exclude_from_weight_decay([model.get_layer("free").kernel], ["bias"])
+        return made
+
+    _fit(strategy, optimizer, model)
+    with scope(strategy):
+        model.set_weights([0.5 * each for each in model.get_weights()])
+    _, history = _fit(strategy, lambda: model.optimizer, model)
+    return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+def read_on_one(strategy: Any) -> str:
+    """The error of a program that reads the optimizer's state on the chief only."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+    divided = next(v for v in model.optimizer.variables if hasattr(v, "shard"))
+    try:
+        if rank(strategy) == 0:
+            np.asarray(divided)
+        else:
+            model.save_weights("/nowhere/never.weights.h5")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

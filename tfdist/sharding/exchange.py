@@ -1,0 +1,139 @@
+"""Exchanges between whole tensors and their shards, in a replica context.
+
+A reduce-scatter is an all-to-all and a sum: TensorFlow's own op has no implementation on CPUs.
+Small tensors travel together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.comm.replica_collectives import Link, is_sparse, size_of
+from tfdist.sharding.layout import Layout
+from tfdist.types import Gradient, IndexedSlices, Tensor
+
+__all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
+
+#: Tensors are exchanged together up to so many bytes.
+_BUCKET_BYTES = 4 << 20
+
+
+def reduce_scatter(link: Link, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Tensor]:
+    """The sums over the replicas of dense tensors, of each the shard of this one.
+
+    Args:
+        link: the replicas.
+        values: whole tensors.
+        layouts: the layout of each.
+    """
+
+    def exchange(bucket: list[Tensor]) -> list[Tensor]:
+        packed = tf.concat(bucket, 1) if len(bucket) > 1 else bucket[0]
+        own = tf.reduce_sum(link.all_to_all(packed), 0)
+        return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
+
+    rows = [_to_rows(value, layout) for value, layout in zip(values, layouts, strict=True)]
+    shards = _in_buckets(rows, exchange)
+    return [tf.reshape(s, each.shard_shape) for s, each in zip(shards, layouts, strict=True)]
+
+
+def gather(link: Link, shards: Sequence[Any], layouts: Sequence[Layout]) -> list[Tensor]:
+    """Whole tensors from the shards of all replicas.
+
+    Args:
+        link: the replicas.
+        shards: this replica's.
+        layouts: the layout of each.
+    """
+
+    def exchange(bucket: list[Tensor]) -> list[Tensor]:
+        packed = tf.concat(bucket, 0) if len(bucket) > 1 else bucket[0]
+        rows = tf.reshape(link.gather(packed), [link.count, -1])
+        return tf.split(rows, [each.shape[0] for each in bucket], 1) if len(bucket) > 1 else [rows]
+
+    flat = [tf.reshape(shard, [-1]) for shard in shards]
+    tables = _in_buckets(flat, exchange)
+    return [_from_rows(rows, layout) for rows, layout in zip(tables, layouts, strict=True)]
+
+
+def own_shard(value: Gradient, layout: Layout) -> Gradient:
+    """This process's shard of a tensor, or of a gradient that has the rows of a table only.
+
+    Args:
+        value: a whole dense tensor, or `IndexedSlices` of one.
+        layout: its layout.
+    """
+    return _own_rows(value, layout) if is_sparse(value) else slice_of(value, layout)
+
+
+def slice_of(whole: Any, layout: Layout) -> Tensor:
+    """This process's shard of a whole dense tensor."""
+    begin, size = [0] * len(layout.shape), list(layout.shard_shape)
+    begin[layout.dimension] = layout.start
+    shard: Tensor = tf.slice(whole, begin, size)
+    return shard
+
+
+def _own_rows(value: IndexedSlices, layout: Layout) -> IndexedSlices:
+    """Rows stay rows: an adaptive optimizer leaves the others of a table alone."""
+    shape = tf.constant(layout.shard_shape, value.indices.dtype)
+    if layout.dimension > 0:
+        begin, size = [0] * len(layout.shape), [-1] * len(layout.shape)
+        begin[layout.dimension] = layout.start
+        size[layout.dimension] = layout.shard_shape[layout.dimension]
+        columns: IndexedSlices = tf.IndexedSlices(
+            tf.slice(value.values, begin, size), value.indices, shape
+        )
+        return columns
+    here = (value.indices >= layout.start) & (value.indices < layout.stop)
+    indices = tf.boolean_mask(value.indices, here) - layout.start
+    rows: IndexedSlices = tf.IndexedSlices(tf.boolean_mask(value.values, here), indices, shape)
+    return rows
+
+
+def _to_rows(value: Tensor, layout: Layout) -> Tensor:
+    """A whole tensor as one row for each shard."""
+    before, shards, after = layout.blocks
+    if before > 1:
+        value = tf.transpose(tf.reshape(value, [before, shards, after]), [1, 0, 2])
+    rows: Tensor = tf.reshape(value, [shards, before * after])
+    return rows
+
+
+def _from_rows(rows: Tensor, layout: Layout) -> Tensor:
+    before, shards, after = layout.blocks
+    if before > 1:
+        rows = tf.transpose(tf.reshape(rows, [shards, before, after]), [1, 0, 2])
+    whole: Tensor = tf.reshape(rows, layout.shape)
+    return whole
+
+
+def _in_buckets(
+    tensors: list[Tensor], exchange: Callable[[list[Tensor]], list[Tensor]]
+) -> list[Tensor]:
+    """Exchanges tensors in buckets of one type and some size, in their order."""
+    results: dict[int, Tensor] = {}
+    for places in _buckets(tensors):
+        exchanged = exchange([tensors[place] for place in places])
+        results.update(zip(places, exchanged, strict=True))
+    return [results[place] for place in range(len(tensors))]
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
+    by_type: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(place)
+    for places in by_type.values():
+        bucket: list[int] = []
+        size = 0
+        for place in places:
+            bytes_of = size_of(tensors[place])
+            if bucket and size + bytes_of > _BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(place)
+            size += bytes_of
+        yield bucket
