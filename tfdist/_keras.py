@@ -14,6 +14,7 @@ from keras.src import ops as keras_ops
 from keras.src import optimizers as keras_optimizers
 from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
@@ -94,6 +95,7 @@ __all__ = [
     "file_utils",
     "global_state",
     "in_stateless_scope",
+    "in_symbolic_scope",
     "io_utils",
     "keras_backend",
     "keras_callbacks",

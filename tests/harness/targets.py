@@ -83,6 +83,15 @@ TARGETS: dict[str, Target] = {
             lacks=frozenset({"collectives"}),
         ),
         Target(
+            name="zero3",
+            strategy="tests.harness.sharding:make",
+            processes=2,
+            options={"zero": 3},
+            contract=True,
+            turns=1,
+            lacks=frozenset({"collectives", "loops"}),
+        ),
+        Target(
             name="parameter_server",
             strategy="tests.harness.servers:make",
             servers=(("worker", 2), ("ps", 2)),

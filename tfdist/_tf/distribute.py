@@ -60,12 +60,14 @@ __all__ = [
     "global_seed",
     "has_started",
     "in_xla",
+    "independently",
     "is_distributed",
     "local_replica",
     "local_results",
     "next_of_this_process",
     "on_worker",
     "outside_of_function",
+    "redirect",
     "regroup",
     "seeded",
     "unordered_steps",
@@ -266,10 +268,7 @@ def watch_on_all_tapes(tensor: Tensor) -> None:
 
 def feed_from(placeholder: Tensor, tensor: Tensor) -> None:
     """Replaces a placeholder of a graph by a tensor of that graph, for all ops that read it."""
-    for consumer in placeholder.consumers():
-        for index, tensor_in in enumerate(consumer.inputs):
-            if tensor_in is placeholder:
-                consumer._update_input(index, tensor)
+    redirect(placeholder.consumers(), placeholder, tensor)
 
 
 @contextlib.contextmanager
@@ -304,6 +303,39 @@ def outside_of_function(strategy: Strategy) -> Iterator[None]:
     """
     with tf.init_scope(), tf.Graph().as_default(), context.eager_mode(), strategy.scope():
         yield
+
+
+@contextlib.contextmanager
+def independently() -> Iterator[None]:
+    """Lets the collectives that are made in the block run when their inputs are there.
+
+    Automatic control dependencies run the collectives of a function in the order in which they were
+    made. Those of CPUs need none.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    manager = getattr(graph, "experimental_acd_manager", None)
+    if graph is None or manager is None:
+        yield
+        return
+    before = len(graph.get_operations())
+    yield
+    for each in graph.get_operations()[before:]:
+        if each.type.startswith("Collective"):
+            manager.run_independently(each)
+
+
+def redirect(readers: Sequence[Any], tensor: Tensor, other: Tensor) -> None:
+    """Makes operations of a graph that read a tensor read another one.
+
+    Args:
+        readers: the operations.
+        tensor: the tensor that they read.
+        other: the tensor that takes its place; it must not depend on them.
+    """
+    for reader in readers:
+        for index, each in enumerate(reader.inputs):
+            if each is tensor:
+                reader._update_input(index, other)
 
 
 def in_xla() -> bool:

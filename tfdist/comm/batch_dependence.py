@@ -23,6 +23,8 @@ WEIGHT = "tfdist_weight"
 
 #: Stateful ops that only read: their results depend on the batch if their inputs do.
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
+#: Collectives whose results are the same on all replicas: of each only the first input is data.
+_SHARED = frozenset({"CollectiveGatherV2", "CollectiveReduceV2"})
 #: Ops that pass a tensor's rows on, whatever else they change.
 _SAME_ROWS = frozenset({"Identity", "StopGradient", "Cast", "PreventGradient", "EnsureShape"})
 #: Ops whose first output has each element of a vector once.
@@ -82,6 +84,8 @@ def _sources(tensor: Tensor) -> list[Any]:
         return []
     if op.type == "Placeholder":
         return [outer for outer, inner in _captures(op.graph) if inner is tensor]
+    if op.type in _SHARED:
+        return [op.inputs[0]]
     if body_of(op) is None:
         return list(op.inputs)
     places, _ = _inside_of_call(tensor)
@@ -121,7 +125,7 @@ def _is_own(tensor: Tensor) -> bool:
         return True
     if body_of(op) is not None:
         return _inside_of_call(tensor)[1]
-    return bool(op.op_def.is_stateful) and op.type not in _READS
+    return bool(op.op_def.is_stateful) and op.type not in _READS | _SHARED
 
 
 def _is_padded_length(op: Any) -> bool:

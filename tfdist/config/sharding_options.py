@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["ShardingOptions", "check_sharding", "describe_sharding"]
 
 #: The parts of a model's state that are divided, by the stage of ZeRO.
-_DIVIDED = {1: "the optimizer's state", 2: "the optimizer's state and the averaged gradients"}
+_DIVIDED = {
+    1: "the optimizer's state",
+    2: "the optimizer's state and the averaged gradients",
+    3: "the weights, the optimizer's state and the averaged gradients",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,12 +30,12 @@ class ShardingOptions(Options):
     """The division of a model's state over the processes."""
 
     zero: Annotated[
-        Annotated[int, msgspec.Meta(ge=0, le=2)],
+        Annotated[int, msgspec.Meta(ge=0, le=3)],
         About(
             "ZeRO's stage: what each process holds a part of. 0: nothing; 1: the optimizer's "
-            "state; 2: also the averaged gradients.",
+            "state; 2: also the averaged gradients; 3: also the weights, multi_worker only.",
             "Models larger than a device (multi_worker, horovod)",
-            why="3, which divides the weights too, is not there yet.",
+            why="They are ZeRO's stages.",
         ),
     ] = 0
 

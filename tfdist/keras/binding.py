@@ -19,6 +19,7 @@ from tfdist._keras import TensorFlowTrainer, Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.sharding.variables import ShardedVariable
 from tfdist.types import Metric, Model, Strategy
 
 #: Methods of a model that run in its strategy's scope.
@@ -99,7 +100,8 @@ def _made_elsewhere(model: Model, strategy: Strategy, trains: bool) -> Iterator[
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
         return  # No replica has a copy of its own; a pipeline moves weights to its stages itself.
     made_here = strategy.extended.variable_created_in_scope
-    for variable in model.trainable_variables if trains else []:
+    weights = [v for v in model.trainable_variables if not isinstance(v, ShardedVariable)]
+    for variable in weights if trains else []:
         if not made_here(variable.value):
             yield f"The model {model.name!r}, or its layer with {variable.path!r},"
     for metric in (*_compiled_metrics(model), *model.metrics):

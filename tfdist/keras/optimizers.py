@@ -141,11 +141,13 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             step_by_rule(updater, self, grads, trainable_variables)
             return None
         if step is not None and step.exchanges_at_tape:
+            zero.check_changed(step.model)
             return zero.apply_reduced(original, self, grads, trainable_variables)
-        if zero.stage(tf.distribute.get_strategy()) < 2 or trainable_variables is None:
+        if zero.stage(tf.distribute.get_strategy()) < 2:
             grads = exchange(grads, self)
             return zero.apply_reduced(original, self, grads, trainable_variables)
-        grads = zero.reduce_to_shards(grads, trainable_variables, self)
+        weights = self._trainable_variables if trainable_variables is None else trainable_variables
+        grads = zero.reduce_to_shards(grads, weights, self)
         return zero.apply_reduced(original, self, grads, trainable_variables, shards=True)
 
     return apply

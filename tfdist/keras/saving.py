@@ -299,7 +299,7 @@ def _reads_of(source: object) -> list[Any]:
         # The writer is going to meet an error too, and report it.
         with contextlib.suppress(Exception), noted.set(divided):
             saving_lib._save_state(source, _Nowhere(), None, "", set())
-        return [*divided.values(), *_local.noted.values()]
+        return list({**divided, **_local.noted}.values())
     finally:
         _local.noted = None
 

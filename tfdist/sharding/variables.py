@@ -9,25 +9,33 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist._keras import in_symbolic_scope
 from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
 from tfdist.comm import host_collectives
+from tfdist.errors import ConfigError
 from tfdist.sharding.exchange import gather, slice_of
+from tfdist.sharding.gathering import gathered
 from tfdist.sharding.layout import Layout
-from tfdist.types import Array, Strategy, Tensor, Variable
+from tfdist.types import Array, Gradient, Strategy, Tensor, Variable
 from tfdist.utils.thread_state import Current, Flag
+
+#: Weighs a gradient by the examples of a replica.
+Weigh: TypeAlias = Callable[[Gradient], Gradient]
 
 __all__ = [
     "ShardedVariable",
     "WholeWeight",
     "as_shards",
+    "at_hand",
     "divide",
     "initialize",
+    "initialize_weight",
     "noted",
     "read_together",
 ]
@@ -37,7 +45,7 @@ as_shards = Flag()
 
 #: Whole values of sharded variables by `id`, read together with the other processes; None if they
 #: are to be read when they are asked for.
-at_hand: Current[Mapping[int, Array] | None] = Current(None)
+at_hand: Current[Mapping[int, Any] | None] = Current(None)
 
 #: The sharded variables that have been read, by `id`, in order; None if nobody wants to know.
 noted: Current[dict[int, Any] | None] = Current(None)
@@ -90,32 +98,51 @@ class ShardedVariable(_Shard):
     """A variable of which each process keeps its shard only."""
 
     _strategy: Strategy
+    _weigh: Weigh | None = None
+
+    @property
+    def handle(self) -> Any:
+        """The shard's: gradients are those of the shard."""
+        return self.shard.handle
 
     def _whole(self) -> Any:
         known = at_hand.value
         if known is not None and id(self) in known:
-            return tf.convert_to_tensor(known[id(self)])
+            return self._maybe_autocast(tf.convert_to_tensor(known[id(self)]))
         if noted.value is not None:
             noted.value[id(self)] = self
             return tf.zeros(self.layout.shape, self._dtype)
         within = tf.distribute.get_strategy() is self._strategy
         if within and not tf.distribute.in_cross_replica_context():
-            return self._maybe_autocast(self._gathered())
-        return self.read()
+            return self._maybe_autocast(self.gathered())
+        if in_symbolic_scope():
+            return self._maybe_autocast(tf.zeros(self.layout.shape, self._dtype))
+        return self._maybe_autocast(self.read())
 
-    def _gathered(self) -> Tensor:
-        return gather(self._strategy.link(), [tf.convert_to_tensor(self.shard)], [self.layout])[0]
+    def gathered(self) -> Tensor:
+        """The whole value within a replica; that of a weight has a gradient."""
+        shard = tf.convert_to_tensor(self.shard)
+        if self._weigh is not None:
+            return gathered(self._strategy, shard, self.layout, self._weigh)
+        return gather(self._strategy.link(), [shard], [self.layout])[0]
 
     def read(self) -> Tensor:
         """The whole value, outside of any step. All processes must read it.
 
         Raises:
+            ConfigError: within a `tf.function`, where it would be a constant.
             TfdistError: if another process is at another place of the program.
         """
+        if not tf.executing_eagerly():
+            raise ConfigError(
+                f"{self.path!r} is divided over the processes, which a tf.function outside of "
+                "Strategy.run cannot read. Call `strategy.run`, `model.predict`, or the model "
+                "without tf.function."
+            )
         strategy = self._strategy
         with tf.init_scope(), strategy.scope():
             host_collectives.barrier(strategy, f"reading {self.path!r}, which is divided")
-            whole: Tensor = local_results(strategy, strategy.run(self._gathered))[0]
+            whole: Tensor = local_results(strategy, strategy.run(self.gathered))[0]
         return whole
 
     def numpy(self) -> Array:
@@ -153,6 +180,24 @@ def divide(weight: Any, layout: Layout, strategy: Strategy) -> None:
     # By this Keras's optimizers find the weight that a replica's variable belongs to.
     weight.shard._distributed_container = lambda: container
     weight.__class__ = WholeWeight
+
+
+def initialize_weight(variable: Any, strategy: Strategy, layout: Layout, weigh: Weigh) -> None:
+    """Leaves a process its shard of a weight that has just been created.
+
+    Args:
+        variable: the Keras variable, which has its whole value; it becomes a `ShardedVariable`.
+        strategy: the strategy.
+        layout: how the weight is divided; optimizers' variables of it are divided in the same way.
+        weigh: weighs a gradient by this replica's examples.
+    """
+    whole = tf.convert_to_tensor(variable._value)
+    variable.layout = variable._layout = layout
+    variable._strategy, variable._weigh = strategy, weigh
+    # A slice may be a view, which would keep the whole value alive.
+    copy = functools.partial(tf.raw_ops.DeepCopy, x=slice_of(whole, layout))
+    variable.shard = variable._value = _make(strategy, copy, True, variable.name)
+    variable.__class__ = ShardedVariable
 
 
 def initialize(variable: Any, initializer: Callable[..., Any], strategy: Strategy) -> None:

@@ -24,6 +24,7 @@ def _check(config: StrategyConfig) -> None:
             "for each device. Leave devices out: -n counts the processes."
         )
     check_sharding(config)
+    _check_zero(config.part(ShardingOptions).zero)
     gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
     if gradients.bucket_mb is not None and own.groups is not None:
         raise ConfigError(
@@ -32,6 +33,14 @@ def _check(config: StrategyConfig) -> None:
         )
     if own.reduction == "adasum":
         _check_adasum(config.processes, gradients, config.part(ShardingOptions))
+
+
+def _check_zero(zero: int) -> None:
+    if zero > 2:
+        raise ConfigError(
+            f"zero={zero} conflicts with strategy='horovod', which divides the optimizer's state "
+            "but not the weights. Choose zero=2 or strategy='multi_worker'."
+        )
 
 
 def _check_adasum(processes: int, gradients: GradientOptions, sharding: ShardingOptions) -> None:
