@@ -56,7 +56,8 @@ def write_all(strategy: Any, path: str) -> dict[str, Any]:
         model.save_weights(f"{path}/model.weights.h5")
         model.save_weights(f"{path}/parts.weights.json", max_shard_size=3e-7)
         model.save(f"{path}/directory", zipped=False)
-        model.export(f"{path}/exported", verbose=False)
+        if getattr(strategy, "zero", 0) < 3:
+            model.export(f"{path}/exported", verbose=False)
         model.save(f"{path}/model.h5")  # last: Keras's .keras files after an .h5 lack the optimizer
         own = sorted(moved)
     x, _ = common.images(20)

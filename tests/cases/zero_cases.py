@@ -123,3 +123,92 @@ def read_on_one(strategy: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def tied(strategy: Any) -> dict[str, Any]:
+    """A table that is looked up and, transposed, computes the logits; ids that come twice."""
+
+    class Tied(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            seeded = keras.initializers.RandomNormal(0.0, 0.3, seed=3)
+            self.table = keras.layers.Embedding(10, 6, embeddings_initializer=seeded)
+
+        def call(self, ids: Any) -> Any:
+            mixed = keras.ops.mean(self.table(ids), axis=1)
+            return keras.ops.matmul(mixed, keras.ops.transpose(self.table.embeddings))
+
+    ids, _ = common.tokens(UNEVEN, vocabulary=10)
+    with scope(strategy):
+        model = Tied()
+        model.compile(keras.optimizers.Adam(0.01), common.sparse_crossentropy())
+        history = model.fit(ids, ids[:, 0], BATCH, 2, shuffle=False, verbose=0)
+        return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+def regularized(strategy: Any) -> dict[str, Any]:
+    """Losses of weights, which are read outside of a layer's call, and a layer that is shared."""
+    with scope(strategy):
+        shared = keras.layers.Dense(8, "tanh", kernel_regularizer="l2")
+        model = _with_given_weights(
+            shared, keras.layers.Dropout(0.0), shared, keras.layers.Dense(3)
+        )
+    model, history = _fit(strategy, lambda: keras.optimizers.SGD(0.1), model)
+    return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+class Clipping(keras.Model):
+    """Clips its gradients by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+def changes_gradients(strategy: Any) -> str:
+    """The error of a step that clips its gradients."""
+    with scope(strategy):
+        model = Clipping()
+    try:
+        _fit(strategy, lambda: keras.optimizers.SGD(0.1), model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def weights_held(strategy: Any) -> dict[str, Any]:
+    """The numbers of each weight, and those that this process keeps of it."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+
+    @tf.function
+    def read() -> Any:
+        return tf.convert_to_tensor(model.weights[0])
+
+    try:
+        read()
+        said = ""
+    except Exception as error:
+        said = str(error)
+    try:
+        model.export("/nowhere")
+        exported = ""
+    except Exception as error:
+        exported = str(error)
+    return {
+        "exported": exported,
+        "whole": [int(np.prod(v.shape)) for v in model.weights],
+        "here": [int(np.prod(getattr(v, "shard", v).shape)) for v in model.weights],
+        "in a function": said,
+    }

@@ -128,6 +128,7 @@ def test_a_train_step_whose_loss_reads_weights(agree: Agree, name: str, change: 
 
 
 @pytest.mark.needs("own steps")
+@pytest.mark.needs("whole gradients")
 @pytest.mark.parametrize("change", ["clip", "normalize"])
 def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.keras import zero
+from tfdist.keras import sharded_weights
 from tfdist.strategies.multi_worker.strategy import MultiWorker
 
 
 def make(**options: Any) -> Any:
     """The strategy of a process whose TF_CONFIG lists its peers."""
-    zero.SMALLEST = 1
+    sharded_weights.SMALLEST = 1
     return MultiWorker(**options)

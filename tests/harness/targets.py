@@ -19,6 +19,7 @@ CAPABILITIES = {
     "own steps": "a model has a `train_step` of its own, or is of a subclass",
     "any model": "a model need not be one that can be cut into stages",
     "replicas": "this process sees the copy of a variable of each replica",
+    "whole gradients": "a step may change gradients before it applies them",
     "whole batch": "layers and losses see all of a replica's examples at once",
 }
 
@@ -89,7 +90,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 3},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "loops"}),
+            lacks=frozenset({"collectives", "loops", "whole gradients"}),
         ),
         Target(
             name="parameter_server",

@@ -26,6 +26,7 @@ CASES = "tests.cases.saving_cases"
         "mirrored",
         "parameter_server",
         "zero",
+        "zero3",
         # Two workers show what one writes and the others do not.
         pytest.param("multi_worker3", marks=pytest.mark.seldom),
     ],
@@ -34,7 +35,9 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     path = str(tmp_path)
     workers = cluster(name).call(f"{CASES}:write_all", path=path)
     chief = workers[0]
-    assert {"model.keras", "model.h5", "directory", "exported"} <= set(chief["moved"])
+    exports = name != "zero3"
+    expected_files = {"model.keras", "model.h5", "directory", *(["exported"] if exports else [])}
+    assert expected_files <= set(chief["moved"])
     assert [worker["moved"] for worker in workers[1:]] == [[]] * (len(workers) - 1)
     assert not [file for file in os.listdir(tmp_path) if file.endswith(".partial")]
     readers = {
@@ -46,11 +49,12 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
             for file, state in states.items():
                 expected = {key: chief["state"][key] for key in state}
                 assert_same(expected, state, 0.0, f"{file}, read by {reader} {worker},")
-    served = cluster("plain").call(f"{CASES}:serve", path=path)[0]
-    assert_same(chief["predicted"], served, 1e-6, "the exported model")
+    if exports:
+        served = cluster("plain").call(f"{CASES}:serve", path=path)[0]
+        assert_same(chief["predicted"], served, 1e-6, "the exported model")
 
 
-@pytest.mark.parametrize("name", [*KINDS, "zero"])
+@pytest.mark.parametrize("name", [*KINDS, "zero", "zero3"])
 def test_training_goes_on_from_a_file(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster(name).call(f"{CASES}:uninterrupted")[0]
     for result in cluster(name).call(f"{CASES}:continued", path=str(tmp_path)):

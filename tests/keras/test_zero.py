@@ -11,7 +11,8 @@ CASES = "tests.cases.zero_cases"
 
 
 @pytest.mark.parametrize(
-    ("target", "optimizer"), [("zero", "adam"), ("zero", "ema"), ("horovod_zero", "ema")]
+    ("target", "optimizer"),
+    [("zero", "adam"), ("zero", "ema"), ("zero3", "ema"), ("horovod_zero", "ema")],
 )
 def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
     cluster: Pool, target: str, optimizer: str
@@ -24,10 +25,13 @@ def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
         assert_same({"state": expected["state"]}, {"state": result["state"]}, 1e-5, target)
 
 
-@pytest.mark.parametrize("case", ["infinity_in_one_shard", "whole_weights"])
-def test_what_needs_more_than_a_shard_is_as_on_one_device(cluster: Pool, case: str) -> None:
+@pytest.mark.parametrize("target", ["zero", "zero3"])
+@pytest.mark.parametrize("case", ["infinity_in_one_shard", "whole_weights", "tied", "regularized"])
+def test_what_needs_more_than_a_shard_is_as_on_one_device(
+    cluster: Pool, target: str, case: str
+) -> None:
     expected = cluster.plain(f"{CASES}:{case}")
-    for worker, result in enumerate(cluster("zero").call(f"{CASES}:{case}")):
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:{case}")):
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
@@ -36,6 +40,19 @@ def test_an_optimizer_that_needs_whole_gradients_is_refused(cluster: Pool, optim
     for error in cluster("zero").call(f"{CASES}:refused", optimizer=optimizer):
         assert error.startswith("ConfigError: zero=2 conflicts with the optimizer ")
         assert "Choose one of these, or leave zero out." in error
+
+
+def test_a_step_that_changes_gradients_is_refused(cluster: Pool) -> None:
+    for error in cluster("zero3").call(f"{CASES}:changes_gradients"):
+        assert "zero=3 conflicts with the train_step of Clipping, which changes gradients" in error
+
+
+def test_weights_are_kept_in_parts(cluster: Pool) -> None:
+    for result in cluster("zero3").call(f"{CASES}:weights_held"):
+        assert result["whole"] == [128, 16, 48, 3]
+        assert result["here"] == [64, 8, 24, 3]
+        assert "cannot read" in result["in a function"]
+        assert "model.export conflicts with zero=3" in result["exported"]
 
 
 def test_state_that_one_process_reads_alone_is_named(cluster: Pool) -> None:

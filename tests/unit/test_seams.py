@@ -30,6 +30,11 @@ SIGNATURES = {
         "(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False)"
     ),
     "TFOptimizer._all_reduce_sum_gradients": "(self, grads_and_vars)",
+    "TFOptimizer._overwrite_model_variables_with_average_value": "(self, trainable_variables)",
+    "TFOptimizer._var_key": "(self, variable)",
+    "TFOptimizer.add_variable_from_reference": (
+        "(self, reference_variable, name=None, initializer='zeros')"
+    ),
     "BaseOptimizer.apply": "(self, grads, trainable_variables=None)",
     "LossScaleOptimizer.scale_loss": "(self, loss)",
     "LossScaleOptimizer.check_finite": "(self, grads)",
@@ -158,6 +163,9 @@ SIGNATURES = {
     ),
     "keras.src.utils.io_utils.ask_to_proceed_with_overwrite": "(filepath)",
     "keras.src.utils.io_utils.print_msg": "(message, line_break=True)",
+    "Model.export": (
+        "(self, filepath, format='tf_saved_model', verbose=None, input_signature=None, **kwargs)"
+    ),
     "GradientTape.gradient": (
         "(self, target, sources, output_gradients=None, "
         "unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"

@@ -132,7 +132,8 @@ def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
         ({"zero": 1, "mode": "local"}, "zero=1 conflicts with mode='local'"),
         ({"zero": 2, "devices": 2}, "zero=2 conflicts with devices=2"),
         ({"zero": 2, "compression": "bf16"}, "zero=2 conflicts with the options of gradient"),
-        ({"zero": 3}, "zero=3"),
+        ({"zero": 4}, "zero=4"),
+        ({"zero": 3, "strategy": "horovod"}, "zero=3 conflicts with strategy='horovod'"),
         ({"zero": 1, "strategy": "mirrored"}, "zero=1 conflicts with strategy='mirrored'"),
         (
             {"zero": 2, "strategy": "horovod", "reduction": "adasum"},

@@ -25,6 +25,7 @@ HOOK_ORDER = {
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
     "BaseOptimizer.build": ["keras.updating", "keras.zero"],
+    "Layer.__call__": ["keras.losses", "keras.sharded_weights"],
     "TFExportArchive.write_out": [
         "keras.saving",
         "strategies.parameter_server.hooks",
@@ -107,6 +108,7 @@ HOOK_ORDER = {
         "keras.loops",
         "keras.losses",
         "keras.optimizers",
+        "keras.sharded_weights",
         "strategies.parameter_server.hooks",
     ],
 }

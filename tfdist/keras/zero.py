@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,36 +17,28 @@ import keras
 import tensorflow as tf
 
 from tfdist import types
-from tfdist._keras import RNN, BaseOptimizer, LossScaleOptimizer, TFOptimizer, Variable
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.replica_context import current_step, weighed
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.exchange import gather, own_shard, reduce_scatter
-from tfdist.sharding.gathering import gather_again
 from tfdist.sharding.layout import Layout, layout_for
 from tfdist.sharding.variables import (
     ShardedVariable,
     WholeWeight,
     as_shards,
-    at_hand,
     divide,
-    initialize,
-    initialize_weight,
 )
 from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Tensor
 from tfdist.utils.thread_state import Current
 
-__all__ = ["SMALLEST", "apply_reduced", "check_changed", "hooks", "reduce_to_shards", "stage"]
+__all__ = ["apply_reduced", "check_changed", "hooks", "reduce_to_shards", "stage"]
 
 #: Keras's optimizers whose update of an element depends on that element alone.
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
-
-#: Weights of fewer numbers are whole in each process.
-SMALLEST = 1024
 
 #: Whether each of the gradients that are applied is a shard.
 _are_shards: Current[Sequence[bool]] = Current(())
@@ -57,12 +48,6 @@ def hooks() -> list[Hook]:
     """The seams at which optimizers make their variables and look at all gradients."""
     return [
         Hook(BaseOptimizer, "build", _divided, priority=1),
-        Hook(Variable, "_initialize_with_initializer", _as_shard),
-        Hook(TFOptimizer, "_var_key", _of_shard),
-        Hook(TFOptimizer, "_overwrite_model_variables_with_average_value", _shards_by_averages),
-        Hook(TFOptimizer, "add_variable_from_reference", _like_shard, priority=1),
-        Hook(keras.layers.Layer, "__call__", _gathered_for_the_call, priority=1),
-        Hook(tf.GradientTape, "gradient", _gathered_again, priority=3),
         Hook(BaseOptimizer, "_clip_gradients", _clip_shards, priority=1),
         Hook(LossScaleOptimizer, "check_finite", _agree_on_finite),
     ]
@@ -141,18 +126,7 @@ def apply_reduced(
     if as_shards.is_up or not stage(strategy):
         with exchanged.up():
             return original(optimizer, grads, weights)
-    if tf.executing_eagerly():
-        raise ConfigError(
-            f"zero={stage(strategy)} conflicts with a step that runs eagerly (run_eagerly=True, or "
-            "a loop outside of tf.function): processes exchange their shards in compiled steps. "
-            "Leave run_eagerly out, decorate the step with @tf.function, or leave zero out."
-        )
-    if stage(strategy) > 2 and current_step() is None:
-        raise ConfigError(
-            "zero=3 conflicts with a training loop written by hand: what such a loop does with the "
-            "gradients, of which a process has its shards, cannot be known. Train with `fit`, "
-            "`train_on_batch` or a `train_step`, or choose zero=2."
-        )
+    _check_step(strategy)
     core = getattr(optimizer, "inner_optimizer", optimizer)
     given = list(core._trainable_variables if weights is None else weights)
     if not shards:
@@ -173,6 +147,22 @@ def apply_reduced(
     for weight, whole in zip(divided, wholes, strict=True):
         weight._value.assign(whole)
     return None
+
+
+def _check_step(strategy: Strategy) -> None:
+    """Refuses steps in which shards cannot be exchanged, or gradients may be changed unseen."""
+    if tf.executing_eagerly():
+        raise ConfigError(
+            f"zero={stage(strategy)} conflicts with a step that runs eagerly (run_eagerly=True, or "
+            "a loop outside of tf.function): processes exchange their shards in compiled steps. "
+            "Leave run_eagerly out, decorate the step with @tf.function, or leave zero out."
+        )
+    if stage(strategy) > 2 and current_step() is None:
+        raise ConfigError(
+            "zero=3 conflicts with a training loop written by hand: what such a loop does with the "
+            "gradients, of which a process has its shards, cannot be known. Train with `fit`, "
+            "`train_on_batch` or a `train_step`, or choose zero=2."
+        )
 
 
 @contextlib.contextmanager
@@ -247,114 +237,6 @@ def _check(optimizer: Optimizer, strategy: Strategy) -> None:
             f"each element by itself ({', '.join(_ELEMENTWISE)}), and {by.__name__}.update_step is "
             "not known to. Choose one of these, or leave zero out."
         )
-
-
-def _as_shard(original: Callable[..., None]) -> Callable[..., None]:
-    """Keeps a shard only of a variable that an optimizer makes like a divided weight."""
-
-    @functools.wraps(original)
-    def initialize_with_initializer(self: Any, initializer: Callable[..., Any]) -> None:
-        strategy = tf.distribute.get_strategy()
-        if isinstance(self._layout, Layout):
-            initialize(self, initializer, strategy)
-            return
-        original(self, initializer)
-        layout = _layout_of_weight(self, strategy)
-        if layout is not None:
-            initialize_weight(self, strategy, layout, _weigh)
-
-    return initialize_with_initializer
-
-
-def _of_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer knows a weight by its variable, not by its value."""
-
-    @functools.wraps(original)
-    def var_key(self: Optimizer, variable: object) -> object:
-        with as_shards.up():
-            return original(self, variable)
-
-    return var_key
-
-
-def _shards_by_averages(original: Callable[..., Any]) -> Callable[..., Any]:
-    """At the end of `fit` a shard takes over its own average."""
-
-    @functools.wraps(original)
-    def overwrite(self: Optimizer, trainable_variables: Sequence[Any]) -> None:
-        averages = self._model_variables_moving_average
-        pairs = list(zip(trainable_variables, averages, strict=True))
-        if as_shards.is_up or not any(isinstance(each, ShardedVariable) for each, _ in pairs):
-            original(self, trainable_variables)
-            return
-        for variable, average in pairs:
-            if isinstance(average, ShardedVariable):
-                variable.shard.assign(average.shard)
-            elif average is not None:
-                variable.assign(average.value)
-
-    return overwrite
-
-
-def _like_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """TensorFlow places a variable beside its weight, which it wants to be the strategy's."""
-
-    @functools.wraps(original)
-    def add_variable_from_reference(
-        self: Optimizer, reference_variable: Any, *args: Any, **kwargs: Any
-    ) -> KerasVariable:
-        if not isinstance(reference_variable, ShardedVariable):
-            return original(self, reference_variable, *args, **kwargs)
-        plain = BaseOptimizer.add_variable_from_reference
-        return plain(self, reference_variable, *args, **kwargs)
-
-    return add_variable_from_reference
-
-
-def _layout_of_weight(weight: Any, strategy: Strategy) -> Layout | None:
-    """The layout of a weight that is divided at rest; small ones are not worth an exchange."""
-    if stage(strategy) < 3 or not weight.trainable or math.prod(weight._shape) < SMALLEST:
-        return None
-    return layout_for(weight._shape, strategy.shard.workers, strategy.shard.worker)
-
-
-def _weigh(gradient: Gradient) -> Gradient:
-    """A gradient of a replica's own mean, weighed by its examples."""
-    step = current_step()
-    if step is None:
-        return gradient
-    scaled = [optimizer for _, optimizer in step.scaled_losses.values()]
-    return step.weigh_gradient(gradient, scaled[0] if scaled else None)
-
-
-def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's weights are gathered once for a call of it, when its inputs are there."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self.trainable_variables if isinstance(self, RNN) else self._trainable_variables
-        known = at_hand.value or {}
-        divided = [v for v in own if isinstance(v, ShardedVariable) and id(v) not in known]
-        tensors = [each for each in tf.nest.flatten((args, kwargs)) if is_symbolic(each)]
-        if not divided or not tensors or tf.distribute.in_cross_replica_context():
-            return original(self, *args, **kwargs)
-        with tf.control_dependencies(tensors[:1]):
-            wholes = {id(each): each.gathered() for each in divided}
-        with at_hand.set({**known, **wholes}):
-            return original(self, *args, **kwargs)
-
-    return call
-
-
-def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Weights of the forward pass are not kept for the backward pass."""
-
-    @functools.wraps(original)
-    def gradient(self: object, *args: object, **kwargs: object) -> object:
-        with gather_again():
-            return original(self, *args, **kwargs)
-
-    return gradient
 
 
 def _clip_shards(original: Callable[..., Any]) -> Callable[..., Any]:
