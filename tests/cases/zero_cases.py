@@ -157,12 +157,13 @@ def regularized(strategy: Any) -> dict[str, Any]:
     return {"weights": common.weights(model), "loss": history.history["loss"]}
 
 
-class Clipping(keras.Model):
-    """Clips its gradients by hand."""
+class Computing(keras.Model):
+    """Computes with its gradients: clips them, updates a weight by hand, or logs their norm."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         super().__init__()
         self.dense = keras.layers.Dense(3)
+        self.kind = kind
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
@@ -172,15 +173,20 @@ class Clipping(keras.Model):
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
         gradients = tape.gradient(loss, self.trainable_weights)
-        gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+        if self.kind == "update":
+            self.dense.kernel.assign(self.dense.kernel - 0.1 * gradients[0])
+            return {"loss": loss}
+        norm = tf.linalg.global_norm(gradients) if self.kind == "norm" else None
+        if self.kind == "clip":
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
         self.optimizer.apply(gradients, self.trainable_weights)
-        return {"loss": loss}
+        return {"loss": loss} if norm is None else {"loss": loss, "norm": norm}
 
 
-def changes_gradients(strategy: Any) -> str:
-    """The error of a step that clips its gradients."""
+def computes_with_gradients(strategy: Any, kind: str) -> str:
+    """The error of a step that computes with its gradients."""
     with scope(strategy):
-        model = Clipping()
+        model = Computing(kind)
     try:
         _fit(strategy, lambda: keras.optimizers.SGD(0.1), model)
     except Exception as error:

@@ -42,16 +42,17 @@ def test_an_optimizer_that_needs_whole_gradients_is_refused(cluster: Pool, optim
         assert "Choose one of these, or leave zero out." in error
 
 
-def test_a_step_that_changes_gradients_is_refused(cluster: Pool) -> None:
-    for error in cluster("zero3").call(f"{CASES}:changes_gradients"):
-        assert "zero=3 conflicts with the train_step of Clipping, which changes gradients" in error
+@pytest.mark.parametrize("kind", ["clip", "update", "norm"])
+def test_a_step_that_computes_with_gradients_is_refused(cluster: Pool, kind: str) -> None:
+    for error in cluster("zero3").call(f"{CASES}:computes_with_gradients", kind=kind):
+        assert "zero=3 conflicts with the train_step of Computing, which reads or changes" in error
 
 
 def test_weights_are_kept_in_parts(cluster: Pool) -> None:
     for result in cluster("zero3").call(f"{CASES}:weights_held"):
         assert result["whole"] == [128, 16, 48, 3]
         assert result["here"] == [64, 8, 24, 3]
-        assert "cannot read" in result["in a function"]
+        assert "zero=3 conflicts with a tf.function" in result["in a function"]
         assert "model.export conflicts with zero=3" in result["exported"]
 
 

@@ -141,7 +141,6 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             step_by_rule(updater, self, grads, trainable_variables)
             return None
         if step is not None and step.exchanges_at_tape:
-            zero.check_changed(step.model)
             return zero.apply_reduced(original, self, grads, trainable_variables)
         if zero.stage(tf.distribute.get_strategy()) < 2:
             grads = exchange(grads, self)
@@ -167,6 +166,7 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+        zero.note_shards(step, tf.nest.flatten(sources), flat)
         step.gradients.update((id(each), each) for each in flat if each is not None)
         return tf.nest.pack_sequence_as(result, flat)
 

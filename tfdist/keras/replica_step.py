@@ -32,6 +32,7 @@ from tfdist.keras.replica_context import (
     keras_state,
     measure,
 )
+from tfdist.keras.zero import only_for_optimizers
 from tfdist.types import Logs, Model, Strategy, Structure, Tensor
 from tfdist.utils.thread_state import Flag
 
@@ -76,7 +77,7 @@ def run_keras_step(
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with carried(), entered(step), ordered_apart():
+            with carried(), entered(step), ordered_apart(), only_for_optimizers(step):
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))

@@ -153,14 +153,13 @@ def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = self.trainable_variables if isinstance(self, RNN) else self._trainable_variables
-        known = at_hand.value or {}
-        divided = [v for v in own if isinstance(v, ShardedVariable) and id(v) not in known]
+        divided = [v for v in own if isinstance(v, ShardedVariable) and not v.is_at_hand]
         tensors = [each for each in tf.nest.flatten((args, kwargs)) if is_symbolic(each)]
         if not divided or not tensors or tf.distribute.in_cross_replica_context():
             return original(self, *args, **kwargs)
         with tf.control_dependencies(tensors[:1]):
-            wholes = {id(each): each.gathered() for each in divided}
-        with at_hand.set({**known, **wholes}):
+            wholes = [(each, each.gathered()) for each in divided]
+        with at_hand(wholes):
             return original(self, *args, **kwargs)
 
     return call

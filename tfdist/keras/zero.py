@@ -20,8 +20,9 @@ from tfdist import types
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.errors import ConfigError
+from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged
-from tfdist.keras.replica_context import current_step, weighed
+from tfdist.keras.replica_context import Step, current_step, weighed
 from tfdist.sharding.exchange import gather, own_shard, reduce_scatter
 from tfdist.sharding.layout import Layout, layout_for
 from tfdist.sharding.variables import (
@@ -30,10 +31,17 @@ from tfdist.sharding.variables import (
     as_shards,
     divide,
 )
-from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Tensor
+from tfdist.types import Gradient, KerasVariable, Optimizer, Strategy, Tensor
 from tfdist.utils.thread_state import Current
 
-__all__ = ["apply_reduced", "check_changed", "hooks", "reduce_to_shards", "stage"]
+__all__ = [
+    "apply_reduced",
+    "hooks",
+    "note_shards",
+    "only_for_optimizers",
+    "reduce_to_shards",
+    "stage",
+]
 
 #: Keras's optimizers whose update of an element depends on that element alone.
 _ELEMENTWISE = (
@@ -58,19 +66,42 @@ def stage(strategy: types.AnyStrategy) -> int:
     return int(getattr(strategy, "zero", 0))
 
 
-def check_changed(model: Model) -> None:
-    """Refuses a `train_step` that changes gradients, of which a process has its shards only.
+def note_shards(step: Step, weights: Sequence[Any], grads: Sequence[Gradient | None]) -> None:
+    """Notes which gradients that a tape has returned are shards.
+
+    Args:
+        step: the step.
+        weights: the sources whose gradients the tape was asked for.
+        grads: the gradient of each.
+    """
+    for weight, grad in zip(weights, grads, strict=True):
+        if grad is not None and isinstance(weight, ShardedVariable):
+            step.shards.note(grad)
+
+
+@contextlib.contextmanager
+def only_for_optimizers(step: Step) -> Iterator[None]:
+    """A block that runs a `train_step`; what reads its shards of gradients is an optimizer.
 
     Raises:
-        ConfigError: if weights are divided at rest.
+        ConfigError: if the step reads one itself.
     """
-    if stage(tf.distribute.get_strategy()) > 2:
+    try:
+        yield
+    except Exception as error:
+        _check_reads(step, error)
+        raise
+    _check_reads(step)
+
+
+def _check_reads(step: Step, failure: Exception | None = None) -> None:
+    if step.shards.read_by_program():
         raise ConfigError(
-            f"zero=3 conflicts with the train_step of {type(model).__name__}, which changes "
-            "gradients before it applies them: a process has shards of them only, so that a norm, "
-            "for one, would be of a part. To clip, use the optimizer's clipnorm, global_clipnorm "
-            "or clipvalue; or choose zero=2."
-        )
+            f"zero=3 conflicts with the train_step of {type(step.model).__name__}, which reads or "
+            "changes gradients itself: a process has shards of them only, so that a norm, for one, "
+            "would be of a part. To clip, use the optimizer's clipnorm, global_clipnorm or "
+            "clipvalue; or choose zero=2."
+        ) from failure
 
 
 def reduce_to_shards(
@@ -127,6 +158,8 @@ def apply_reduced(
         with exchanged.up():
             return original(optimizer, grads, weights)
     _check_step(strategy)
+    if weights is not None:
+        build_optimizer(optimizer, list(weights))
     core = getattr(optimizer, "inner_optimizer", optimizer)
     given = list(core._trainable_variables if weights is None else weights)
     if not shards:
@@ -137,7 +170,9 @@ def apply_reduced(
     present = zip(grads, given, strict=True)
     kinds = (WholeWeight, ShardedVariable)
     flags = [isinstance(each, kinds) for grad, each in present if _is_updated(grad, each)]
-    with exchanged.up(), as_shards.up(), _are_shards.set(flags), _without_constraints(given):
+    step = current_step()
+    reads = contextlib.nullcontext() if step is None else step.shards.to_optimizer()
+    with reads, exchanged.up(), as_shards.up(), _are_shards.set(flags), _without_constraints(given):
         original(optimizer, grads, weights)
     wholes = gather(
         strategy.link(),

@@ -7,9 +7,9 @@ saved of it. To an optimizer that runs in a block of `as_shards` it is this proc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np
@@ -43,9 +43,22 @@ __all__ = [
 #: Set while an optimizer runs, to which sharded variables are their shards.
 as_shards = Flag()
 
-#: Whole values of sharded variables by `id`, read together with the other processes; None if they
-#: are to be read when they are asked for.
-at_hand: Current[Mapping[int, Any] | None] = Current(None)
+
+class _Whole(NamedTuple):
+    """The whole value of a sharded variable.
+
+    Attributes:
+        value: a tensor or an array.
+        assignments: of the variable, before the value was read.
+    """
+
+    value: Any
+    assignments: int
+
+
+#: Whole values of sharded variables by `id`, read together with the other processes; others are
+#: read when they are asked for.
+_at_hand: Current[Mapping[int, _Whole]] = Current({})
 
 #: The sharded variables that have been read, by `id`, in order; None if nobody wants to know.
 noted: Current[dict[int, Any] | None] = Current(None)
@@ -99,6 +112,13 @@ class ShardedVariable(_Shard):
 
     _strategy: Strategy
     _weigh: Weigh | None = None
+    _assignments = 0
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the whole value is there already; not if it has been assigned since."""
+        read = _at_hand.value.get(id(self))
+        return read is not None and read.assignments == self._assignments
 
     @property
     def handle(self) -> Any:
@@ -106,9 +126,8 @@ class ShardedVariable(_Shard):
         return self.shard.handle
 
     def _whole(self) -> Any:
-        known = at_hand.value
-        if known is not None and id(self) in known:
-            return self._maybe_autocast(tf.convert_to_tensor(known[id(self)]))
+        if self.is_at_hand:
+            return self._maybe_autocast(tf.convert_to_tensor(_at_hand.value[id(self)].value))
         if noted.value is not None:
             noted.value[id(self)] = self
             return tf.zeros(self.layout.shape, self._dtype)
@@ -135,9 +154,10 @@ class ShardedVariable(_Shard):
         """
         if not tf.executing_eagerly():
             raise ConfigError(
-                f"{self.path!r} is divided over the processes, which a tf.function outside of "
-                "Strategy.run cannot read. Call `strategy.run`, `model.predict`, or the model "
-                "without tf.function."
+                "zero=3 conflicts with a tf.function, or a loop in one, that calls the model "
+                f"outside of Strategy.run: {self.path!r} is divided over the processes, which must "
+                "gather it together. Train with `fit` or a `train_step`, call `model.predict`, or "
+                "the model without tf.function; or choose zero=2."
             )
         strategy = self._strategy
         with tf.init_scope(), strategy.scope():
@@ -153,6 +173,7 @@ class ShardedVariable(_Shard):
         return np.asarray(self.value, dtype)
 
     def _direct_assign(self, value: Tensor) -> None:
+        self._assignments += 1
         own = value if as_shards.is_up else slice_of(tf.convert_to_tensor(value), self.layout)
         self.shard.assign(tf.cast(own, self.shard.dtype))
 
@@ -173,10 +194,13 @@ def divide(weight: Any, layout: Layout, strategy: Strategy) -> None:
         strategy: the strategy.
     """
     container = weight.value
-    whole = tf.convert_to_tensor(container)
     weight.layout, weight._layout = layout, layout
     name = container.name.split(":")[0]
-    weight.shard = _make(strategy, lambda: slice_of(whole, layout), weight.trainable, name)
+
+    def value() -> Tensor:
+        return slice_of(tf.convert_to_tensor(container), layout)
+
+    weight.shard = _make(strategy, value, weight.trainable, name)
     # By this Keras's optimizers find the weight that a replica's variable belongs to.
     weight.shard._distributed_container = lambda: container
     weight.__class__ = WholeWeight
@@ -242,10 +266,18 @@ def read_together(variables: list[ShardedVariable], keep: bool) -> Iterator[None
         variables: the same ones in the same order in each process.
         keep: whether this process needs the values; others hold one at a time only.
     """
-    values = {}
+    values = []
     for variable in variables:
         whole = variable.read()
         if keep:
-            values[id(variable)] = whole.numpy()
-    with at_hand.set({**(at_hand.value or {}), **values}):
+            values.append((variable, whole.numpy()))
+    with at_hand(values):
+        yield
+
+
+@contextmanager
+def at_hand(values: Iterable[tuple[ShardedVariable, Any]]) -> Iterator[None]:
+    """A block in which variables have the whole values given, until they are assigned."""
+    known = {id(each): _Whole(value, each._assignments) for each, value in values}
+    with _at_hand.set({**_at_hand.value, **known}):
         yield

@@ -1,0 +1,43 @@
+"""Shards that a step hands to the program, which may pass them to an optimizer only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tfdist.comm.replica_collectives import is_sparse
+from tfdist.types import Gradient
+
+__all__ = ["HandedOut"]
+
+
+class HandedOut:
+    """Gradients of divided weights in the graph of a step.
+
+    A norm, for one, that a program computes from a shard is not that of the whole gradient.
+    """
+
+    def __init__(self) -> None:
+        self._shards: list[Any] = []
+        self._allowed: set[Any] = set()
+
+    def note(self, gradient: Gradient) -> None:
+        """Notes a shard that the program is given."""
+        self._shards.append(gradient.values if is_sparse(gradient) else gradient)
+
+    @contextmanager
+    def to_optimizer(self) -> Iterator[None]:
+        """A block in which an optimizer reads them."""
+        before = self._readers()
+        try:
+            yield
+        finally:
+            self._allowed |= self._readers() - before
+
+    def read_by_program(self) -> bool:
+        """Whether anything has read one outside of an optimizer."""
+        return bool(self._readers() - self._allowed)
+
+    def _readers(self) -> set[Any]:
+        return {each for shard in self._shards for each in shard.consumers()}
