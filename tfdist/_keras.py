@@ -21,6 +21,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks import BackupAndRestore
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
+from keras.src.layers.convolutional.base_conv import BaseConv
 from keras.src.layers.core.embedding import Embedding
 from keras.src.layers.rnn.rnn import RNN
 from keras.src.legacy.saving import legacy_h5_format
@@ -69,6 +70,7 @@ __all__ = [
     "Adam",
     "ArrayDataAdapter",
     "BackupAndRestore",
+    "BaseConv",
     "BaseOptimizer",
     "CallbackList",
     "Embedding",

@@ -202,7 +202,7 @@ def one_row_on_one_worker(strategy: Any) -> dict[str, Any]:
     """One row predicted on the chief only, and each worker's own row."""
     with scope(strategy):
         model = common.dense_model()
-        x = np.full((1, 8), float(strategy.shard.worker), "float32")
+        x = np.full((1, 8), float(strategy.world.worker), "float32")
         alone = []
         if strategy.is_chief:
             alone = [model.predict(x, verbose=0), model.predict_on_batch(x)]
@@ -213,7 +213,7 @@ def one_row_on_one_worker(strategy: Any) -> dict[str, Any]:
 
 def different_values(strategy: Any, *, method: str) -> str:
     """The error of a method that is given other rows on each worker."""
-    x = np.full((6, 8), float(strategy.shard.worker), "float32")
+    x = np.full((6, 8), float(strategy.world.worker), "float32")
     y = np.zeros(6, "int32")
     with scope(strategy):
         model = common.dense_model()

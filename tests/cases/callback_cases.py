@@ -143,7 +143,7 @@ class _StopsOnOne(keras.callbacks.Callback):
 
     def __init__(self, strategy: Any, epoch: int) -> None:
         super().__init__()
-        self._here, self._epoch = rank(strategy) == strategy.shard.workers - 1, epoch
+        self._here, self._epoch = rank(strategy) == strategy.world.workers - 1, epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops training."""
@@ -175,7 +175,7 @@ class _StopsInEpoch(keras.callbacks.Callback):
 
     def __init__(self, strategy: Any, step: int, everywhere: bool) -> None:
         super().__init__()
-        self._here = everywhere or rank(strategy) == strategy.shard.workers - 1
+        self._here = everywhere or rank(strategy) == strategy.world.workers - 1
         self._step = step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -190,7 +190,7 @@ class StopsElsewhere(keras.Model):
     def __init__(self, strategy: Any) -> None:
         super().__init__()
         self.out = keras.layers.Dense(3)
-        self._here = rank(strategy) == strategy.shard.workers - 1
+        self._here = rank(strategy) == strategy.world.workers - 1
 
     def call(self, inputs: Any) -> Any:
         """Logits; stops while it is traced."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 def rank(strategy: Any) -> int:
     """This process's rank."""
-    return 0 if strategy is None else strategy.shard.worker
+    return 0 if strategy is None else strategy.world.worker
 
 
 def describe(strategy: Any) -> dict[str, Any]:

@@ -146,6 +146,22 @@ def tied(strategy: Any) -> dict[str, Any]:
         return {"weights": common.weights(model), "loss": history.history["loss"]}
 
 
+def clipped_rows(strategy: Any) -> dict[str, Any]:
+    """Keras makes gradients of rows dense when it clips by the norm of all, not of each."""
+    ids, labels = common.tokens(UNEVEN)
+    result = {}
+    for clipping in ("global_clipnorm", "clipnorm"):
+        with scope(strategy):
+            table = keras.layers.Embedding(20, 8, embeddings_initializer="ones")
+            model = keras.Sequential([table, keras.layers.GlobalAveragePooling1D()])
+            model.add(keras.layers.Dense(2, kernel_initializer="zeros"))
+            optimizer = keras.optimizers.Adam(0.01, **{clipping: 0.05})
+            model.compile(optimizer, common.sparse_crossentropy())
+            model.fit(ids, labels, BATCH, 2, shuffle=False, verbose=0)
+            result[clipping] = common.weights(model)
+    return result
+
+
 def regularized(strategy: Any) -> dict[str, Any]:
     """Losses of weights, which are read outside of a layer's call, and a layer that is shared."""
     with scope(strategy):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.keras import sharded_weights
+from tfdist.keras import layouts
 from tfdist.strategies.multi_worker.strategy import MultiWorker
 
 
 def make(**options: Any) -> Any:
     """The strategy of a process whose TF_CONFIG lists its peers."""
-    sharded_weights.SMALLEST = 1
+    layouts.SMALLEST = 1
     return MultiWorker(**options)

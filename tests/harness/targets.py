@@ -10,12 +10,14 @@ import socket
 from typing import Any
 
 from tfdist import environment
+from tfdist.config.mesh import MODEL, Mesh
 
 #: What some strategies lack by design, and cases ask for with the marker `needs`.
 CAPABILITIES = {
     "collectives": "the replicas exchange gradients among themselves, by a rule that can be set",
     "loops": "a loop written for tf.distribute runs without TensorFlow's coordinator",
     "passes": "a pass over a data set goes on in the next `fit` (docs/promise.md)",
+    "own data": "each process may read its own part of the data by itself",
     "own steps": "a model has a `train_step` of its own, or is of a subclass",
     "any model": "a model need not be one that can be cut into stages",
     "replicas": "this process sees the copy of a variable of each replica",
@@ -56,8 +58,9 @@ class Target:
 
     @property
     def replicas(self) -> int:
-        """Replicas in all processes."""
-        return self.processes * self.devices
+        """Replicas in all processes; along the model axis of a mesh they are one."""
+        parts = Mesh.parse(self.options.get("mesh", "model=1")).size(MODEL)
+        return self.processes * self.devices // parts
 
 
 PLAIN = "plain"
@@ -91,6 +94,15 @@ TARGETS: dict[str, Target] = {
             contract=True,
             turns=1,
             lacks=frozenset({"collectives", "loops", "whole gradients"}),
+        ),
+        Target(
+            name="mesh",
+            strategy="tests.harness.sharding:make",
+            processes=2,
+            options={"mesh": "model=2"},
+            contract=True,
+            turns=1,
+            lacks=frozenset({"collectives", "loops", "own data", "whole gradients"}),
         ),
         Target(
             name="parameter_server",
@@ -147,6 +159,18 @@ TARGETS: dict[str, Target] = {
             processes=2,
             options={"cycle_ms": 1.0, "zero": 1},
             rests=True,
+        ),
+        Target(
+            name="mesh_zero1",
+            strategy="tests.harness.sharding:make",
+            processes=4,
+            options={"mesh": "data=2,model=2", "zero": 1},
+        ),
+        Target(
+            name="mesh_zero3",
+            strategy="tests.harness.sharding:make",
+            processes=4,
+            options={"mesh": "data=2,model=2", "zero": 3},
         ),
         Target(name="horovod3", strategy="tests.harness.rings:make", processes=3, rests=True),
     )

@@ -61,10 +61,11 @@ FINITE = {
 #: Programs that several replicas name as different from one process, and what of them.
 NAMED = {"contrastive": "The examples of a batch meet in the loss"}
 
-#: Programs whose steps run eagerly or are loops of their own, which ZeRO refuses by name.
+#: Programs whose steps run eagerly or are loops of their own, which divided models refuse by name.
 REFUSED = {
     "zero": ("actor_critic", "style_transfer"),
     "zero3": ("actor_critic", "own_loop", "style_transfer"),
+    "mesh": ("actor_critic", "own_loop", "style_transfer"),
 }
 
 #: Of these, those that only `make test-everything` runs.
@@ -108,8 +109,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
     cluster.prefetch([PLAIN, *turns.targets_beside(request)], CASE, name=name)
-    expected = r"zero=\d conflicts with" if name in REFUSED.get(target, ()) else None
-    if name in NAMED and max(TARGETS[target].processes, TARGETS[target].devices) > 1:
+    expected = (
+        r"(zero=\d|mesh='model=2') conflicts with" if name in REFUSED.get(target, ()) else None
+    )
+    if name in NAMED and TARGETS[target].replicas > 1:
         expected = NAMED[name]
     if expected is not None:
         with pytest.raises(CallError, match=expected):

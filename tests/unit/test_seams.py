@@ -50,6 +50,27 @@ SIGNATURES = {
     "loss.Loss.__call__": "(self, y_true, y_pred, sample_weight=None)",
     "layer.Layer.__call__": "(self, *args, **kwargs)",
     "layer.Layer._clear_losses": "(self)",
+    "layer.Layer.add_weight": (
+        "(self, *args, shape=None, initializer=None, dtype=None, trainable=True, autocast=True, "
+        "regularizer=None, constraint=None, aggregation='none', overwrite_with_gradient=False, "
+        "name=None)"
+    ),
+    "input_lib._calculate_replicas_with_values": "(strategy, input_workers, optional_list)",
+    "dense.Dense.call": "(self, inputs, training=None)",
+    "einsum_dense.EinsumDense.call": "(self, inputs, training=None)",
+    "base_conv.BaseConv.call": "(self, inputs)",
+    "dropout.Dropout.call": "(self, inputs, training=False)",
+    "activation.Activation.call": "(self, inputs)",
+    "relu.ReLU.call": "(self, inputs)",
+    "leaky_relu.LeakyReLU.call": "(self, inputs)",
+    "elu.ELU.call": "(self, inputs)",
+    "MultiHeadAttention._compute_attention": (
+        "(self, query, key, value, attention_mask=None, training=None, "
+        "return_attention_scores=False, use_causal_mask=False)"
+    ),
+    "GroupedQueryAttention._compute_attention": (
+        "(self, query, key, value, attention_mask=None, training=None, use_causal_mask=False)"
+    ),
     "layer.Layer._get_own_losses": "(self)",
     "layer.Layer.add_loss": "(self, loss)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",

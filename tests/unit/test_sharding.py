@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdist
+from tfdist.config.mesh import DATA, Axis, Mesh, parse_layouts
 from tfdist.config.strategy_config import StrategyConfig
-from tfdist.sharding.exchange import gather, own_shard, reduce_scatter
-from tfdist.sharding.layout import Layout, layout_for
+from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
+from tfdist.sharding.layout import Cut, cut_for
 
 SHAPES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -70,22 +71,26 @@ def on_all(count: int, work: Any) -> list[Any]:
     return results
 
 
+def axis(size: int, index: int) -> Axis:
+    return Axis(DATA, size, index, 0)
+
+
 @given(SHAPES, st.integers(1, 6))
 def test_shards_are_equal_and_cover_the_first_dimension_that_allows_it(
     shape: tuple[int, ...], shards: int
 ) -> None:
-    layouts = [layout_for(shape, shards, index) for index in range(shards)]
+    cuts = [cut_for(shape, axis(shards, index)) for index in range(shards)]
     possible = [d for d, size in enumerate(shape) if size % shards == 0] if shards > 1 else []
     if not possible:
-        assert layouts == [None] * shards
+        assert cuts == [None] * shards
         return
     whole = np.arange(math.prod(shape)).reshape(shape)
     parts = []
-    for layout in layouts:
-        assert layout is not None
-        assert layout.dimension == possible[0]
-        part = own_shard(tf.constant(whole), layout).numpy()
-        assert part.shape == layout.shard_shape
+    for cut in cuts:
+        assert cut is not None
+        assert cut.dimension == possible[0]
+        part = slice_of(tf.constant(whole), cut).numpy()
+        assert part.shape == cut.shard_shape
         parts.append(part)
     np.testing.assert_array_equal(np.concatenate(parts, possible[0]), whole)
 
@@ -99,17 +104,17 @@ def test_shards_of_sums_and_wholes_of_shards(shards: int, dtype: str) -> None:
     values = [[tf.cast(rng.integers(-9, 9, s), dtype) for s in shapes] for _ in range(shards)]
 
     def work(link: FakeLink) -> tuple[list[Any], list[Any]]:
-        layouts: list[Any] = [layout_for(shape, shards, link.index) for shape in shapes]
-        own = reduce_scatter(link, values[link.index], layouts)
-        return own, gather(link, own, layouts)
+        cuts: list[Any] = [cut_for(shape, axis(shards, link.index)) for shape in shapes]
+        own = reduce_scatter(link, values[link.index], cuts)
+        return own, gather(link, own, cuts)
 
     sums = [sum(np.float64(each[i]) for each in values) for i in range(len(shapes))]
     for index, (own, wholes) in enumerate(on_all(shards, work)):
         for shape, total, shard, whole in zip(shapes, sums, own, wholes, strict=True):
-            layout = layout_for(shape, shards, index)
-            assert layout is not None
+            cut = cut_for(shape, axis(shards, index))
+            assert cut is not None
             np.testing.assert_array_equal(np.float64(whole), total)
-            np.testing.assert_array_equal(np.float64(shard), own_shard(total, layout))
+            np.testing.assert_array_equal(np.float64(shard), slice_of(total, cut))
 
 
 @pytest.mark.parametrize("dimension", [0, 1])
@@ -117,12 +122,12 @@ def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
     rows = tf.IndexedSlices(tf.reshape(tf.range(12.0), [3, 4]), tf.constant([5, 0, 5]), [6, 4])
     dense = tf.math.unsorted_segment_sum(rows.values, rows.indices, 6)
     for index in range(2):
-        layout = Layout((6, 4), dimension, 2, index)
-        own = own_shard(rows, layout)
+        cut = Cut((6, 4), dimension, axis(2, index))
+        own = slice_of(rows, cut)
         assert isinstance(own, tf.IndexedSlices)
-        size = layout.shard_shape[0]
+        size = cut.shard_shape[0]
         found = tf.math.unsorted_segment_sum(own.values, own.indices, size)
-        np.testing.assert_array_equal(found, own_shard(dense, layout))
+        np.testing.assert_array_equal(found, slice_of(dense, cut))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +138,25 @@ def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
         ({"zero": 2, "devices": 2}, "zero=2 conflicts with devices=2"),
         ({"zero": 2, "compression": "bf16"}, "zero=2 conflicts with the options of gradient"),
         ({"zero": 4}, "zero=4"),
+        ({"mesh": "model=2", "strategy": "horovod"}, "mesh='model=2' conflicts with strategy="),
+        ({"mesh": "pipe=2"}, "mesh='pipe=2' names an axis 'pipe'. The axes are data"),
+        ({"mesh": "model"}, "mesh='model' gives the axis 'model' no size"),
+        ({"mesh": "model=0"}, "mesh='model=0' gives the axis 'model' no size"),
+        ({"mesh": "model=2,model=1"}, "mesh='model=2,model=1' names an axis twice"),
+        ({"mesh": {"data": 2, "model": 2}}, "conflicts with processes=2: its axes make 4"),
+        ({"mesh": "model=2", "devices": 2}, "mesh='model=2' conflicts with devices=2"),
+        ({"mesh": "model=2", "mode": "stale"}, "mesh='model=2' conflicts with the options of"),
+        ({"mesh": "model=2", "accumulate": 2}, "mesh='model=2' conflicts with the options of"),
+        ({"layouts": "megatron"}, "layouts='megatron' conflicts with mesh=None"),
+        ({"mesh": "data=2", "layouts": "a=model"}, "which has no axis 'model'"),
+        ({"mesh": "model=2", "layouts": "kernel"}, "has a rule 'kernel' without a pattern"),
+        (
+            {"mesh": "model=2", "layouts": "(=model"},
+            "the pattern '\\(', which is not a regular",
+        ),
+        ({"mesh": "model=2", "layouts": "a=data"}, "The layout 'a=data' names 'data'"),
+        ({"mesh": "model=2", "layouts": "a=model model"}, "names 'model' and 'model'"),
+        ({"mesh": "model=2", "layouts": "a=model;a=-"}, "layouts has two rules for 'a'"),
         ({"zero": 3, "strategy": "horovod"}, "zero=3 conflicts with strategy='horovod'"),
         ({"zero": 1, "strategy": "mirrored"}, "zero=1 conflicts with strategy='mirrored'"),
         (
@@ -148,3 +172,39 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], error: st
 
 def test_stage_1_goes_with_compression() -> None:
     StrategyConfig.of(strategy="multi_worker", processes=2, zero=1, compression="bf16")
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=2, max_size=2), st.booleans())
+def test_the_lines_of_a_mesh_meet_once(sizes: list[int], swapped: bool) -> None:
+    """Along an axis processes differ by their number on it alone; no two lines have one number."""
+    names = ("model", "data") if swapped else ("data", "model")
+    mesh = Mesh.parse(",".join(f"{n}={s}" for n, s in zip(names, sizes, strict=True)))
+    assert Mesh.parse(str(mesh)) == mesh
+    places = [tuple(mesh.axis(name, rank) for name in names) for rank in range(mesh.processes)]
+    assert [tuple(each.index for each in place) for place in places] == [
+        (i, j) for i in range(sizes[0]) for j in range(sizes[1])
+    ]
+    for own, other in ((0, 1), (1, 0)):
+        lines: dict[int, set[int]] = {}
+        for place in places:
+            lines.setdefault(place[own].line, set()).add(place[other].index)
+        assert all(len(across) == 1 for across in lines.values())
+    numbers = [{place[axis].line for place in places} for axis in (0, 1)]
+    assert not numbers[0] & numbers[1]
+    assert [len(each) for each in numbers] == [sizes[1], sizes[0]]
+
+
+def test_an_axis_that_a_mesh_does_not_have_has_one_process() -> None:
+    axes = [Mesh.parse("model=2").axis("data", rank) for rank in range(2)]
+    assert [(each.size, each.index) for each in axes] == [(1, 0), (1, 0)]
+    assert axes[0].line != axes[1].line
+
+
+def test_tables_say_what_flags_say() -> None:
+    given = {"mesh": {"data": 2, "model": 2}, "layouts": {"a.*": [None, "model"], "b=c": "model -"}}
+    config = StrategyConfig.of(strategy="multi_worker", processes=4, **given)
+    assert config.value("mesh") == "data=2,model=2"
+    assert config.value("layouts") == "a.*=- model;b=c=model -"
+    rules = parse_layouts(config.value("layouts"))
+    assert [(each.pattern, each.dimension) for each in rules] == [("a.*", 1), ("b=c", 0)]
+    assert StrategyConfig.from_json(config.to_json()) == config

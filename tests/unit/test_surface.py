@@ -24,8 +24,9 @@ from tfdist.gradients import optimizer_state
 HOOK_ORDER = {
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
-    "BaseOptimizer.build": ["keras.updating", "keras.zero"],
-    "Layer.__call__": ["keras.losses", "keras.sharded_weights"],
+    "BaseOptimizer.build": ["keras.updating", "keras.zero", "keras.layouts"],
+    "Embedding.call": ["keras.tensor_parallel", "strategies.parameter_server.hooks"],
+    "Layer.__call__": ["keras.losses", "keras.sharded_weights", "keras.layouts"],
     "TFExportArchive.write_out": [
         "keras.saving",
         "strategies.parameter_server.hooks",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,16 @@ def test_a_line_of_a_program(said: dict[int, str], line: str) -> None:
         assert told == ""
 
 
+#: The tables that Python takes besides the text of a flag.
+TABLES = {
+    "mesh": str | Mapping[str, int],
+    "layouts": str | Mapping[str, str | Sequence[str | None]],
+}
+
+
 def typed(option: Option) -> Any:
+    if option.about.separator:
+        return TABLES[option.name]
     if option.choices:
         return Literal[option.choices]
     return str | os.PathLike[str] if option.name == "timeline" else option.kind

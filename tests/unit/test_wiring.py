@@ -70,6 +70,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "buckets": ("multi_worker", {"bucket_mb": 0.5}, {"rule.bucket_bytes": MIB // 2}),
     "ZeRO": ("multi_worker", {"processes": 2, "zero": 2}, {"zero": 2}),
+    "mesh": (
+        "multi_worker",
+        {"processes": 2, "mesh": "model=2", "layouts": "kernel=- model"},
+        {"mesh": "model=2", "layouts": "kernel=- model"},
+    ),
     "ZeRO on Horovod": ("horovod", {"processes": 2, "zero": 1}, {"zero": 1}),
     "late": (
         "multi_worker",
@@ -315,9 +320,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for start in (multi_worker, horovod, parameter_server, pipeline):
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
-    monkeypatch.setattr(
-        multi_worker, "MultiWorker", made("resolver", "options", "cpu_devices", "rule", "zero")
-    )
+    names = ("resolver", "options", "cpu_devices", "rule", "zero", "mesh", "layouts")
+    monkeypatch.setattr(multi_worker, "MultiWorker", made(*names))
     monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
@@ -422,6 +426,7 @@ FLAGS = """
 --image
 --job-name
 --json
+--layouts
 --log-dir
 --lr-rule
 --lr-warmup
@@ -429,6 +434,7 @@ FLAGS = """
 --max-np
 --max-restarts
 --max-shards
+--mesh
 --microbatches
 --min-np
 --module -m

@@ -8,11 +8,16 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
-from tensorflow.python.distribute import cross_device_ops, cross_device_utils, distribute_utils
+from tensorflow.python.distribute import (
+    cross_device_ops,
+    cross_device_utils,
+    distribute_utils,
+    input_lib,
+)
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
@@ -26,11 +31,11 @@ from tensorflow.python.distribute.values import SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
+from tfdist.config.mesh import DATA, Axis
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
     DatasetIterator,
-    Launcher,
     Strategy,
     Structure,
     Tensor,
@@ -42,6 +47,7 @@ __all__ = [
     "CollectiveExtended",
     "DistributedDatasetsFromFunction",
     "GraphCollectives",
+    "Line",
     "LocalExtended",
     "OnlyReplica",
     "PlainInput",
@@ -50,17 +56,16 @@ __all__ = [
     "ShardedVariable",
     "SyncOnReadVariable",
     "TrackableSaver",
-    "all_to_all",
     "collective_ops",
     "cross_device_ops",
     "cross_device_utils",
     "eagerly_outside_of_scope",
     "feed_from",
-    "gather_alike",
     "global_seed",
     "has_started",
     "in_xla",
     "independently",
+    "input_lib",
     "is_distributed",
     "local_replica",
     "local_results",
@@ -129,6 +134,26 @@ class PlainInput:
         )
 
 
+#: Group keys that the processes along an axis may take.
+_KEYS_OF_A_LINE = 1000
+
+
+class Line(NamedTuple):
+    """Processes that exchange tensors with each other.
+
+    Attributes:
+        operations: the exchanges between their devices, a `CollectiveAllReduce`.
+        on_hosts: those between their hosts.
+        workers: the number of processes.
+        worker: this process's number among them.
+    """
+
+    operations: Any
+    on_hosts: Any
+    workers: int
+    worker: int
+
+
 class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """Replicas on the devices of several processes.
 
@@ -145,6 +170,90 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self._cpu_devices = cpu_devices
         with context.eager_mode():  # Else, in a program on graphs, no server of collectives starts.
             super().__init__(strategy, cluster_resolver, options)
+        self._all = Line(
+            self._cross_device_ops,
+            self._host_cross_device_ops,
+            self._num_workers,
+            self._id_in_cluster,
+        )
+        #: The processes along each axis of a mesh.
+        self.lines: dict[str, Line] = {}
+        self._around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+    def lay_out(
+        self, axes: Sequence[Axis], around: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Arranges the processes along the axes of a mesh: those of the data axis are replicas.
+
+        Args:
+            axes: the axes as this process sees them, among them the data axis.
+            around: makes of a replica's function the one that is run.
+        """
+        self.lines, self._around = {axis.name: self._line(axis) for axis in axes}, around
+        self._take(self.lines[DATA])
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
+        run = fn if self._around is None else self._around(fn)
+        return super()._call_for_each_replica(run, args, kwargs)
+
+    @contextlib.contextmanager
+    def among_all(self) -> Iterator[None]:
+        """A block in which all processes of the mesh are replicas."""
+        before = self._taken
+        self._take(self._all)
+        try:
+            yield
+        finally:
+            self._take(before)
+
+    @property
+    def every_line(self) -> list[Line]:
+        """All processes, and those along each axis."""
+        return [self._all, *self.lines.values()]
+
+    @property
+    def _taken(self) -> Line:
+        return Line(
+            self._cross_device_ops,
+            self._host_cross_device_ops,
+            self._num_workers,
+            self._id_in_cluster,
+        )
+
+    def _take(self, line: Line) -> None:
+        self._cross_device_ops, self._host_cross_device_ops = line.operations, line.on_hosts
+        self._num_workers, self._id_in_cluster = line.workers, line.worker
+
+    def _line(self, axis: Axis) -> Line:
+        # Group keys of their own: those of all processes are counted from 1 on.
+        keys = cross_device_utils.CollectiveKeys(group_key_start=axis.line * _KEYS_OF_A_LINE)
+        devices = self.worker_devices
+
+        def operations(devices: Sequence[str]) -> Any:
+            return cross_device_ops.CollectiveAllReduce(
+                devices=tuple(devices),
+                group_size=len(devices) * axis.size,
+                options=self._communication_options,
+                collective_keys=keys,
+            )
+
+        return Line(operations(devices), operations([self._worker_device]), axis.size, axis.index)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: object, **kwargs: object
+    ) -> object:
+        given = super()._get_variable_creator_initial_value(
+            replica_id, device, primary_var, **kwargs
+        )
+
+        def initial_value() -> Tensor:
+            with self.among_all():  # The value is that of the chief of all processes.
+                value: Tensor = given()
+                return value
+
+        return initial_value
 
     def _initialize_local_devices(
         self, cluster_resolver: object, worker_device: str
@@ -422,66 +531,3 @@ def seeded(seed: int | None) -> Iterator[None]:
         yield
     finally:
         own._seed, own._rng = before
-
-
-#: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those
-#: of one process no int32.
-_CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
-
-
-def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
-    """The launcher of the calling replica's collectives; None if it runs eagerly."""
-    if tf.executing_eagerly():
-        return None
-    extended = strategy.extended
-    find = getattr(extended, "_get_cross_device_ops", None)
-    operations = find(tensor) if find else extended._cross_device_ops
-    return operations._launchers[tf.distribute.get_replica_context()._replica_id]
-
-
-def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
-    """Concatenates the replicas' tensors of one shape, without an exchange of their lengths.
-
-    Must be called in a replica context.
-    """
-    if tensor.dtype in _CARRIED_AS:
-        carried = gather_alike(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
-        return tf.bitcast(carried, tensor.dtype)
-    launcher = _launcher(strategy, tensor)
-    if launcher is None:
-        return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
-    gathered = launcher._all_gather(tensor, launcher._options)
-    rows = tensor.shape[0] * launcher._group_size
-    return tf.ensure_shape(gathered, [rows, *tensor.shape[1:]])
-
-
-def all_to_all(strategy: Strategy, tensor: Tensor) -> Tensor:
-    """Sends row `i` of a tensor to replica `i`. Must be called in a replica context.
-
-    Args:
-        strategy: a strategy on TensorFlow's collectives.
-        tensor: of shape `(replicas, n)`.
-
-    Returns:
-        The rows that were sent here, in the order of the replicas.
-    """
-    if tensor.dtype in _CARRIED_AS:
-        carried = all_to_all(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
-        return tf.bitcast(carried, tensor.dtype)
-    launcher = _launcher(strategy, tensor)
-    if launcher is None:
-        gathered = tf.distribute.get_replica_context().all_gather(tensor[None], axis=0)
-        index = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return gathered[:, index]
-    key, token = launcher._next_instance_key(), launcher._get_ordering_token()
-    with tf.device(launcher._device):
-        received = collective_ops.all_to_all_v2(
-            tensor,
-            launcher._group_size,
-            launcher._group_key,
-            key,
-            communication_hint=launcher._options.implementation.value,
-            timeout=launcher._options.timeout_seconds,
-            ordering_token=token,
-        )
-    return tf.ensure_shape(received, tensor.shape)

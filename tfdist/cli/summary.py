@@ -14,8 +14,10 @@ from rich.text import Text
 from tfdist.cli.request import Job
 from tfdist.cluster.spec import Task, Topology
 from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.mesh import MODEL
 from tfdist.config.pipeline_options import PipelineOptions
 from tfdist.config.resolution import Resolved
+from tfdist.config.sharding_options import MeshOptions
 from tfdist.config.strategy_spec import StrategySpec, spec_of
 from tfdist.launcher.plan import JobPlan, TaskPlan
 from tfdist.launcher.supervisor import Outcome
@@ -185,8 +187,12 @@ def _rows_of_devices(
     each = _devices_each(plan, resolved, spec, gpus)
     what = "workers" if spec.has_servers else "tasks"
     share = f" ({each} in each of {len(tasks)} {what})" if len(tasks) > 1 else ""
+    mesh = config.part(MeshOptions).parsed
+    parts = 1 if mesh is None else mesh.size(MODEL)
+    if parts > 1:
+        share = f" (each on {parts} tasks)"
     return [
-        ("replicas", f"{len(tasks) * each}{share}"),
+        ("replicas", f"{len(tasks) * each // parts}{share}"),
         ("devices", _devices(plan, each, gpus, tasks)),
     ]
 

@@ -188,7 +188,7 @@ def local_dataset(
         A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
         static only if every slice of every batch has the same size.
     """
-    if shard.replicas == 1:
+    if shard.replicas == 1 and not preview:
         return dataset
     own = tf.constant(shard.positions(), tf.int64)
     previewed = tf.concat([tf.range(shard.replicas, dtype=tf.int64), own], 0)

@@ -49,14 +49,14 @@ _SHARED = "_tfdist_shared"
 
 def worker_count(strategy: AnyStrategy) -> int:
     """Number of processes that train together; 1 for a strategy that is not tfdist's."""
-    shard = getattr(strategy, "shard", None)
-    return 1 if shard is None else int(shard.workers)
+    world = getattr(strategy, "world", None)
+    return 1 if world is None else int(world.workers)
 
 
 def rank(strategy: AnyStrategy) -> int:
     """This process's number among those that train together; 0 for a strategy not tfdist's."""
-    shard = getattr(strategy, "shard", None)
-    return 0 if shard is None else int(shard.worker)
+    world = getattr(strategy, "world", None)
+    return 0 if world is None else int(world.worker)
 
 
 def barrier(strategy: Strategy, name: str) -> None:
@@ -119,7 +119,7 @@ def any_worker(strategy: Strategy, flag: bool, name: str) -> bool:
     """
     if worker_count(strategy) == 1:
         return flag
-    with _saying_what_for(strategy, name):
+    with _saying_what_for(strategy, name), strategy.among_all():
         return bool(_total(strategy)(tf.constant(float(flag))) > 0)
 
 
@@ -202,7 +202,7 @@ def _exchange(
 def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
     """Shows the user, after a while, which workers this one waits for."""
     message = (
-        f"worker {strategy.shard.worker} has waited for {_SAY_AFTER_SECONDS:g} s at "
+        f"worker {rank(strategy)} has waited for {_SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "
         "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
     )
@@ -284,8 +284,8 @@ def _all_gather_bytes(strategy: Strategy, message: bytes) -> list[bytes]:
 
 def _rows_of_all(strategy: Strategy, row: Array) -> Array:
     """Every worker's row of small numbers, as a table with one row a worker."""
-    table = np.zeros((strategy.shard.workers, len(row)), np.float32)
-    table[strategy.shard.worker] = row
+    table = np.zeros((worker_count(strategy), len(row)), np.float32)
+    table[rank(strategy)] = row
     return _sum_over_workers(strategy, table)
 
 
@@ -296,13 +296,13 @@ def _sum_over_workers(strategy: Strategy, numbers: Array) -> Array:
     on every device; below 2^24 they are exact.
     """
     own, silent = numbers, np.zeros_like(numbers)
-    first = strategy.shard.worker * strategy.shard.local
+    first = rank(strategy) * strategy.world.local
 
     def value_of(context: Any) -> Tensor:
         speaks = context.replica_id_in_sync_group == first
         return tf.constant(own if speaks else silent)
 
-    with eagerly(strategy):
+    with eagerly(strategy), strategy.among_all():
         spoken = strategy.experimental_distribute_values_from_function(value_of)
         total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
         return np.rint(total.numpy()).astype(np.int64)

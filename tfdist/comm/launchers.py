@@ -75,8 +75,9 @@ def launch_in_chunks(extended: Any) -> None:
     """
     if not all("CPU" in device for device in extended.worker_devices):
         return
-    for launcher in extended._cross_device_ops._launchers:
-        launcher.__class__ = _ChunkedLauncher
+    for line in extended.every_line:
+        for launcher in line.operations._launchers:
+            launcher.__class__ = _ChunkedLauncher
 
 
 class Ring(Protocol):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdist._tf.distribute import all_to_all, gather_alike
+from tfdist._tf.collectives import all_to_all, gather_alike, gather_by
+from tfdist._tf.distribute import Line
 from tfdist.comm.batch_dependence import Kind, rows_of
 from tfdist.errors import EquivalenceWarning
 from tfdist.types import Gradient, IndexedSlices, Scalar, Strategy, Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CountedLink",
+    "LineLink",
     "Link",
     "Piece",
     "ReplicaLink",
@@ -54,6 +56,8 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
             batch has other rows on another replica.
     """
     context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return values
     pieces = [pieces_of(value) for value in values]
     flat = [piece.value for each in pieces for piece in each]
     by_type: dict[Any, list[int]] = {}
@@ -217,6 +221,32 @@ class ReplicaLink:
     def all_to_all(self, tensor: Tensor) -> Tensor:
         """See `Link.all_to_all`."""
         return tensor if self.count == 1 else all_to_all(self._strategy, tensor)
+
+
+class LineLink:
+    """The processes along an axis of a mesh, of which each has one device.
+
+    Args:
+        line: the processes.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self.count: int = line.workers
+        self.index: Scalar = line.worker
+        self._launcher = line.operations._launchers[0]
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        """See `Link.sum`."""
+        return [self._launcher.all_reduce(tensor) for tensor in tensors]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """See `Link.gather`."""
+        return gather_by(self._launcher, tensor)
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """See `Link.all_to_all`."""
+        every = tf.reshape(self.gather(tensor), [self.count, self.count, -1])
+        return every[:, self.index]
 
 
 class CountedLink:

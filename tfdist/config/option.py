@@ -65,6 +65,8 @@ class About:
         flags: the flags; by default `--` and the name.
         metavar: the word for the value in the help.
         mode: the one update mode in which it has an effect; None if it has in all.
+        separator: the text between the entries of a table in its flag; None if the value cannot be
+            a table.
     """
 
     help: str
@@ -75,6 +77,7 @@ class About:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     mode: str | None = None
+    separator: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,12 +150,18 @@ class Option:
             ConfigError: for a value of another type, or out of bounds.
         """
         try:
-            made = msgspec.convert(_plain(value), self.hint, strict=True)
+            made = msgspec.convert(self._as_text(_plain(value)), self.hint, strict=True)
         except (msgspec.ValidationError, UnicodeEncodeError):  # Words may be of any bytes.
             raise ConfigError(self._refusal(value)) from None
         if isinstance(made, float) and not math.isfinite(made):
             raise ConfigError(self._refusal(value))
         return made
+
+    def _as_text(self, value: Any) -> Any:
+        """A table as the text of its flag, and other values as they are."""
+        if self.about.separator is None or not isinstance(value, Mapping):
+            return value
+        return self.about.separator.join(f"{key}={_words(each)}" for key, each in value.items())
 
     def _refusal(self, value: object) -> str:
         if self.choices and isinstance(value, str):
@@ -216,6 +225,13 @@ def _read(kind: type[Options]) -> Mapping[str, Option]:
 def listed(words: Mapping[str, str]) -> str:
     """Choices with the words for each, as a sentence of a help text."""
     return "; ".join(f"{name}: {what}" for name, what in words.items()) + "."
+
+
+def _words(value: object) -> str:
+    """An entry of a table: the dimensions of a layout may be a list, in which None is "-"."""
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    return " ".join("-" if each is None else str(each) for each in value)
 
 
 def _flattened(hint: Any) -> list[Any]:

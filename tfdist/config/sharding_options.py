@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.mesh import DATA, MEGATRON, MODEL, Mesh, parse_layouts
 from tfdist.config.option import About, Options
 from tfdist.errors import ConfigError
 
 if TYPE_CHECKING:
     from tfdist.config.strategy_config import StrategyConfig
 
-__all__ = ["ShardingOptions", "check_sharding", "describe_sharding"]
+__all__ = [
+    "MeshOptions",
+    "ShardingOptions",
+    "check_mesh",
+    "check_sharding",
+    "describe_mesh",
+    "describe_sharding",
+]
 
 #: The parts of a model's state that are divided, by the stage of ZeRO.
 _DIVIDED = {
@@ -38,6 +46,89 @@ class ShardingOptions(Options):
             why="They are ZeRO's stages.",
         ),
     ] = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshOptions(Options):
+    """The arrangement of the processes along axes, and the division of weights along one."""
+
+    mesh: Annotated[
+        str | None,
+        About(
+            "The processes as a mesh of axes, such as data=2,model=2; multi_worker only. data: "
+            "along it processes have different examples; model: along it they compute parts of "
+            "layers (tensor parallelism), and keep parts of weights.",
+            "Models larger than a device (multi_worker, horovod)",
+            shown="data alone",
+            example="{ data = 2, model = 2 }",
+            metavar="AXIS=SIZE,...",
+            separator=",",
+        ),
+    ] = None
+    layouts: Annotated[
+        str | None,
+        About(
+            "With a model axis in --mesh: how weights are divided. megatron: by the kind of each "
+            "layer; or patterns of weights' paths with an axis or - for each dimension, such as "
+            "'ffn.*kernel=- model;logits/kernel=model -'.",
+            "Models larger than a device (multi_worker, horovod)",
+            shown=MEGATRON,
+            example='{ "ffn.*kernel" = "- model" }',
+            metavar="megatron|PATTERN=AXES;...",
+            separator=";",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Refuses a mesh or rules that cannot be read, and rules without an axis for them."""
+        parse_layouts(self.layouts)
+        if self.layouts is not None and not self.divides_layers:
+            raise ConfigError(
+                f"layouts={self.layouts!r} conflicts with mesh={self.mesh!r}, which has no axis "
+                f"{MODEL!r} of 2 or more. Give one, as in mesh='{DATA}=2,{MODEL}=2', or leave "
+                "layouts out."
+            )
+
+    @property
+    def parsed(self) -> Mesh | None:
+        """The mesh; None if the processes are the data axis alone."""
+        return None if self.mesh is None else Mesh.parse(self.mesh)
+
+    @property
+    def divides_layers(self) -> bool:
+        """Whether there is a model axis of several processes."""
+        return self.parsed is not None and self.parsed.size(MODEL) > 1
+
+
+def check_mesh(config: StrategyConfig) -> None:
+    """Refuses options that conflict with a mesh, and with the division of the model's state.
+
+    Raises:
+        ConfigError: if an option does.
+    """
+    check_sharding(config)
+    options = config.part(MeshOptions)
+    mesh = options.parsed
+    if mesh is None:
+        return
+    asked = f"mesh={options.mesh!r}"
+    if config.processes not in (1, mesh.processes):
+        raise ConfigError(
+            f"{asked} conflicts with processes={config.processes}: its axes make "
+            f"{mesh.processes}. Give -n {mesh.processes}, or sizes whose product is "
+            f"{config.processes}."
+        )
+    gradients = config.part(GradientOptions)
+    if not gradients.is_plain:
+        raise ConfigError(
+            f"{asked} conflicts with the options of gradient updates ({gradients.in_words}), "
+            "which know replicas of a whole model only. Leave mesh or the other options out."
+        )
+    if (config.devices or 1) > 1:
+        raise ConfigError(
+            f"{asked} conflicts with devices={config.devices}: it arranges processes of one device "
+            "each. Start a process for each device with processes (-n), or leave mesh out."
+        )
 
 
 def check_sharding(config: StrategyConfig) -> None:
@@ -73,3 +164,14 @@ def describe_sharding(config: StrategyConfig) -> Mapping[str, str]:
     rows = {"update mode": config.part(GradientOptions).in_words}
     zero = config.part(ShardingOptions).zero
     return {**rows, "ZeRO": f"stage {zero}: {_DIVIDED[zero]} divided"} if zero else rows
+
+
+def describe_mesh(config: StrategyConfig) -> Mapping[str, str]:
+    """The rows of `describe_sharding`, and those of the mesh if there is one."""
+    rows = dict(describe_sharding(config))
+    options = config.part(MeshOptions)
+    if options.parsed is not None:
+        rows["mesh"] = " x ".join(f"{name} {size}" for name, size in options.parsed.sizes)
+    if options.divides_layers:
+        rows["layouts"] = options.layouts or MEGATRON
+    return rows

@@ -7,6 +7,7 @@ test compares the two.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from tfdist.config.gradient_options import Clipping, Compression, LrRule
@@ -44,6 +45,8 @@ class StrategyKeywords(TypedDict, total=False):
     outer_lr: float
     average_state: bool
     zero: int
+    mesh: str | Mapping[str, int]
+    layouts: str | Mapping[str, str | Sequence[str | None]]
     timeline: str | os.PathLike[str]
     reduction: Reduction
     groups: int

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer, data_adapter_utils, pythonify_logs, tree
 from tfdist._tf.distribute import local_results, regroup
-from tfdist.comm import batch_sharding
+from tfdist.comm import batch_sharding, host_collectives
 from tfdist.keras.hooks import Hook
 from tfdist.keras.input_comparison import compare_values
 from tfdist.keras.stateful import check_divided, is_stateful
@@ -182,12 +182,16 @@ def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return_dict: bool = False,
     ) -> Any:
         both_weights = class_weight is not None and sample_weight is not None
-        if self.distribute_strategy.num_replicas_in_sync == 1 or both_weights:
+        alone = self.distribute_strategy.num_replicas_in_sync == 1
+        if both_weights:
+            return original(self, x, y, sample_weight, class_weight, return_dict)
+        self._assert_compile_called("train_on_batch")
+        self.make_train_function()
+        _compare_first(self, "train_function", (x, y, sample_weight))
+        if alone:
             return original(self, x, y, sample_weight, class_weight, return_dict)
         if class_weight is not None:
             sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
-        self._assert_compile_called("train_on_batch")
-        self.make_train_function()
         return _run(self, "train_function", (x, y, sample_weight), return_dict)
 
     return train_on_batch
@@ -204,10 +208,11 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         sample_weight: Structure = None,
         return_dict: bool = False,
     ) -> Any:
-        if self.distribute_strategy.num_replicas_in_sync == 1:
-            return original(self, x, y, sample_weight, return_dict)
         self._assert_compile_called("test_on_batch")
         self.make_test_function()
+        _compare_first(self, "test_function", (x, y, sample_weight))
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return original(self, x, y, sample_weight, return_dict)
         return _run(self, "test_function", (x, y, sample_weight), return_dict)
 
     return test_on_batch
@@ -216,9 +221,6 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def _run(model: Model, name: str, batch: Structure, return_dict: bool) -> Any:
     """Runs one step on a spread batch and reads the metrics over all replicas."""
     strategy = model.distribute_strategy
-    if getattr(model, name) not in _compared:
-        _compared.add(getattr(model, name))
-        compare_values(strategy, as_values(batch))
     step = _one_step(model, name)
     slices = spread(strategy, batch)
     check_divided(model, slices)
@@ -230,6 +232,15 @@ def _run(model: Model, name: str, batch: Structure, return_dict: bool) -> Any:
 
 #: Functions whose first batch has been compared between the workers.
 _compared: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _compare_first(model: Model, name: str, batch: Structure) -> None:
+    """Raises if the first batch of a model's train or test function differs between workers."""
+    strategy, function = model.distribute_strategy, getattr(model, name)
+    if host_collectives.worker_count(strategy) > 1 and function not in _compared:
+        _compared.add(function)
+        compare_values(strategy, as_values(batch))
+
 
 _steps: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

@@ -177,15 +177,21 @@ def _constant(value: Any) -> Any:
 
 
 def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
-    """Leaves XLA off if replicas exchange gradients, and reports that (keras#18716)."""
+    """Leaves XLA off if a step exchanges tensors, and reports that (keras#18716)."""
 
     @functools.wraps(original)
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        if kwargs.get("jit_compile") is True and replicas > 1:
+        strategy = tf.distribute.get_strategy()
+        replicas = strategy.num_replicas_in_sync
+        exchange = None
+        if replicas > 1:
+            exchange = f"{replicas} replicas: XLA cannot compile the exchange of their gradients"
+        elif getattr(strategy, "parted", None) is not None:
+            exchange = f"mesh='{strategy.mesh}': XLA cannot compile the exchange of parts of layers"
+        if kwargs.get("jit_compile") is True and exchange is not None:
             warnings.warn(
-                f"jit_compile=True does not go with {replicas} replicas: XLA cannot compile the "
-                "exchange of their gradients. The model is compiled with jit_compile=False.",
+                f"jit_compile=True does not go with {exchange}. The model is compiled with "
+                "jit_compile=False.",
                 stacklevel=3,
             )
             kwargs["jit_compile"] = False

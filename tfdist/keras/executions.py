@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer
+from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 from tfdist.types import Model
 
@@ -30,7 +31,8 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def make_function(self: Model, step_function: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, step_function)
-        if self.distribute_strategy.num_replicas_in_sync == 1:
+        strategy = self.distribute_strategy
+        if strategy.num_replicas_in_sync == 1 and host_collectives.worker_count(strategy) == 1:
             return function
 
         def execute(iterator: Iterator[Any]) -> object:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import EpochIterator
-from tfdist._tf.distribute import next_of_this_process
+from tfdist._tf.distribute import input_lib, next_of_this_process
 from tfdist.comm import host_collectives
+from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
-from tfdist.types import Dataset, DatasetIterator, Strategy, Structure
+from tfdist.types import Dataset, DatasetIterator, Strategy, Structure, Tensor
 
 __all__ = ["as_tensors", "compare_values", "hooks", "show_first_batch"]
 
@@ -38,8 +39,11 @@ _SHOWN, _READ = "_tfdist_shows_first_batch", "_tfdist_first_batch_read"
 
 
 def hooks() -> list[Hook]:
-    """The seam at which Keras goes through the batches of an epoch."""
-    return [Hook(EpochIterator, "_enumerate_iterator", _compared_first)]
+    """The seams at which Keras goes through an epoch, and TensorFlow asks whether there is more."""
+    return [
+        Hook(EpochIterator, "_enumerate_iterator", _compared_first),
+        Hook(input_lib, "_calculate_replicas_with_values", _of_equal_lengths),
+    ]
 
 
 def show_first_batch(distributed: Dataset) -> Dataset:
@@ -62,6 +66,32 @@ def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Ite
             yield begin, end, batches
 
     return enumerate_iterator
+
+
+def _of_equal_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of processes along the model axis, one that is out of data leaves the others waiting.
+
+    TensorFlow asks only about data sets whose lengths are not known.
+    """
+
+    @functools.wraps(original)
+    def with_values(strategy: Strategy, workers: object, optionals: Sequence[Any]) -> Tensor:
+        count: Tensor = original(strategy, workers, optionals)
+        if getattr(strategy, "parted", None) is None:
+            return count
+        link = strategy.link(MODEL)
+        have = link.sum([tf.cast(optionals[0][0].has_value(), tf.float32)])[0]
+        alike = tf.debugging.Assert(
+            (have == 0) | (have == link.count),
+            [
+                "The workers' data sets have different numbers of batches. Processes along the "
+                "model axis of a mesh must read the same batches."
+            ],
+        )
+        with tf.control_dependencies([alike] if alike is not None else []):
+            return tf.identity(count)
+
+    return with_values
 
 
 def _compare(strategy: Strategy, iterator: DatasetIterator) -> None:

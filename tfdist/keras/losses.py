@@ -241,7 +241,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def has_weights(sources: Structure) -> bool:
     """Whether there is a variable among the sources of a gradient."""
     return of_weights.is_up or any(
-        isinstance(getattr(each, "value", each), tf.Variable) or isinstance(each, keras.Variable)
+        isinstance(each, keras.Variable) or isinstance(getattr(each, "value", each), tf.Variable)
         for each in tf.nest.flatten(sources)
     )
 

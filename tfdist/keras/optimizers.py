@@ -143,10 +143,12 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is not None and step.exchanges_at_tape:
             return zero.apply_reduced(original, self, grads, trainable_variables)
         if zero.stage(tf.distribute.get_strategy()) < 2:
-            grads = exchange(grads, self)
+            with zero.to_optimizer():
+                grads = exchange(grads, self)
             return zero.apply_reduced(original, self, grads, trainable_variables)
         weights = self._trainable_variables if trainable_variables is None else trainable_variables
-        grads = zero.reduce_to_shards(grads, weights, self)
+        with zero.to_optimizer():
+            grads = zero.reduce_to_shards(grads, weights, self)
         return zero.apply_reduced(original, self, grads, trainable_variables, shards=True)
 
     return apply
@@ -160,13 +162,16 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
         result, step = original(self, target, sources, *args, **kwargs), current_step()
-        if step is None or tf.executing_eagerly() or not has_weights(sources):
+        if tf.executing_eagerly() or not has_weights(sources):
             return result
         flat = tf.nest.flatten(result)
+        if step is None:
+            zero.note_shards(tf.nest.flatten(sources), flat)
+            return result
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
-        zero.note_shards(step, tf.nest.flatten(sources), flat)
+        zero.note_shards(tf.nest.flatten(sources), flat)
         step.gradients.update((id(each), each) for each in flat if each is not None)
         return tf.nest.pack_sequence_as(result, flat)
 

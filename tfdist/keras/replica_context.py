@@ -27,7 +27,6 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.sharding.handed_out import HandedOut
 from tfdist.types import (
     DType,
     Gradient,
@@ -61,7 +60,6 @@ class Step:
         loss_calls: the losses that are being computed, the innermost last, each with its arguments.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
-        shards: gradients of divided weights that tapes have returned.
     """
 
     model: Model
@@ -77,7 +75,6 @@ class Step:
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
     loss_calls: list[tuple[Any, Structure, Structure]] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False
-    shards: HandedOut = dataclasses.field(default_factory=HandedOut)
 
     @property
     def gradients(self) -> dict[int, Any]:

@@ -77,7 +77,7 @@ def run_keras_step(
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with carried(), entered(step), ordered_apart(), only_for_optimizers(step):
+            with carried(), entered(step), ordered_apart(), only_for_optimizers(model):
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
@@ -98,16 +98,17 @@ def _measured(meter: Meter | None, batch: Structure) -> contextlib.AbstractConte
     return meter.step(batch)
 
 
-def after_its_batch(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that assigns nothing before its batch is there.
+def on_only_replica(model: Model, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of a model that assigns nothing before its batch is there.
 
     Keras finds the end of a data set of unknown length by running a step whose batch never comes;
     `optimizer.iterations`, which does not depend on the batch, is one too high after each epoch.
     """
+    carried = keras_state()
 
     @functools.wraps(fn)
     def step(batch: Structure, *args: object, **kwargs: object) -> object:
-        with _after(batch):
+        with carried(), only_for_optimizers(model), _after(batch):
             return fn(batch, *args, **kwargs)
 
     return step

@@ -91,7 +91,7 @@ def write_once(source: Any, path: object, write: Callable[[], None]) -> None:
     answers = host_collectives.all_gather_json(strategy, asked, "saving a model")
     if len({answer["reads"] for answer in answers}) > 1:
         raise SaveError(f"Cannot save to {path!r}: the workers' models differ: {answers}.")
-    earlier = [answer["path"] for answer in answers[: strategy.shard.worker]]
+    earlier = [answer["path"] for answer in answers[: strategy.world.worker]]
     own = asked["path"] is None or asked["path"] not in earlier
     with shared_reads(reads, keep=own), eagerly_outside_of_scope(), _writing.up():
         failure = _failure_of(write) if own else None

@@ -1,4 +1,4 @@
-"""Weights of which each process keeps its shard only (ZeRO stage 3), and optimizers' variables.
+"""Weights of which each process keeps a part only, and optimizers' variables like them.
 
 A layer's weights are gathered when it is called (`tfdist.sharding.gathering`). The hooks below keep
 Keras from reading a whole weight where it wants to know the variable.
@@ -7,7 +7,6 @@ Keras from reading a whole weight where it wants to know the variable.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,23 +16,23 @@ import tensorflow as tf
 from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
+from tfdist.keras.layouts import layout_of
 from tfdist.keras.replica_context import current_step
 from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.gathering import gather_again
-from tfdist.sharding.layout import Layout, layout_for
+from tfdist.sharding.layout import Layout
+from tfdist.sharding.relayout import remembered
 from tfdist.sharding.variables import (
     ShardedVariable,
     as_shards,
+    asked,
     at_hand,
     initialize,
     initialize_weight,
 )
-from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy
+from tfdist.types import Gradient, KerasVariable, Model, Optimizer
 
-__all__ = ["SMALLEST", "hooks"]
-
-#: Weights of fewer numbers are whole in each process.
-SMALLEST = 1024
+__all__ = ["hooks"]
 
 
 def hooks() -> list[Hook]:
@@ -59,7 +58,7 @@ def _as_shard(original: Callable[..., None]) -> Callable[..., None]:
             initialize(self, initializer, strategy)
             return
         original(self, initializer)
-        layout = _layout_of_weight(self, strategy)
+        layout = layout_of(self, strategy)
         if layout is not None:
             initialize_weight(self, strategy, layout, _weigh)
 
@@ -73,8 +72,9 @@ def _refuse_export(original: Callable[..., Any]) -> Callable[..., Any]:
     def export(self: Model, *args: object, **kwargs: object) -> object:
         if any(isinstance(each, ShardedVariable) for each in self.weights):
             raise ConfigError(
-                "model.export conflicts with zero=3, under which no process has the whole weights. "
-                "Save the model as a .keras file, and export that in one process: "
+                f"model.export conflicts with {asked(tf.distribute.get_strategy())}, under which "
+                "no process has the whole weights. Save the model as a .keras file, and export "
+                "that in one process: "
                 "keras.models.load_model(path).export(directory)."
             )
         return original(self, *args, **kwargs)
@@ -127,17 +127,6 @@ def _like_shard(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable_from_reference
 
 
-def _layout_of_weight(weight: Any, strategy: Strategy) -> Layout | None:
-    """The layout of a weight that is divided at rest; small ones are not worth an exchange."""
-    if (
-        getattr(strategy, "zero", 0) < 3
-        or not weight.trainable
-        or math.prod(weight._shape) < SMALLEST
-    ):
-        return None
-    return layout_for(weight._shape, strategy.shard.workers, strategy.shard.worker)
-
-
 def _weigh(gradient: Gradient) -> Gradient:
     """A gradient of a replica's own mean, weighed by its examples."""
     step = current_step()
@@ -157,7 +146,8 @@ def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:
         tensors = [each for each in tf.nest.flatten((args, kwargs)) if is_symbolic(each)]
         if not divided or not tensors or tf.distribute.in_cross_replica_context():
             return original(self, *args, **kwargs)
-        with tf.control_dependencies(tensors[:1]):
+        part = remembered(tensors[0])
+        with tf.control_dependencies(tensors[:1] if part is None else [part.value]):
             wholes = [(each, each.gathered()) for each in divided]
         with at_hand(wholes):
             return original(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""ZeRO: each process keeps and updates its shard of the optimizer's state (arXiv:1910.02054).
+"""Optimizers of divided weights: ZeRO (arXiv:1910.02054), and weights in parts along a model axis.
 
 Stage 1 divides the optimizer's variables; stage 2 also the gradients, of which a process is sent
 the sum of its shard only. After the update each process has the new values of its shards, and the
@@ -19,28 +19,34 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer
 from tfdist.comm.replica_collectives import is_sparse
+from tfdist.config.mesh import DATA, MODEL, Axis
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged
-from tfdist.keras.replica_context import Step, current_step, weighed
-from tfdist.sharding.exchange import gather, own_shard, reduce_scatter
-from tfdist.sharding.layout import Layout, layout_for
+from tfdist.keras.replica_context import weighed
+from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
+from tfdist.sharding.handed_out import HandedOut, handed_out
+from tfdist.sharding.layout import Cut, cut_for
 from tfdist.sharding.variables import (
     ShardedVariable,
     WholeWeight,
     as_shards,
-    divide,
+    asked,
+    divide_update,
 )
-from tfdist.types import Gradient, KerasVariable, Optimizer, Strategy, Tensor
+from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Tensor
 from tfdist.utils.thread_state import Current
 
 __all__ = [
     "apply_reduced",
+    "data_axis",
     "hooks",
+    "is_divided",
     "note_shards",
     "only_for_optimizers",
     "reduce_to_shards",
     "stage",
+    "to_optimizer",
 ]
 
 #: Keras's optimizers whose update of an element depends on that element alone.
@@ -48,8 +54,8 @@ _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
 
-#: Whether each of the gradients that are applied is a shard.
-_are_shards: Current[Sequence[bool]] = Current(())
+#: For each gradient that is applied the axes over which it is divided.
+_axes: Current[Sequence[frozenset[str]]] = Current(())
 
 
 def hooks() -> list[Hook]:
@@ -62,45 +68,63 @@ def hooks() -> list[Hook]:
 
 
 def stage(strategy: types.AnyStrategy) -> int:
-    """The stage of ZeRO of a strategy; 0 if nothing is divided."""
+    """The stage of ZeRO of a strategy."""
     return int(getattr(strategy, "zero", 0))
 
 
-def note_shards(step: Step, weights: Sequence[Any], grads: Sequence[Gradient | None]) -> None:
-    """Notes which gradients that a tape has returned are shards.
+def data_axis(strategy: Strategy) -> Axis:
+    """The axis of the mesh along which the replicas are."""
+    return Axis(DATA, strategy.shard.workers, strategy.shard.worker, 0)
+
+
+def is_divided(strategy: types.AnyStrategy) -> bool:
+    """Whether anything of a model is divided over the processes."""
+    return bool(stage(strategy) or getattr(strategy, "parted", None))
+
+
+def note_shards(weights: Sequence[Any], grads: Sequence[Gradient | None]) -> None:
+    """Notes which gradients that a tape has returned to a step are shards.
 
     Args:
-        step: the step.
         weights: the sources whose gradients the tape was asked for.
         grads: the gradient of each.
     """
+    shards = handed_out.value
     for weight, grad in zip(weights, grads, strict=True):
-        if grad is not None and isinstance(weight, ShardedVariable):
-            step.shards.note(grad)
+        if shards is not None and grad is not None and isinstance(weight, ShardedVariable):
+            shards.note(grad)
 
 
 @contextlib.contextmanager
-def only_for_optimizers(step: Step) -> Iterator[None]:
-    """A block that runs a `train_step`; what reads its shards of gradients is an optimizer.
+def only_for_optimizers(model: Model) -> Iterator[None]:
+    """A block that runs a model's step; what reads its shards of gradients is an optimizer.
 
     Raises:
         ConfigError: if the step reads one itself.
     """
-    try:
-        yield
-    except Exception as error:
-        _check_reads(step, error)
-        raise
-    _check_reads(step)
+    shards = HandedOut()
+    with handed_out.set(shards):
+        try:
+            yield
+        except Exception as error:
+            _check_reads(shards, model, error)
+            raise
+        _check_reads(shards, model)
 
 
-def _check_reads(step: Step, failure: Exception | None = None) -> None:
-    if step.shards.read_by_program():
+def to_optimizer() -> contextlib.AbstractContextManager[None]:
+    """A block in which an optimizer reads the shards that a step was given."""
+    shown = handed_out.value
+    return contextlib.nullcontext() if shown is None else shown.to_optimizer()
+
+
+def _check_reads(shards: HandedOut, model: Model, failure: Exception | None = None) -> None:
+    if shards.read_by_program():
         raise ConfigError(
-            f"zero=3 conflicts with the train_step of {type(step.model).__name__}, which reads or "
-            "changes gradients itself: a process has shards of them only, so that a norm, for one, "
-            "would be of a part. To clip, use the optimizer's clipnorm, global_clipnorm or "
-            "clipvalue; or choose zero=2."
+            f"{asked(tf.distribute.get_strategy())} conflicts with the train_step of "
+            f"{type(model).__name__}, which reads or changes gradients itself: a process has "
+            "shards of them only, so that a norm, for one, would be of a part. To clip, use the "
+            "optimizer's clipnorm, global_clipnorm or clipvalue; or leave the option out."
         ) from failure
 
 
@@ -115,7 +139,7 @@ def reduce_to_shards(
         optimizer: the optimizer that they are for.
     """
     strategy = tf.distribute.get_strategy()
-    own = {i for i, weight in enumerate(weights) if isinstance(weight, ShardedVariable)}
+    own = {i for i, weight in enumerate(weights) if _is_reduced_by_tape(weight)}
     here = [i for i, grad in enumerate(grads) if grad is not None and i not in own]
     grads = list(grads)
     for i, grad in zip(here, weighed([grads[i] for i in here], optimizer), strict=True):
@@ -124,10 +148,10 @@ def reduce_to_shards(
     divided = [
         i
         for i, (grad, weight) in enumerate(pairs)
-        if isinstance(weight, WholeWeight) and grad is not None and not is_sparse(grad)
+        if _cut_of(weight) is not None and grad is not None and not is_sparse(grad)
     ]
-    layouts = [weights[i].layout for i in divided]
-    shards = reduce_scatter(strategy.link(), [grads[i] for i in divided], layouts)
+    cuts = [weights[i].cut for i in divided]
+    shards = reduce_scatter(strategy.link(), [grads[i] for i in divided], cuts)
     result: dict[int, Any] = dict(zip(divided, shards, strict=True))
     result.update((i, grads[i]) for i in own)
     rest = [i for i, grad in enumerate(grads) if grad is not None and i not in result]
@@ -154,49 +178,68 @@ def apply_reduced(
         shards: whether gradients of divided weights are shards already.
     """
     strategy = tf.distribute.get_strategy()
-    if as_shards.is_up or not stage(strategy):
+    if as_shards.is_up or not is_divided(strategy):
         with exchanged.up():
             return original(optimizer, grads, weights)
-    _check_step(strategy)
     if weights is not None:
         build_optimizer(optimizer, list(weights))
     core = getattr(optimizer, "inner_optimizer", optimizer)
     given = list(core._trainable_variables if weights is None else weights)
+    if not any(map(_axes_of, given)):
+        with exchanged.up():
+            return original(optimizer, grads, weights)
+    _check_step(strategy)
     if not shards:
         grads = [_own(each, weight) for each, weight in zip(grads, given, strict=True)]
-    divided = [each for each in given if isinstance(each, WholeWeight)]
+    divided = [each for each in given if _cut_of(each) is not None]
     for weight in divided:
         weight.refresh()
     present = zip(grads, given, strict=True)
-    kinds = (WholeWeight, ShardedVariable)
-    flags = [isinstance(each, kinds) for grad, each in present if _is_updated(grad, each)]
-    step = current_step()
-    reads = contextlib.nullcontext() if step is None else step.shards.to_optimizer()
-    with reads, exchanged.up(), as_shards.up(), _are_shards.set(flags), _without_constraints(given):
+    axes = [_axes_of(each) for grad, each in present if _is_updated(grad, each)]
+    unconstrained = _without_constraints(given)
+    with to_optimizer(), exchanged.up(), as_shards.up(), _axes.set(axes), unconstrained:
         original(optimizer, grads, weights)
-    wholes = gather(
+    updated = gather(
         strategy.link(),
         [tf.convert_to_tensor(each.shard) for each in divided],
-        [each.layout for each in divided],
+        [each.cut for each in divided],
     )
-    for weight, whole in zip(divided, wholes, strict=True):
-        weight._value.assign(whole)
+    for weight, value in zip(divided, updated, strict=True):
+        weight.kept.assign(value)
     return None
+
+
+def _cut_of(weight: Any) -> Cut | None:
+    """The division over the replicas of the update of what a process keeps of a weight."""
+    cut: Cut | None = getattr(weight, "cut", None)
+    return cut
+
+
+def _axes_of(weight: Any) -> frozenset[str]:
+    """The axes over which the gradient of a weight is divided, as an optimizer gets it."""
+    if not isinstance(weight, (WholeWeight, ShardedVariable)):
+        return frozenset()
+    return frozenset(cut.axis.name for cut in weight.layout.cuts)
+
+
+def _is_reduced_by_tape(weight: Any) -> bool:
+    """Whether the gradient that a tape returns is the sum over the replicas already."""
+    return isinstance(weight, ShardedVariable) and weight.kept_layout.along(DATA) is not None
 
 
 def _check_step(strategy: Strategy) -> None:
     """Refuses steps in which shards cannot be exchanged, or gradients may be changed unseen."""
     if tf.executing_eagerly():
         raise ConfigError(
-            f"zero={stage(strategy)} conflicts with a step that runs eagerly (run_eagerly=True, or "
-            "a loop outside of tf.function): processes exchange their shards in compiled steps. "
-            "Leave run_eagerly out, decorate the step with @tf.function, or leave zero out."
+            f"{asked(strategy)} conflicts with a step that runs eagerly (run_eagerly=True, or a "
+            "loop outside of tf.function): processes exchange their shards in compiled steps. "
+            "Leave run_eagerly out, decorate the step with @tf.function, or leave the option out."
         )
-    if stage(strategy) > 2 and current_step() is None:
+    if (stage(strategy) > 2 or strategy.parted) and handed_out.value is None:
         raise ConfigError(
-            "zero=3 conflicts with a training loop written by hand: what such a loop does with the "
-            "gradients, of which a process has its shards, cannot be known. Train with `fit`, "
-            "`train_on_batch` or a `train_step`, or choose zero=2."
+            f"{asked(strategy)} conflicts with a training loop written by hand: what such a loop "
+            "does with the gradients, of which a process has its shards, cannot be known. Train "
+            "with `fit`, `train_on_batch` or a `train_step`, or leave the option out."
         )
 
 
@@ -226,9 +269,8 @@ def _is_updated(grad: Gradient | None, weight: Any) -> bool:
 
 
 def _own(grad: Gradient | None, weight: Any) -> Gradient | None:
-    if grad is None or not isinstance(weight, WholeWeight):
-        return grad
-    return own_shard(grad, weight.layout)
+    cut = _cut_of(weight)
+    return grad if grad is None or cut is None else slice_of(grad, cut)
 
 
 def _divided(original: Callable[..., None]) -> Callable[..., None]:
@@ -237,26 +279,27 @@ def _divided(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def build(self: Optimizer, variables: Sequence[KerasVariable]) -> None:
         strategy = tf.distribute.get_strategy()
-        if stage(strategy):
+        if is_divided(strategy):
             _check(self, strategy)
             for weight in variables:
-                layout = _layout_of(weight, strategy)
-                if layout is not None:
-                    divide(weight, layout, strategy)
+                cut = _cut_for(weight, strategy)
+                if cut is not None:
+                    divide_update(weight, cut, strategy)
         original(self, variables)
 
     return build
 
 
-def _layout_of(weight: Any, strategy: Strategy) -> Layout | None:
-    """The layout of a weight that can be divided, and is not yet.
+def _cut_for(weight: Any, strategy: Strategy) -> Cut | None:
+    """The division of the update of a weight that can be divided, and is not yet.
 
     Constraints and float8 scales are functions of the whole weight.
     """
     whole = weight.constraint is not None or weight.overwrite_with_gradient
-    if whole or stage(strategy) > 2 or isinstance(weight, WholeWeight):
+    if whole or stage(strategy) not in (1, 2) or _cut_of(weight) is not None:
         return None
-    return layout_for(weight.shape, strategy.shard.workers, strategy.shard.worker)
+    kept = weight.kept if isinstance(weight, ShardedVariable) else weight
+    return cut_for(kept.shape, data_axis(strategy))
 
 
 def _check(optimizer: Optimizer, strategy: Strategy) -> None:
@@ -267,10 +310,10 @@ def _check(optimizer: Optimizer, strategy: Strategy) -> None:
     by = next(each for each in type(optimizer).__mro__ if "update_step" in vars(each))
     if by not in known:
         raise ConfigError(
-            f"zero={stage(strategy)} conflicts with the optimizer {type(optimizer).__name__}: each "
+            f"{asked(strategy)} conflicts with the optimizer {type(optimizer).__name__}: each "
             "process updates a part of each weight, which is exact for optimizers that compute "
             f"each element by itself ({', '.join(_ELEMENTWISE)}), and {by.__name__}.update_step is "
-            "not known to. Choose one of these, or leave zero out."
+            "not known to. Choose one of these, or leave the option out."
         )
 
 
@@ -282,22 +325,25 @@ def _clip_shards(original: Callable[..., Any]) -> Callable[..., Any]:
         limit = self.clipnorm or self.global_clipnorm
         if not as_shards.is_up or not limit:
             return original(self, grads)
-        squares = _squares(list(grads), _are_shards.value)
+        squares = _squares(list(grads), _axes.value)
         if self.clipnorm:
             return [_within(limit, g, tf.sqrt(s)) for g, s in zip(grads, squares, strict=True)]
         norm = tf.sqrt(tf.add_n([tf.cast(each, tf.float32) for each in squares]))
-        return [_within(limit, grad, norm) for grad in grads]
+        # Keras makes gradients of rows dense here, so that Adam's moments of all rows decay.
+        return [_within(limit, tf.convert_to_tensor(grad), norm) for grad in grads]
 
     return clip_gradients
 
 
-def _squares(grads: list[Any], are_shards: Sequence[bool]) -> list[Tensor]:
+def _squares(grads: list[Any], axes: Sequence[frozenset[str]]) -> list[Tensor]:
     """The squared norm of each whole gradient."""
     squares = [tf.reduce_sum(tf.square(_values(grad))) for grad in grads]
-    divided = [i for i, is_shard in enumerate(are_shards) if is_shard]
-    if divided:
+    for axis in (DATA, MODEL):
+        divided = [i for i, names in enumerate(axes) if axis in names]
+        if not divided:
+            continue
         own = tf.stack([tf.cast(squares[i], tf.float32) for i in divided])
-        sums = tf.unstack(tf.distribute.get_strategy().link().sum([own])[0], len(divided))
+        sums = tf.unstack(tf.distribute.get_strategy().link(axis).sum([own])[0], len(divided))
         for i, total in zip(divided, sums, strict=True):
             squares[i] = total
     return squares
@@ -324,6 +370,9 @@ def _agree_on_finite(original: Callable[..., Any]) -> Callable[..., Any]:
         if not as_shards.is_up:
             return finite
         bad = tf.cast(tf.logical_not(finite), tf.float32)
-        return tf.distribute.get_strategy().link().sum([bad])[0] < 0.5
+        for axis in (DATA, MODEL):
+            if any(axis in names for names in _axes.value):
+                bad = tf.distribute.get_strategy().link(axis).sum([bad])[0]
+        return bad < 0.5
 
     return check_finite

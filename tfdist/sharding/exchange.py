@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm.replica_collectives import Link, is_sparse, size_of
-from tfdist.sharding.layout import Layout
-from tfdist.types import Gradient, IndexedSlices, Tensor
+from tfdist.sharding.layout import Cut, Layout
+from tfdist.types import IndexedSlices, Tensor
 
 __all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
 
@@ -21,13 +21,13 @@ __all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
 _BUCKET_BYTES = 4 << 20
 
 
-def reduce_scatter(link: Link, values: Sequence[Any], layouts: Sequence[Layout]) -> list[Tensor]:
+def reduce_scatter(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     """The sums over the replicas of dense tensors, of each the shard of this one.
 
     Args:
         link: the replicas.
-        values: whole tensors.
-        layouts: the layout of each.
+        values: undivided tensors.
+        cuts: the division of each over them.
     """
 
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
@@ -35,18 +35,18 @@ def reduce_scatter(link: Link, values: Sequence[Any], layouts: Sequence[Layout])
         own = tf.reduce_sum(link.all_to_all(packed), 0)
         return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
 
-    rows = [_to_rows(value, layout) for value, layout in zip(values, layouts, strict=True)]
+    rows = [_to_rows(value, cut) for value, cut in zip(values, cuts, strict=True)]
     shards = _in_buckets(rows, exchange)
-    return [tf.reshape(s, each.shard_shape) for s, each in zip(shards, layouts, strict=True)]
+    return [tf.reshape(s, cut.shard_shape) for s, cut in zip(shards, cuts, strict=True)]
 
 
-def gather(link: Link, shards: Sequence[Any], layouts: Sequence[Layout]) -> list[Tensor]:
-    """Whole tensors from the shards of all replicas.
+def gather(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
+    """Undivided tensors from the shards of all replicas.
 
     Args:
         link: the replicas.
         shards: this replica's.
-        layouts: the layout of each.
+        cuts: the division of each over them.
     """
 
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
@@ -56,58 +56,62 @@ def gather(link: Link, shards: Sequence[Any], layouts: Sequence[Layout]) -> list
 
     flat = [tf.reshape(shard, [-1]) for shard in shards]
     tables = _in_buckets(flat, exchange)
-    return [_from_rows(rows, layout) for rows, layout in zip(tables, layouts, strict=True)]
+    return [_from_rows(rows, cut) for rows, cut in zip(tables, cuts, strict=True)]
 
 
-def own_shard(value: Gradient, layout: Layout) -> Gradient:
-    """This process's shard of a tensor, or of a gradient that has the rows of a table only.
-
-    Args:
-        value: a whole dense tensor, or `IndexedSlices` of one.
-        layout: its layout.
-    """
-    return _own_rows(value, layout) if is_sparse(value) else slice_of(value, layout)
-
-
-def slice_of(whole: Any, layout: Layout) -> Tensor:
+def own_shard(whole: Any, layout: Layout) -> Tensor:
     """This process's shard of a whole dense tensor."""
-    begin, size = [0] * len(layout.shape), list(layout.shard_shape)
-    begin[layout.dimension] = layout.start
-    shard: Tensor = tf.slice(whole, begin, size)
+    for cut in layout.cuts:
+        whole = slice_of(whole, cut)
+    shard: Tensor = whole
     return shard
 
 
-def _own_rows(value: IndexedSlices, layout: Layout) -> IndexedSlices:
+def slice_of(value: Any, cut: Cut) -> Any:
+    """This process's part of a tensor, or of a gradient that has the rows of a table only.
+
+    Args:
+        value: an undivided dense tensor, or `IndexedSlices` of one.
+        cut: its division.
+    """
+    if is_sparse(value):
+        return _own_rows(value, cut)
+    begin, size = [0] * len(cut.shape), list(cut.shard_shape)
+    begin[cut.dimension] = cut.start
+    return tf.slice(value, begin, size)
+
+
+def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
     """Rows stay rows: an adaptive optimizer leaves the others of a table alone."""
-    shape = tf.constant(layout.shard_shape, value.indices.dtype)
-    if layout.dimension > 0:
-        begin, size = [0] * len(layout.shape), [-1] * len(layout.shape)
-        begin[layout.dimension] = layout.start
-        size[layout.dimension] = layout.shard_shape[layout.dimension]
+    shape = tf.constant(cut.shard_shape, value.indices.dtype)
+    if cut.dimension > 0:
+        begin, size = [0] * len(cut.shape), [-1] * len(cut.shape)
+        begin[cut.dimension] = cut.start
+        size[cut.dimension] = cut.shard_shape[cut.dimension]
         columns: IndexedSlices = tf.IndexedSlices(
             tf.slice(value.values, begin, size), value.indices, shape
         )
         return columns
-    here = (value.indices >= layout.start) & (value.indices < layout.stop)
-    indices = tf.boolean_mask(value.indices, here) - layout.start
+    here = (value.indices >= cut.start) & (value.indices < cut.stop)
+    indices = tf.boolean_mask(value.indices, here) - cut.start
     rows: IndexedSlices = tf.IndexedSlices(tf.boolean_mask(value.values, here), indices, shape)
     return rows
 
 
-def _to_rows(value: Tensor, layout: Layout) -> Tensor:
+def _to_rows(value: Tensor, cut: Cut) -> Tensor:
     """A whole tensor as one row for each shard."""
-    before, shards, after = layout.blocks
+    before, shards, after = cut.blocks
     if before > 1:
         value = tf.transpose(tf.reshape(value, [before, shards, after]), [1, 0, 2])
     rows: Tensor = tf.reshape(value, [shards, before * after])
     return rows
 
 
-def _from_rows(rows: Tensor, layout: Layout) -> Tensor:
-    before, shards, after = layout.blocks
+def _from_rows(rows: Tensor, cut: Cut) -> Tensor:
+    before, shards, after = cut.blocks
     if before > 1:
         rows = tf.transpose(tf.reshape(rows, [shards, before, after]), [1, 0, 2])
-    whole: Tensor = tf.reshape(rows, layout.shape)
+    whole: Tensor = tf.reshape(rows, cut.shape)
     return whole
 
 

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import independently, redirect
 from tfdist.comm.replica_collectives import is_sparse
-from tfdist.sharding.exchange import gather, own_shard, reduce_scatter
-from tfdist.sharding.layout import Layout
+from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
+from tfdist.sharding.layout import Cut
 from tfdist.types import Gradient, Strategy, Tensor
 
 __all__ = ["gather_again", "gathered"]
@@ -47,30 +47,31 @@ _uses: weakref.WeakKeyDictionary[Any, list[_Use]] = weakref.WeakKeyDictionary()
 def gathered(
     strategy: Strategy,
     shard: Tensor,
-    layout: Layout,
+    cut: Cut,
     weigh: Callable[[Gradient], Gradient],
 ) -> Tensor:
-    """A whole weight, whose gradient comes back to the shard as the sum over the replicas.
+    """A weight that is divided over the replicas; its shard's gradient is the sum of theirs.
 
     Args:
         strategy: the strategy, in a replica context of which this is called.
         shard: this process's.
-        layout: the weight's.
+        cut: its division over the replicas.
         weigh: weighs a gradient by this replica's examples.
     """
     link = strategy.link()
 
     def whole_of(own: Tensor) -> Tensor:
         with independently():
-            return gather(link, [own], [layout])[0]
+            return gather(link, [own], [cut])[0]
 
     def forward(own: Tensor) -> tuple[Tensor, Callable[[Gradient], Gradient]]:
         def backward(upstream: Gradient) -> Gradient:
             weighed = weigh(upstream)
             if is_sparse(weighed):
-                return own_shard(strategy.sum_gradients([weighed])[0], layout)
+                own: Gradient = slice_of(strategy.sum_gradients([weighed])[0], cut)
+                return own
             with independently():
-                return reduce_scatter(link, [weighed], [layout])[0]
+                return reduce_scatter(link, [weighed], [cut])[0]
 
         return whole_of(own), backward
 

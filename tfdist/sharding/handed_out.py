@@ -8,8 +8,9 @@ from typing import Any
 
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.types import Gradient
+from tfdist.utils.thread_state import Current
 
-__all__ = ["HandedOut"]
+__all__ = ["HandedOut", "handed_out"]
 
 
 class HandedOut:
@@ -41,3 +42,7 @@ class HandedOut:
 
     def _readers(self) -> set[Any]:
         return {each for shard in self._shards for each in shard.consumers()}
+
+
+#: The shards of the step of a model that runs; None outside of one.
+handed_out: Current[HandedOut | None] = Current(None)

@@ -18,11 +18,13 @@ import tensorflow as tf
 from tfdist._keras import in_symbolic_scope
 from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
 from tfdist.comm import host_collectives
+from tfdist.config.mesh import DATA, MODEL
 from tfdist.errors import ConfigError
-from tfdist.sharding.exchange import gather, slice_of
+from tfdist.sharding.exchange import gather, own_shard, slice_of
 from tfdist.sharding.gathering import gathered
-from tfdist.sharding.layout import Layout
-from tfdist.types import Array, Gradient, Strategy, Tensor, Variable
+from tfdist.sharding.layout import Cut, Layout
+from tfdist.sharding.relayout import remembered, whole_weight_of
+from tfdist.types import AnyStrategy, Array, Gradient, Strategy, Tensor, Variable
 from tfdist.utils.thread_state import Current, Flag
 
 #: Weighs a gradient by the examples of a replica.
@@ -32,8 +34,9 @@ __all__ = [
     "ShardedVariable",
     "WholeWeight",
     "as_shards",
+    "asked",
     "at_hand",
-    "divide",
+    "divide_update",
     "initialize",
     "initialize_weight",
     "noted",
@@ -68,12 +71,15 @@ class _Shard(keras.Variable):  # type: ignore[misc]
     """A variable with a shard of its own in each process.
 
     Attributes:
-        layout: how it is divided.
-        shard: TensorFlow's variable of this process's shard.
+        layout: how it is divided, as an optimizer sees it.
+        shard: TensorFlow's variable that an optimizer updates.
+        cut: the division over the replicas of what this process keeps, of which `shard` is a part
+            (ZeRO stages 1 and 2); None if it keeps the shard alone.
     """
 
     layout: Layout
     shard: Any
+    cut: Cut | None = None
 
     @property
     def value(self) -> Any:
@@ -85,12 +91,27 @@ class _Shard(keras.Variable):  # type: ignore[misc]
         """The shard's shape in a block of `as_shards`, else the whole one."""
         return self.shard.shape if as_shards.is_up else tf.TensorShape(self.layout.shape)
 
+    @property
+    def kept(self) -> Any:
+        """TensorFlow's variable of what this process keeps."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Takes the shard from what is kept, which the program may have changed."""
+        assert self.cut is not None
+        self.shard.assign(slice_of(tf.convert_to_tensor(self.kept), self.cut))
+
     def _whole(self) -> Any:
         raise NotImplementedError
 
 
 class WholeWeight(_Shard):
     """A weight that each process keeps whole, and updates a shard of."""
+
+    @property
+    def kept(self) -> Any:
+        """The whole weight."""
+        return self._value
 
     def _whole(self) -> Any:
         return keras.Variable.value.fget(self)
@@ -101,18 +122,23 @@ class WholeWeight(_Shard):
         else:
             super()._direct_assign(value)
 
-    def refresh(self) -> None:
-        """Takes the shard from the whole weight, which the program may have changed."""
-        whole = tf.convert_to_tensor(self._value)
-        self.shard.assign(slice_of(whole, self.layout))
-
 
 class ShardedVariable(_Shard):
-    """A variable of which each process keeps its shard only."""
+    """A variable of which each process keeps a part only.
 
+    Attributes:
+        kept_layout: how what is kept is divided.
+    """
+
+    kept_layout: Layout
     _strategy: Strategy
     _weigh: Weigh | None = None
     _assignments = 0
+
+    @property
+    def kept(self) -> Any:
+        """The part, which is the shard unless its update is divided further."""
+        return self._value
 
     @property
     def is_at_hand(self) -> bool:
@@ -122,8 +148,8 @@ class ShardedVariable(_Shard):
 
     @property
     def handle(self) -> Any:
-        """The shard's: gradients are those of the shard."""
-        return self.shard.handle
+        """That of what is kept: gradients are those of the part."""
+        return self.kept.handle
 
     def _whole(self) -> Any:
         if self.is_at_hand:
@@ -131,19 +157,44 @@ class ShardedVariable(_Shard):
         if noted.value is not None:
             noted.value[id(self)] = self
             return tf.zeros(self.layout.shape, self._dtype)
-        within = tf.distribute.get_strategy() is self._strategy
-        if within and not tf.distribute.in_cross_replica_context():
+        if self._in_replica:
             return self._maybe_autocast(self.gathered())
         if in_symbolic_scope():
             return self._maybe_autocast(tf.zeros(self.layout.shape, self._dtype))
         return self._maybe_autocast(self.read())
 
+    @property
+    def _in_replica(self) -> bool:
+        within = tf.distribute.get_strategy() is self._strategy
+        return within and not tf.distribute.in_cross_replica_context()
+
     def gathered(self) -> Tensor:
         """The whole value within a replica; that of a weight has a gradient."""
-        shard = tf.convert_to_tensor(self.shard)
+        part, cut = self._part(), self.kept_layout.along(MODEL)
+        if cut is not None:
+            return whole_weight_of(self._strategy.link(MODEL), part, cut)
+        return part
+
+    def part(self) -> Tensor | None:
+        """The part that its layer computes with, within a replica.
+
+        None if the weight is not divided along the model axis, and outside of a replica.
+        """
+        if self.kept_layout.along(MODEL) is None or in_symbolic_scope() or not self._in_replica:
+            return None
+        found = remembered(_at_hand.value[id(self)].value) if self.is_at_hand else None
+        part: Tensor = self._maybe_autocast(found.value if found else self._part())
+        return part
+
+    def _part(self) -> Tensor:
+        """The kept part, gathered along the data axis if it is divided along that."""
+        kept: Tensor = tf.convert_to_tensor(self.kept)
+        cut = self.kept_layout.along(DATA)
+        if cut is None:
+            return kept
         if self._weigh is not None:
-            return gathered(self._strategy, shard, self.layout, self._weigh)
-        return gather(self._strategy.link(), [shard], [self.layout])[0]
+            return gathered(self._strategy, kept, cut, self._weigh)
+        return gather(self._strategy.link(), [kept], [cut])[0]
 
     def read(self) -> Tensor:
         """The whole value, outside of any step. All processes must read it.
@@ -154,15 +205,17 @@ class ShardedVariable(_Shard):
         """
         if not tf.executing_eagerly():
             raise ConfigError(
-                "zero=3 conflicts with a tf.function, or a loop in one, that calls the model "
-                f"outside of Strategy.run: {self.path!r} is divided over the processes, which must "
-                "gather it together. Train with `fit` or a `train_step`, call `model.predict`, or "
-                "the model without tf.function; or choose zero=2."
+                f"{asked(self._strategy)} conflicts with a tf.function, or a loop in one, that "
+                f"calls the model outside of Strategy.run: {self.path!r} is divided over the "
+                "processes, which must gather it together. Train with `fit` or a `train_step`, "
+                "call `model.predict`, or the model without tf.function; or leave the option out."
             )
         strategy = self._strategy
+        # Run eagerly, an exchange traces a function anyway, of which TensorFlow warns.
+        gather_all = tf.function(lambda: strategy.run(self.gathered), autograph=False)
         with tf.init_scope(), strategy.scope():
             host_collectives.barrier(strategy, f"reading {self.path!r}, which is divided")
-            whole: Tensor = local_results(strategy, strategy.run(self.gathered))[0]
+            whole: Tensor = local_results(strategy, gather_all.get_concrete_function()())[0]
         return whole
 
     def numpy(self) -> Array:
@@ -174,36 +227,52 @@ class ShardedVariable(_Shard):
 
     def _direct_assign(self, value: Tensor) -> None:
         self._assignments += 1
-        own = value if as_shards.is_up else slice_of(tf.convert_to_tensor(value), self.layout)
-        self.shard.assign(tf.cast(own, self.shard.dtype))
+        if as_shards.is_up:
+            self.shard.assign(tf.cast(value, self.shard.dtype))
+            return
+        own = own_shard(tf.convert_to_tensor(value), self.kept_layout)
+        self.kept.assign(tf.cast(own, self.kept.dtype))
 
     def _serialize_to_tensors(self) -> dict[str, Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self.value)}
 
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Tensor]) -> Any:
         self.assign(restored_tensors["VARIABLE_VALUE"])
-        return self.shard
+        return self.kept
 
 
-def divide(weight: Any, layout: Layout, strategy: Strategy) -> None:
-    """Gives a weight a shard, which optimizers update.
+def asked(strategy: AnyStrategy) -> str:
+    """The option by which a strategy divides the model, as the user set it."""
+    zero = int(getattr(strategy, "zero", 0))
+    return f"zero={zero}" if zero else f"mesh='{getattr(strategy, 'mesh', None)}'"
+
+
+def divide_update(weight: Any, cut: Cut, strategy: Strategy) -> None:
+    """Gives a weight a shard of what each process keeps of it, which optimizers update.
 
     Args:
-        weight: a Keras variable, made in the strategy's scope.
-        layout: how it is divided; optimizers' variables of it are divided in the same way.
+        weight: a Keras variable, made in the strategy's scope: whole, or divided along the model
+            axis.
+        cut: the division over the replicas of what is kept; optimizers' variables of it are divided
+            in the same way.
         strategy: the strategy.
     """
-    container = weight.value
-    weight.layout, weight._layout = layout, layout
+    parted = isinstance(weight, ShardedVariable)
+    container = weight.kept if parted else weight.value
+    before = weight.kept_layout.cuts if parted else ()
+    weight.layout = weight._layout = Layout((*before, cut))
+    weight.cut = cut
     name = container.name.split(":")[0]
 
     def value() -> Tensor:
-        return slice_of(tf.convert_to_tensor(container), layout)
+        part: Tensor = slice_of(tf.convert_to_tensor(container), cut)
+        return part
 
     weight.shard = _make(strategy, value, weight.trainable, name)
     # By this Keras's optimizers find the weight that a replica's variable belongs to.
     weight.shard._distributed_container = lambda: container
-    weight.__class__ = WholeWeight
+    if not parted:
+        weight.__class__ = WholeWeight
 
 
 def initialize_weight(variable: Any, strategy: Strategy, layout: Layout, weigh: Weigh) -> None:
@@ -216,10 +285,10 @@ def initialize_weight(variable: Any, strategy: Strategy, layout: Layout, weigh: 
         weigh: weighs a gradient by this replica's examples.
     """
     whole = tf.convert_to_tensor(variable._value)
-    variable.layout = variable._layout = layout
+    variable.layout = variable._layout = variable.kept_layout = layout
     variable._strategy, variable._weigh = strategy, weigh
     # A slice may be a view, which would keep the whole value alive.
-    copy = functools.partial(tf.raw_ops.DeepCopy, x=slice_of(whole, layout))
+    copy = functools.partial(tf.raw_ops.DeepCopy, x=own_shard(whole, layout))
     variable.shard = variable._value = _make(strategy, copy, True, variable.name)
     variable.__class__ = ShardedVariable
 
@@ -233,7 +302,8 @@ def initialize(variable: Any, initializer: Callable[..., Any], strategy: Strateg
         strategy: the strategy.
     """
     layout, dtype = variable._layout, variable._dtype
-    variable.layout, variable._strategy = layout, strategy
+    variable.layout = variable.kept_layout = layout
+    variable._strategy = strategy
     same = isinstance(initializer, (keras.initializers.Zeros, keras.initializers.Constant))
     make = functools.partial(initializer, dtype=dtype)
 
@@ -241,7 +311,7 @@ def initialize(variable: Any, initializer: Callable[..., Any], strategy: Strateg
         if same:
             shard: Tensor = tf.convert_to_tensor(make(layout.shard_shape))
             return shard
-        return slice_of(tf.convert_to_tensor(make(layout.shape)), layout)
+        return own_shard(tf.convert_to_tensor(make(layout.shape)), layout)
 
     variable.shard = variable._value = _make(strategy, value, False, variable.name)
     variable.__class__ = ShardedVariable

@@ -17,6 +17,7 @@ from tfdist._tf.graphs import on_one_replica
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.config.mesh import DATA, Axis, LayoutRule, Mesh
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.gradients.step_profiler import Meter
@@ -29,7 +30,7 @@ from tfdist.keras.input_comparison import show_first_batch
 from tfdist.keras.logs import is_agreed
 from tfdist.keras.replica_context import keras_state
 from tfdist.keras.replica_step import (
-    after_its_batch,
+    on_only_replica,
     predicting,
     run_keras_step,
     run_prediction,
@@ -108,6 +109,12 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: ZeRO's stage: the part of the model's state that is divided over the processes.
     zero: int = 0
 
+    #: The axes of the processes; None if all of them are data.
+    mesh: Mesh | None = None
+
+    #: The rules by which weights are divided along the model axis.
+    layouts: Sequence[LayoutRule] = ()
+
     _meter: Meter | None = None
     _policy_said = False
 
@@ -141,7 +148,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             if model is None:
                 return inner(fn, args, kwargs, options)
             return on_built_model(
-                model, fn, lambda step: inner(after_its_batch(step), args, kwargs, options)
+                model, fn, lambda step: inner(on_only_replica(model, step), args, kwargs, options)
             )
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
@@ -164,13 +171,14 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         """
         policy = batch_sharding.policy_of(dataset)
         if policy not in (_Policy.AUTO, _Policy.DATA):
+            self._check_policy(policy)
             self._say_policy(getattr(policy, "name", str(policy)))
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._warn_of_order(dataset)
         dataset = no_more_than_read(dataset)
         with self._steps_known(dataset) as known:
             shares = known and is_feeding_keras() and self.num_replicas_in_sync > 1
-            preview = is_feeding_keras() and self.shard.workers > 1
+            preview = is_feeding_keras() and self.world.workers > 1
             made = self.distribute_datasets_from_function(  # type: ignore[attr-defined]
                 lambda _: batch_sharding.local_dataset(dataset, self.shard, shares, preview),
                 options,
@@ -178,7 +186,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             return show_first_batch(made) if preview else made
 
     def _warn_of_order(self, dataset: Dataset) -> None:
-        unordered = unordered_steps(dataset) if self.shard.workers > 1 else []
+        unordered = unordered_steps(dataset) if self.world.workers > 1 else []
         if unordered:
             warnings.warn(
                 f"The data set has steps with deterministic=False ({', '.join(unordered)}). Each "
@@ -186,6 +194,15 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
                 "leave some examples out and repeat others. Take deterministic=False out, or set "
                 "the auto-shard policy FILE or OFF.",
                 stacklevel=5,
+            )
+
+    def _check_policy(self, policy: tf.data.experimental.AutoShardPolicy) -> None:
+        """Refuses data that processes along the model axis may read differently."""
+        if self.parted is not None and policy is not _Policy.FILE:
+            raise ConfigError(
+                f"mesh='{self.mesh}' conflicts with the auto-shard policy {policy.name}, by which "
+                "each process reads what it likes: those along the model axis must read the same "
+                "examples. Leave the policy out: tfdist slices the batches; or choose FILE."
             )
 
     def _say_policy(self, name: str) -> None:
@@ -203,7 +220,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         Raises:
             ConfigError: if the workers' data sets have different lengths.
         """
-        if self.shard.workers == 1:
+        if self.world.workers == 1:
             yield True
             return
         steps = int(dataset.cardinality().numpy())
@@ -251,9 +268,28 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             self._meter = Meter()
         return self._meter if self.rule.report else None
 
-    def link(self) -> Link:
-        """The replicas as the calling one sees them. Must be called in a replica context."""
+    def link(self, axis: str = DATA) -> Link:
+        """The replicas as the calling one sees them. Must be called in a replica context.
+
+        Args:
+            axis: the axis of the mesh along which the processes are.
+        """
+        del axis
         return ReplicaLink(self)
+
+    @property
+    def parted(self) -> Axis | None:
+        """The axis of the mesh along which layers are divided; None if they are whole."""
+        return None
+
+    @property
+    def world(self) -> batch_sharding.Shard:
+        """This process among all that train together; `shard` is among those with other data."""
+        return self.shard
+
+    def among_all(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which all processes are replicas, whatever the mesh is."""
+        return contextlib.nullcontext()
 
     def flush(self, model: Model) -> None:
         """Applies the gradients that are on their way, and averages weights that differ.
@@ -281,7 +317,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     @property
     def is_chief(self) -> bool:
         """Whether this process writes the files that only one process should write."""
-        return self.shard.worker == 0
+        return self.world.worker == 0
 
     @property
     def shard(self) -> batch_sharding.Shard:

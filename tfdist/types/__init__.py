@@ -10,6 +10,7 @@ from tfdist.types.models import Backup as Backup
 from tfdist.types.models import Callback as Callback
 from tfdist.types.models import CallbackList as CallbackList
 from tfdist.types.models import DataAdapter as DataAdapter
+from tfdist.types.models import DenseLayer as DenseLayer
 from tfdist.types.models import EmbeddingLayer as EmbeddingLayer
 from tfdist.types.models import EpochIterator as EpochIterator
 from tfdist.types.models import Functional as Functional

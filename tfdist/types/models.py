@@ -33,6 +33,14 @@ class Layer(Protocol):
     def call(self, *args: object, **kwargs: object) -> Any: ...
 
 
+class DenseLayer(Layer, Protocol):
+    """A `keras.layers.Dense` or an `EinsumDense`; the first has no equation."""
+
+    bias: Any
+    activation: Any
+    equation: str
+
+
 class Metric(Protocol):
     """A `keras.metrics.Metric`."""
 

@@ -12,6 +12,7 @@ from tfdist.comm import batch_sharding
 from tfdist.comm.launchers import RingExtended
 from tfdist.comm.replica_collectives import Link, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.config.mesh import DATA
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 from tfdist.strategies.horovod import collectives, library
 from tfdist.strategies.horovod.collectives import Ring, RingLink
@@ -109,6 +110,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         """Sums gradients over the replicas; see `StrategyMixin.sum_gradients`."""
         return self._gradients(self._ring, values)
 
-    def link(self) -> Link:
+    def link(self, axis: str = DATA) -> Link:
         """The replicas as the calling one sees them; see `StrategyMixin.link`."""
+        del axis
         return RingLink(self._ring)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from tfdist.cluster.spec import Topology
 from tfdist.config.gradient_options import GradientOptions
-from tfdist.config.sharding_options import ShardingOptions, check_sharding, describe_sharding
+from tfdist.config.sharding_options import (
+    MeshOptions,
+    ShardingOptions,
+    check_mesh,
+    describe_mesh,
+)
 from tfdist.config.strategy_spec import StrategySpec
 
 __all__ = ["SPEC"]
@@ -15,10 +20,10 @@ SPEC = StrategySpec(
     create="tfdist.strategies.multi_worker.start:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    options=(GradientOptions, ShardingOptions),
+    options=(GradientOptions, ShardingOptions, MeshOptions),
     lacking=", which keeps whole models.",
-    check=check_sharding,
-    describe=describe_sharding,
+    check=check_mesh,
+    describe=describe_mesh,
     exchanges_gradients=True,
     verified_by="processes",
     tensorflow_connects=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist.config.gradient_options import GradientOptions
-from tfdist.config.sharding_options import ShardingOptions
+from tfdist.config.sharding_options import MeshOptions, ShardingOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
@@ -35,6 +35,7 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
     )
+    mesh = config.part(MeshOptions)
     with connecting(member, config):
         try:
             return MultiWorker(
@@ -43,6 +44,8 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
                 len(devices),
                 config.part(GradientOptions),
                 config.part(ShardingOptions).zero,
+                mesh.mesh,
+                mesh.layouts,
             )
         except RuntimeError as error:
             if "program startup" in str(error) or "must be configured" in str(error):

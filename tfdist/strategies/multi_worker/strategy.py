@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
 from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.comm import batch_sharding
 from tfdist.comm.launchers import launch_in_chunks
+from tfdist.comm.replica_collectives import LineLink, Link
 from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.config.mesh import DATA, MODEL, Axis, Mesh, parse_layouts
+from tfdist.errors import ConfigError
+from tfdist.sharding.deferred import exchanging_what_is_read
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 
 
@@ -23,7 +29,13 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         communication_options: `tf.distribute.experimental.CommunicationOptions`.
         cpu_devices: replicas in this process if there are no GPUs.
         rule: the treatment of gradients before the optimizer applies them.
-        zero: ZeRO's stage, 0 to 2: the part of the model's state that is divided.
+        zero: ZeRO's stage, 0 to 3: the part of the model's state that is divided.
+        mesh: the axes of the processes, such as "data=2,model=2"; by default all are data.
+        layouts: the rules by which weights are divided along the model axis; by default those that
+            follow from the kinds of layers.
+
+    Raises:
+        ConfigError: if the mesh is not one of the processes.
     """
 
     name = "multi_worker"
@@ -35,11 +47,20 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         cpu_devices: int = 1,
         rule: GradientOptions = PLAIN,
         zero: int = 0,
+        mesh: str | None = None,
+        layouts: str | None = None,
     ) -> None:
         self.rule, self.zero = rule, zero
+        self.mesh = None if mesh is None else Mesh.parse(mesh)
+        self.layouts = parse_layouts(layouts)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)
+        self._world = self.shard
+        if self.mesh:
+            _check_size(self.mesh, self._world.workers)
+            axes = [self.mesh.axis(name, self._world.worker) for name in (DATA, MODEL)]
+            extended.lay_out(axes, exchanging_what_is_read)
         launch_in_chunks(extended)
         agree_on_seed(self)
 
@@ -51,6 +72,35 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
             workers=extended._num_workers,
             worker=extended._id_in_cluster,
             local=len(extended.worker_devices),
+        )
+
+    @property
+    def world(self) -> batch_sharding.Shard:
+        """This process among all of the mesh."""
+        return self._world
+
+    @property
+    def parted(self) -> Axis | None:
+        """The axis along which layers are divided, if it has several processes."""
+        if not self.mesh or self.mesh.size(MODEL) == 1:
+            return None
+        return self.mesh.axis(MODEL, self._world.worker)
+
+    def among_all(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which all processes of the mesh are replicas."""
+        return self.extended.among_all() if self.mesh else contextlib.nullcontext()
+
+    def link(self, axis: str = DATA) -> Link:
+        """The processes along an axis. Must be called in a replica context."""
+        return LineLink(self.extended.lines[axis]) if axis == MODEL else super().link()
+
+
+def _check_size(mesh: Mesh, processes: int) -> None:
+    if mesh.processes != processes:
+        raise ConfigError(
+            f"mesh='{mesh}' conflicts with a job of {processes} processes: its axes make "
+            f"{mesh.processes}. Start as many (-n {mesh.processes}), or give sizes whose product "
+            f"is {processes}."
         )
 
 

@@ -1,0 +1,230 @@
+"""Cases of a mesh with a model axis: layers that compute with parts of their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from tests.cases import common
+from tests.cases.common import BATCH, UNEVEN, scope
+from tfdist.config.mesh import parse_layouts
+
+layers = keras.layers
+
+
+def network() -> tuple[keras.Model, Any]:
+    """Convolutions, then dense layers by columns and rows, with what stands between them."""
+    inputs = keras.Input((8, 8, 1))
+    hidden = layers.Conv2D(4, 3, activation="relu")(inputs)
+    hidden = layers.Conv2D(6, 3, padding="same", use_bias=False)(hidden)
+    hidden = layers.BatchNormalization()(layers.Flatten()(hidden))
+    hidden = layers.Dense(16, "gelu")(hidden)
+    hidden = layers.Dropout(0.3, seed=5)(hidden)
+    hidden = layers.Dense(12)(hidden)
+    hidden = layers.Activation("tanh")(layers.Dense(8, use_bias=False)(hidden))
+    hidden = layers.LayerNormalization()(layers.Dense(8, "softmax")(hidden))
+    hidden = layers.EinsumDense("ab,bcd->acd", (4, 6), bias_axes="cd")(hidden)
+    hidden = layers.EinsumDense("acd,cde->ae", (10,), bias_axes="e")(hidden)
+    return keras.Model(inputs, layers.Dense(3)(hidden)), common.images(UNEVEN)
+
+
+def transformer() -> tuple[keras.Model, Any]:
+    """Embeddings of tokens and positions, attention with dropout, and a pair of dense layers."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(20, 8)(inputs) + layers.Embedding(7, 8)(keras.ops.arange(6))
+    for number, causal in enumerate((True, False)):
+        attention = layers.MultiHeadAttention(4, 2, dropout=0.2 * causal, seed=number)
+        mixed = attention(hidden, hidden, use_causal_mask=causal)
+        hidden = layers.LayerNormalization()(hidden + mixed)
+        wide = layers.Dropout(0.2, seed=7)(layers.Dense(16, "gelu")(hidden))
+        hidden = layers.LayerNormalization()(hidden + layers.Dense(8)(wide))
+    return _classifier(inputs, hidden)
+
+
+def groups() -> tuple[keras.Model, Any]:
+    """Attention whose keys and values have fewer heads, one of them fewer than there are parts."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.Embedding(20, 8, mask_zero=True)(inputs)
+    for heads in (2, 1):
+        attention = layers.GroupQueryAttention(2, 4, heads)
+        hidden = hidden + attention(hidden, hidden)
+    return _classifier(inputs, hidden)
+
+
+def recurrent() -> tuple[keras.Model, Any]:
+    """Layers without a rule, and a dense layer that has LoRA weights."""
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = layers.LSTM(8, return_sequences=True)(layers.Embedding(20, 8)(inputs))
+    hidden = layers.TimeDistributed(layers.Dense(6, "relu"))(hidden)
+    hidden = layers.Dense(8, lora_rank=2, name="adapted")(hidden)
+    return _classifier(inputs, hidden)
+
+
+def _classifier(inputs: Any, hidden: Any) -> tuple[keras.Model, Any]:
+    outputs = layers.Dense(2)(layers.GlobalAveragePooling1D()(hidden))
+    return keras.Model(inputs, outputs), common.tokens(UNEVEN)
+
+
+class Ranker(keras.Model):
+    """A model of its own, built by its first batch, which uses two of its layers twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(20, 8, embeddings_regularizer="l2")
+        self.wide = layers.Dense(16, "relu")
+        self.narrow = layers.Dense(8, kernel_constraint=keras.constraints.MaxNorm(0.9))
+        self.logits = layers.Dense(2)
+
+    def call(self, ids: Any, training: bool = False) -> Any:
+        """Logits of tokens."""
+        hidden = self.table(ids)
+        for _ in range(2):
+            hidden = hidden + self.narrow(self.wide(hidden))
+        return self.logits(keras.ops.mean(hidden, axis=1))
+
+
+def subclassed() -> tuple[keras.Model, Any]:
+    """A model without an Input."""
+    return Ranker(), common.tokens(UNEVEN)
+
+
+def adam() -> Any:
+    """AdamW that clips by the norm of all gradients."""
+    return keras.optimizers.AdamW(0.01, epsilon=1e-3, global_clipnorm=0.5)
+
+
+def trained(
+    strategy: Any, network: str, policy: str = "float32", epochs: int = 2, optimizer: str = "adam"
+) -> dict[str, Any]:
+    """Losses, metrics, predictions and weights of a model that has been trained."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        keras.utils.set_random_seed(0)
+        with scope(strategy):
+            model, (x, y) = globals()[network]()
+            loss = common.sparse_crossentropy()
+            model.compile(globals()[optimizer](), loss, metrics=["accuracy"])
+            history = model.fit(x, y, BATCH, epochs, shuffle=False, verbose=0)
+            return {
+                "history": history.history,
+                "evaluated": model.evaluate(x, y, BATCH, verbose=0),
+                "predicted": model.predict(x[:40], BATCH, verbose=0),
+                "weights": common.weights(model),
+                "state": [np.asarray(v) for v in model.optimizer.variables],
+            }
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def sgd() -> Any:
+    """Plain steps, whose differences are those of the gradients."""
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def made_of(strategy: Any, kind: str, layouts: str | None = None) -> str:
+    """The error of a model that cannot be divided as it is asked; empty if it trains."""
+    strategy.layouts = parse_layouts(layouts)
+    try:
+        _make(strategy, kind)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        strategy.layouts = ()
+    return ""
+
+
+def _make(strategy: Any, kind: str) -> None:
+    x, y = common.table(40)
+    with scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((8,)), layers.Dense(15, name="odd"), layers.Dense(3, name="last")]
+        )
+        optimizer = keras.optimizers.Lamb() if kind == "lamb" else "adam"
+        model.compile(optimizer, common.sparse_crossentropy(), run_eagerly=kind == "eager")
+        if kind == "loop":
+            _by_hand(strategy, model, x, y)
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+        if kind == "policy":
+            options = tf.data.Options()
+            off = tf.data.experimental.AutoShardPolicy.OFF
+            options.experimental_distribute.auto_shard_policy = off
+            data = data.with_options(options)
+        model.fit(data, epochs=1, verbose=0)
+
+
+def _by_hand(strategy: Any, model: Any, x: Any, y: Any) -> None:
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model.loss(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    strategy.run(step)
+
+
+def held(strategy: Any) -> dict[str, Any]:
+    """The numbers of each weight that this process keeps and updates, and of the whole one."""
+    with scope(strategy):
+        model, (x, y) = transformer()
+        model.compile(adam(), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, verbose=0)
+
+    def numbers(variable: Any, attribute: str) -> int:
+        return int(np.prod(getattr(variable, attribute, variable).shape))
+
+    return {
+        each.path: [numbers(each, "shard"), numbers(each, "kept"), numbers(each, "whole")]
+        for each in model.trainable_weights
+    }
+
+
+def saved(strategy: Any, path: str) -> dict[str, Any]:
+    """Weights of a model that was saved after one `fit`, and loaded and trained on."""
+    with scope(strategy):
+        keras.utils.set_random_seed(0)
+        model, (x, y) = groups()
+        model.compile(adam(), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        before = common.weights(model)
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        after = common.weights(loaded)
+        loaded.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        return {"before": before, "after": after, "on": common.weights(loaded)}
+
+
+def loaded_by_one_process(strategy: Any, path: str) -> list[np.ndarray]:
+    """The weights of a file, as plain Keras reads them."""
+    del strategy
+    return common.weights(keras.models.load_model(path))
+
+
+def collectives(strategy: Any) -> dict[str, int]:
+    """The gathers and sums that remain of an attention and a pair of dense layers."""
+    inputs = keras.Input((6, 8))
+    with scope(strategy):
+        mixed = layers.MultiHeadAttention(2, 4)(inputs, inputs)
+        outputs = layers.Dense(8)(layers.Dropout(0.1, seed=1)(layers.Dense(16, "relu")(mixed)))
+        model = keras.Model(inputs, outputs)
+        x = tf.zeros([4, 6, 8])
+
+        @tf.function
+        def computed() -> Any:
+            return strategy.run(lambda: model(x, training=True))
+
+        computed.get_concrete_function()
+        own = context.context()
+        own.enable_graph_collection()
+        try:
+            computed()
+            graphs = own.export_run_metadata().function_graphs
+        finally:
+            own.disable_graph_collection()
+    nodes = [node.op for graph in graphs for node in graph.post_optimization_graph.node]
+    return {kind: nodes.count(f"Collective{kind}V2") for kind in ("Gather", "Reduce")}

@@ -1,0 +1,101 @@
+"""A mesh with a model axis: layers in parts train what one process trains."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from tests.contract.conftest import assert_same
+from tests.harness import Pool
+
+CASES = "tests.cases.mesh_cases"
+NETWORKS = ("network", "transformer", "groups", "recurrent", "subclassed")
+
+
+def _marks(target: str, network: str) -> list[pytest.MarkDecorator]:
+    first = (target, network) in (("mesh", "transformer"), ("mesh_zero1", "groups"))
+    return [] if first or (target, network) == ("mesh_zero3", "network") else [pytest.mark.seldom]
+
+
+@pytest.mark.parametrize(
+    ("target", "network"),
+    [
+        pytest.param(target, network, marks=_marks(target, network))
+        for target in ("mesh", "mesh_zero1", "mesh_zero3")
+        for network in NETWORKS
+    ],
+)
+def test_layers_in_parts_train_what_whole_ones_train(
+    cluster: Pool, target: str, network: str
+) -> None:
+    """Two replicas draw other dropout masks than one process: those of two whole models."""
+    if target == "mesh":
+        expected = cluster.plain(f"{CASES}:trained", network=network)
+    else:
+        expected = cluster("multi_worker").call(f"{CASES}:trained", network=network)[0]
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:trained", network=network)):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize("target", ["mesh", "mesh_zero1", "mesh_zero3"])
+def test_a_process_keeps_and_updates_parts(cluster: Pool, target: str) -> None:
+    """Of each kind of layer: an embedding, heads, columns, rows, and a norm, which is whole."""
+    expected = {"mesh": (2, 2), "mesh_zero1": (4, 2), "mesh_zero3": (4, 4)}[target]
+    paths = ("embedding/embeddings", "attention/query/kernel", "attention_output/kernel")
+    for result in cluster(target).call(f"{CASES}:held"):
+        parted = [each for path, each in result.items() if path.endswith((*paths, "/kernel"))]
+        assert len(parted) > 8
+        for shard, kept, whole in parted:
+            assert (whole / shard, whole / kept) == expected
+        norms = [kept for path, (_, kept, _) in result.items() if "normalization" in path]
+        assert norms == [8 // (2 if target == "mesh_zero3" else 1)] * len(norms)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error"),
+    [
+        ("eager", {}, "mesh='model=2' conflicts with a step that runs eagerly"),
+        ("loop", {}, "mesh='model=2' conflicts with a training loop written by hand"),
+        ("lamb", {}, "mesh='model=2' conflicts with the optimizer Lamb"),
+        ("policy", {}, "mesh='model=2' conflicts with the auto-shard policy OFF"),
+        (
+            "rule",
+            {"layouts": "odd/kernel=- model"},
+            "divides dimension 1 of the weight 'sequential/odd/kernel' of shape (8, 15), 15, over "
+            "2 processes, which do not divide it. Instead divide dimension 0, give the layer a",
+        ),
+        ("rule", {"layouts": "last/bias=- model"}, "has 2 dimensions, and the weight"),
+        ("rule", {"layouts": "even=- model"}, "The layout 'even=- model' matches none of the"),
+        (
+            "rule",
+            {"layouts": "odd/kernel=model -;kernel=model -"},
+            "layouts has two rules for the weight 'sequential/odd/kernel': 'odd/kernel=model -'",
+        ),
+    ],
+)
+def test_models_that_cannot_be_divided_as_asked_are_refused(
+    cluster: Pool, kind: str, options: dict[str, str], error: str
+) -> None:
+    for message in cluster("mesh").call(f"{CASES}:made_of", kind=kind, **options):
+        assert error in message
+
+
+@pytest.mark.parametrize("target", ["mesh", "mesh_zero3"])
+def test_files_are_whole(cluster: Pool, target: str, tmp_path: pathlib.Path) -> None:
+    """Plain Keras reads the same bits; training goes on from them as if it had not stopped."""
+    path = str(tmp_path / "model.keras")
+    results = cluster(target).call(f"{CASES}:saved", path=path)
+    alone = cluster.plain(f"{CASES}:loaded_by_one_process", path=path)
+    for result in results:
+        for before, after, own in zip(result["before"], result["after"], alone, strict=True):
+            np.testing.assert_array_equal(before, after)
+            np.testing.assert_array_equal(before, own)
+        assert_same(results[0]["on"], result["on"], 1e-6, target)
+
+
+def test_pairs_of_layers_need_one_sum(cluster: Pool) -> None:
+    """The heads of an attention and the columns of a dense layer are never gathered."""
+    for result in cluster("mesh").call(f"{CASES}:collectives"):
+        assert result == {"Gather": 0, "Reduce": 2}

@@ -1,0 +1,80 @@
+"""Collectives of one replica that TensorFlow's strategies do not offer."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+
+from tfdist.types import Launcher, Strategy, Tensor
+
+__all__ = ["all_to_all", "gather_alike", "gather_by"]
+
+#: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those
+#: of one process no int32.
+_CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
+
+
+def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
+    """The launcher of the calling replica's collectives; None if it runs eagerly."""
+    if tf.executing_eagerly():
+        return None
+    extended = strategy.extended
+    find = getattr(extended, "_get_cross_device_ops", None)
+    operations = find(tensor) if find else extended._cross_device_ops
+    return operations._launchers[tf.distribute.get_replica_context()._replica_id]
+
+
+def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
+    """Concatenates the replicas' tensors of one shape, without an exchange of their lengths.
+
+    Must be called in a replica context.
+    """
+    if tensor.dtype in _CARRIED_AS:
+        carried = gather_alike(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
+        return tf.bitcast(carried, tensor.dtype)
+    launcher = _launcher(strategy, tensor)
+    if launcher is None:
+        return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
+    return gather_by(launcher, tensor)
+
+
+def gather_by(launcher: Launcher, tensor: Tensor) -> Tensor:
+    """Concatenates the tensors of one shape of the processes of a launcher, by their first axis."""
+    if tensor.dtype in _CARRIED_AS:
+        carried = gather_by(launcher, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
+        return tf.bitcast(carried, tensor.dtype)
+    gathered = launcher._all_gather(tensor, launcher._options)
+    rows = tensor.shape[0] and tensor.shape[0] * launcher._group_size
+    return tf.ensure_shape(gathered, [rows, *tensor.shape[1:]])
+
+
+def all_to_all(strategy: Strategy, tensor: Tensor) -> Tensor:
+    """Sends row `i` of a tensor to replica `i`. Must be called in a replica context.
+
+    Args:
+        strategy: a strategy on TensorFlow's collectives.
+        tensor: of shape `(replicas, n)`.
+
+    Returns:
+        The rows that were sent here, in the order of the replicas.
+    """
+    if tensor.dtype in _CARRIED_AS:
+        carried = all_to_all(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
+        return tf.bitcast(carried, tensor.dtype)
+    launcher = _launcher(strategy, tensor)
+    if launcher is None:
+        gathered = tf.distribute.get_replica_context().all_gather(tensor[None], axis=0)
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return gathered[:, index]
+    key, token = launcher._next_instance_key(), launcher._get_ordering_token()
+    with tf.device(launcher._device):
+        received = collective_ops.all_to_all_v2(
+            tensor,
+            launcher._group_size,
+            launcher._group_key,
+            key,
+            communication_hint=launcher._options.implementation.value,
+            timeout=launcher._options.timeout_seconds,
+            ordering_token=token,
+        )
+    return tf.ensure_shape(received, tensor.shape)

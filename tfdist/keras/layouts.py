@@ -1,0 +1,319 @@
+"""The layouts of a model's weights: by the rules that the user gave, or by the kind of each layer.
+
+Without rules they are Megatron-LM's (arXiv:1909.08053). A dense layer is divided by columns, and
+one that reads the columns of another by rows, so that the two need one sum between them. Attention
+is divided by heads, an embedding by its vocabulary, a convolution by its filters.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist._keras import BaseConv, BaseOptimizer
+from tfdist.config.mesh import MODEL, Axis, LayoutRule
+from tfdist.errors import ConfigError
+from tfdist.keras.elementwise import is_elementwise, is_elementwise_layer
+from tfdist.keras.hooks import Hook
+from tfdist.keras.zero import data_axis, stage
+from tfdist.sharding.layout import Cut, Layout, cut_for
+from tfdist.types import DenseLayer, KerasVariable, Layer, Optimizer, Strategy
+from tfdist.utils.messages import logger
+from tfdist.utils.thread_state import Current
+
+__all__ = ["SMALLEST", "Equation", "hooks", "layout_of"]
+
+#: Weights of fewer numbers are whole in each process, unless a rule names them.
+SMALLEST = 1024
+
+#: Weights that an error names, at most.
+_SHOWN = 8
+
+#: The layer that is adding a weight, or None.
+_adding: Current[Any] = Current(None)
+
+#: The layer that is being called, and its first input.
+_called: Current[tuple[Any, Any]] = Current((None, None))
+
+#: The attributes of a weight and of a layer that hold the layer, and the layer's role.
+_LAYER, _ROLE = "_tfdist_layer", "_tfdist_role"
+
+
+class _Made(NamedTuple):
+    """A weight of a layer that has been made.
+
+    Attributes:
+        shape: the whole weight's.
+        cut: its division along the model axis, or None.
+    """
+
+    shape: tuple[int, ...]
+    cut: Cut | None
+
+
+_made: weakref.WeakKeyDictionary[Any, dict[str, _Made]] = weakref.WeakKeyDictionary()
+_said: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Equation(NamedTuple):
+    """The labels of the dimensions of an `EinsumDense`; those of an ellipsis come first.
+
+    Attributes:
+        inputs: the labels of the inputs.
+        kernel: those of the kernel.
+        outputs: those of the outputs.
+    """
+
+    inputs: str
+    kernel: str
+    outputs: str
+
+    @classmethod
+    def of(cls, layer: DenseLayer) -> Equation:
+        """The labels of a Dense layer, or an EinsumDense."""
+        if isinstance(layer, keras.layers.Dense):
+            return cls("x", "xy", "y")
+        left, outputs = layer.equation.replace(" ", "").split("->")
+        inputs, kernel = left.split(",")
+        return cls(inputs, kernel, outputs)
+
+    @property
+    def contracted(self) -> list[int]:
+        """The dimensions of the kernel that are summed over."""
+        return [i for i, label in enumerate(self.kernel) if label not in self.outputs]
+
+    @property
+    def free(self) -> list[int]:
+        """The dimensions of the kernel that only the outputs have."""
+        return [i for i, label in enumerate(self.kernel) if label not in self.inputs]
+
+    def of_inputs(self, dimension: int) -> int:
+        """The dimension of the inputs, from the end, that meets one of the kernel."""
+        return self.inputs.index(self.kernel[dimension]) - len(self.inputs)
+
+    def of_outputs(self, dimension: int) -> int:
+        """The dimension of the outputs, from the end, that is one of the kernel's."""
+        return self.outputs.index(self.kernel[dimension]) - len(self.outputs)
+
+    def of_bias(self, dimension: int, axes: str | None) -> int | None:
+        """The dimension of the bias that is one of the kernel's; None if it has none.
+
+        Args:
+            dimension: of the kernel.
+            axes: the labels that the bias has; None stands for those of a Dense layer.
+        """
+        label, axes = self.kernel[dimension], self.outputs if axes is None else axes
+        first = min((self.outputs.index(each) for each in axes), default=0)
+        return self.outputs.index(label) - first if label in axes else None
+
+
+def hooks() -> list[Hook]:
+    """The seams at which layers add weights, are called, and optimizers learn of the weights."""
+    return [
+        Hook(keras.layers.Layer, "add_weight", _noting_layer),
+        Hook(keras.layers.Layer, "__call__", _noting_input, priority=2),
+        Hook(BaseOptimizer, "build", _checked_first, priority=2),
+    ]
+
+
+def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
+    """The layout of a weight that has just been created; None if each process keeps it whole.
+
+    Raises:
+        ConfigError: if two rules match it, or the axis does not divide the dimension.
+    """
+    cuts = []
+    shape = tuple(weight._shape)
+    parted = _part_of_layer(weight, strategy)
+    if parted is not None:
+        cuts.append(parted)
+        shape = parted.shard_shape
+    if stage(strategy) > 2 and weight.trainable and math.prod(weight._shape) >= SMALLEST:
+        divided = cut_for(shape, data_axis(strategy))
+        cuts.extend([divided] if divided is not None else [])
+    return Layout(tuple(cuts)) if cuts else None
+
+
+def _part_of_layer(weight: Any, strategy: Strategy) -> Cut | None:
+    """The division of a layer's weight along the model axis."""
+    layer = getattr(weight, _LAYER, _adding.value)
+    axis: Axis | None = getattr(strategy, "parted", None)
+    if axis is None or layer is None:
+        return None
+    shape = tuple(weight._shape)
+    if strategy.layouts:
+        dimension = _by_rules(weight.path, shape, strategy.layouts, axis)
+    else:
+        dimension = _by_kind(layer, weight.name, shape, axis.size)
+    cut = None if dimension is None else Cut(shape, dimension, axis)
+    _made.setdefault(strategy, {})[weight.path] = _Made(shape, cut)
+    return cut
+
+
+def _by_rules(
+    path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule], axis: Axis
+) -> int | None:
+    matching = [rule for rule in rules if rule.matches(path)]
+    if not matching:
+        return None
+    if len(matching) > 1:
+        raise ConfigError(
+            f"layouts has two rules for the weight {path!r}: '{matching[0]}' and '{matching[1]}'. "
+            "Make the patterns match different weights."
+        )
+    rule = matching[0]
+    if len(rule.axes) != len(shape):
+        raise ConfigError(
+            f"The layout '{rule}' has {len(rule.axes)} dimensions, and the weight {path!r} of "
+            f"shape {shape} has {len(shape)}. Give an axis or - for each, as in "
+            f"'{rule.pattern}={' '.join(['-'] * (len(shape) - 1) + [MODEL])}'."
+        )
+    dimension = rule.dimension
+    if dimension is not None and shape[dimension] % axis.size:
+        works = [str(i) for i, size in enumerate(shape) if size % axis.size == 0]
+        instead = f"divide dimension {' or '.join(works)}, " if works else ""
+        raise ConfigError(
+            f"The layout '{rule}' divides dimension {dimension} of the weight {path!r} of shape "
+            f"{shape}, {shape[dimension]}, over {axis.size} processes, which do not divide it. "
+            f"Instead {instead}give the layer a size that {axis.size} divides, or leave the weight "
+            "out of the rules."
+        )
+    return dimension
+
+
+def _by_kind(layer: Layer, name: str, shape: tuple[int, ...], size: int) -> int | None:
+    """The dimension of a layer's weight that Megatron's rules divide."""
+    if isinstance(layer, keras.layers.Embedding) and name == "embeddings":
+        return _first_of((0, 1), shape, size)
+    if isinstance(layer, BaseConv) and name == "kernel" and layer.groups == 1:
+        return _first_of((len(shape) - 1,), shape, size)
+    if not isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+        return None
+    equation = Equation.of(layer)
+    if name == "kernel":
+        role = _first_of(_candidates(layer, equation), shape, size)
+        vars(layer)[_ROLE] = role
+        return role
+    role = vars(layer).get(_ROLE)
+    if name != "bias" or role not in equation.free:
+        return None
+    return equation.of_bias(role, getattr(layer, "bias_axes", None))
+
+
+def _candidates(layer: DenseLayer, equation: Equation) -> list[int]:
+    """The dimensions of a kernel that may be divided, the best one first.
+
+    A kernel that sums over several dimensions ends an attention: the first are the heads.
+    """
+    contracted, free = equation.contracted, equation.free
+    by_rows = len(contracted) > 1
+    if len(contracted) == 1 and _called.value[0] is layer:
+        by_rows = _columns_of(_called.value[1]) == equation.of_inputs(contracted[0])
+    return contracted[:1] + free[:1] if by_rows else free[:1] + contracted[:1]
+
+
+def _first_of(dimensions: Sequence[int], shape: tuple[int, ...], size: int) -> int | None:
+    if math.prod(shape) < SMALLEST:
+        return None
+    return next((i for i in dimensions if shape[i] and shape[i] % size == 0), None)
+
+
+def _columns_of(tensor: object) -> int | None:
+    """The dimension, from the end, of a symbolic tensor that a layer before it divides."""
+    while True:
+        history = getattr(tensor, "_keras_history", None)
+        if history is None or not hasattr(history.operation, "_inbound_nodes"):
+            return None
+        layer, nodes = history.operation, history.operation._inbound_nodes
+        if not (is_elementwise_layer(layer) or isinstance(layer, keras.layers.Dropout)):
+            break
+        tensor = nodes[history.node_index].input_tensors[0]
+    role = vars(layer).get(_ROLE)
+    if role is None or not is_elementwise(layer.activation):
+        return None
+    equation = Equation.of(layer)
+    return equation.of_outputs(role) if role in equation.free else None
+
+
+def _noting_layer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A weight does not know its layer, on whose kind its layout depends."""
+
+    @functools.wraps(original)
+    def add_weight(self: Any, *args: Any, **kwargs: Any) -> KerasVariable:
+        with _adding.set(self):
+            weight: KerasVariable = original(self, *args, **kwargs)
+        # In a stateless scope its value is made later.
+        setattr(weight, _LAYER, self)
+        return weight
+
+    return add_weight
+
+
+def _noting_input(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer that is built when it is called does not know what it reads."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        with _called.set((self, given[0] if given else None)):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _checked_first(original: Callable[..., None]) -> Callable[..., None]:
+    """Rules that match nothing are mistakes; the layouts are shown once."""
+
+    @functools.wraps(original)
+    def build(self: Optimizer, variables: Sequence[KerasVariable]) -> None:
+        strategy = tf.distribute.get_strategy()
+        if getattr(strategy, "parted", None) is not None:
+            _check(strategy)
+        original(self, variables)
+
+    return build
+
+
+def _check(strategy: Strategy) -> None:
+    made = _made.get(strategy, {})
+    for rule in strategy.layouts:
+        if not any(rule.matches(path) for path in made):
+            raise ConfigError(
+                f"The layout '{rule}' matches none of the weights: {_some(list(made))}. Change the "
+                "pattern, or leave the rule out."
+            )
+    if strategy in _said:
+        return
+    _said.add(strategy)
+    if not any(each.cut for each in made.values()):
+        logger.warning(
+            f"mesh='{strategy.mesh}' divides none of the weights, so that the processes along its "
+            f"model axis compute the same. Layers are divided whose kernel has {SMALLEST} numbers "
+            "or more and a size that the axis divides; or give --layouts."
+        )
+    elif strategy.is_chief:
+        logger.info(_table(made))
+
+
+def _some(paths: list[str]) -> str:
+    """The first paths of weights, and the number of the others."""
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+    return ", ".join(paths[:_SHOWN]) + more
+
+
+def _table(made: dict[str, _Made]) -> str:
+    """The divided weights with their layouts, as lines of text."""
+    divided = {path: each for path, each in made.items() if each.cut is not None}
+    width = max(len(path) for path in divided)
+    lines = [f"layouts of {len(divided)} of {len(made)} weights; the others are whole:"]
+    for path, each in divided.items():
+        assert each.cut is not None
+        axes = [MODEL if i == each.cut.dimension else "-" for i in range(len(each.shape))]
+        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {' '.join(axes)}")
+    return "\n".join(lines)
