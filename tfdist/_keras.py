@@ -15,12 +15,14 @@ from keras.src import optimizers as keras_optimizers
 from keras.src.backend.common import KerasVariable, global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.tensorflow import distribution_lib as distribution_backend
 from keras.src.backend.tensorflow import random as random_module
 from keras.src.backend.tensorflow import trainer as tensorflow_trainer
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.callbacks import BackupAndRestore
 from keras.src.callbacks.callback_list import CallbackList
 from keras.src.callbacks.orbax_checkpoint import OrbaxCheckpoint
+from keras.src.distribution import distribution_lib
 from keras.src.layers.convolutional.base_conv import BaseConv
 from keras.src.layers.core.embedding import Embedding
 from keras.src.layers.rnn.rnn import RNN
@@ -94,6 +96,8 @@ __all__ = [
     "can_convert_arrays",
     "convert_to_sliceable",
     "data_adapter_utils",
+    "distribution_backend",
+    "distribution_lib",
     "file_utils",
     "global_state",
     "in_stateless_scope",

@@ -228,3 +228,55 @@ def collectives(strategy: Any) -> dict[str, int]:
             own.disable_graph_collection()
     nodes = [node.op for graph in graphs for node in graph.post_optimization_graph.node]
     return {kind: nodes.count(f"Collective{kind}V2") for kind in ("Gather", "Reduce")}
+
+
+def by_keras(strategy: Any, weights_by_batch: bool = False) -> dict[str, Any]:
+    """Keras's own example of a model that is divided, on a mesh of all processes."""
+    api = keras.distribution
+    with scope(strategy):
+        keras.utils.set_random_seed(0)
+        if strategy is not None:
+            devices = api.list_devices()
+            mesh = api.DeviceMesh((2, len(devices) // 2), ["batch", "model"], devices)
+            layout_map = api.LayoutMap(mesh)
+            layout_map[".*dense.*kernel"] = ("batch" if weights_by_batch else None, "model")
+            layout_map[".*dense.*bias"] = ("model",)
+            layout_map[".*conv2d.*kernel"] = (None, None, None, "model")
+            layout_map[".*nothing.*"] = ("model",)
+            layout_map[".*dense_1.*output"] = ("batch", None)
+            api.set_distribution(api.ModelParallel(layout_map=layout_map, batch_dim_name="batch"))
+        try:
+            inputs = keras.Input((8, 8, 1))
+            hidden = layers.Conv2D(4, 3, activation="relu", name="conv2d")(inputs)
+            hidden = layers.Dense(16, "relu", name="dense")(layers.Flatten()(hidden))
+            outputs = layers.Dense(4, name="dense_1")(hidden)
+            model = keras.Model(inputs, outputs)
+        finally:
+            api.set_distribution(None)
+        x, y = common.images(UNEVEN)
+        model.compile(adam(), common.sparse_crossentropy())
+        history = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+        return {
+            "weights": common.weights(model),
+            "loss": history.history["loss"],
+            "kept": [int(np.prod(getattr(v, "kept", v).shape)) for v in model.weights],
+        }
+
+
+def refused_by_keras(strategy: Any, sizes: dict[str, int], auto_shard: bool = True) -> str:
+    """The error of a distribution of Keras that the strategy cannot follow."""
+    api = keras.distribution
+    count = int(np.prod(list(sizes.values())))
+    devices = [f"cpu:{number}" for number in range(count)]
+    with scope(strategy):
+        mesh = api.DeviceMesh(tuple(sizes.values()), list(sizes), devices)
+        layout_map = api.LayoutMap(mesh)
+        try:
+            api.set_distribution(
+                api.ModelParallel(layout_map=layout_map, auto_shard_dataset=auto_shard)
+            )
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            api.set_distribution(None)
+    return ""

@@ -172,6 +172,7 @@ TARGETS: dict[str, Target] = {
             processes=4,
             options={"mesh": "data=2,model=2", "zero": 3},
         ),
+        Target(name="laid_out", strategy="tests.harness.sharding:make", processes=4),
         Target(name="horovod3", strategy="tests.harness.rings:make", processes=3, rests=True),
     )
 }

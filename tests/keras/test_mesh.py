@@ -99,3 +99,35 @@ def test_pairs_of_layers_need_one_sum(cluster: Pool) -> None:
     """The heads of an attention and the columns of a dense layer are never gathered."""
     for result in cluster("mesh").call(f"{CASES}:collectives"):
         assert result == {"Gather": 0, "Reduce": 2}
+
+
+@pytest.mark.parametrize("weights_by_batch", [False, True])
+def test_the_distribution_api_of_keras(cluster: Pool, weights_by_batch: bool) -> None:
+    """Of Keras's documentation, unchanged; the batch axis may divide weights too."""
+    case = f"{CASES}:by_keras"
+    expected = dict(cluster.plain(case))
+    parts = [2, 1, 4 if weights_by_batch else 2, 2, 4 if weights_by_batch else 2, 2]
+    kept = [size // part for size, part in zip(expected.pop("kept"), parts, strict=True)]
+    for worker, result in enumerate(
+        cluster("laid_out").call(case, weights_by_batch=weights_by_batch)
+    ):
+        assert result.pop("kept") == kept
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize(
+    ("target", "sizes", "options", "error"),
+    [
+        ("mesh", {"batch": 2, "model": 1}, {}, "conflicts with mesh='model=2', which the job has"),
+        ("mesh", {"batch": 2, "model": 2}, {}, "conflicts with a job of 2 processes"),
+        ("mesh", {"batch": 1, "a": 2, "b": 2}, {}, "has 2 axes beside 'batch'"),
+        ("mesh", {"batch": 1, "model": 2}, {"auto_shard": False}, "auto_shard_dataset=False"),
+        ("single", {"batch": 1, "model": 2}, {}, "conflicts with strategy='single'. Choose"),
+    ],
+)
+def test_distributions_that_cannot_be_followed_are_refused(
+    cluster: Pool, target: str, sizes: dict[str, int], options: dict[str, bool], error: str
+) -> None:
+    for message in cluster(target).call(f"{CASES}:refused_by_keras", sizes=sizes, **options):
+        assert message.startswith("ConfigError: ")
+        assert error in message

@@ -55,6 +55,9 @@ SIGNATURES = {
         "regularizer=None, constraint=None, aggregation='none', overwrite_with_gradient=False, "
         "name=None)"
     ),
+    "tensorflow.distribution_lib.list_devices": "(device_type=None)",
+    "distribution.distribution_lib.distribute_tensor": "(tensor, layout)",
+    "global_state.set_global_attribute": "(name, value)",
     "input_lib._calculate_replicas_with_values": "(strategy, input_workers, optional_list)",
     "dense.Dense.call": "(self, inputs, training=None)",
     "einsum_dense.EinsumDense.call": "(self, inputs, training=None)",

@@ -154,7 +154,7 @@ def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
             {"mesh": "model=2", "layouts": "(=model"},
             "the pattern '\\(', which is not a regular",
         ),
-        ({"mesh": "model=2", "layouts": "a=data"}, "The layout 'a=data' names 'data'"),
+        ({"mesh": "model=2", "layouts": "a=batch -"}, "The layout 'a=batch -' names 'batch'"),
         ({"mesh": "model=2", "layouts": "a=model model"}, "names 'model' and 'model'"),
         ({"mesh": "model=2", "layouts": "a=model;a=-"}, "layouts has two rules for 'a'"),
         ({"zero": 3, "strategy": "horovod"}, "zero=3 conflicts with strategy='horovod'"),
@@ -206,5 +206,5 @@ def test_tables_say_what_flags_say() -> None:
     assert config.value("mesh") == "data=2,model=2"
     assert config.value("layouts") == "a.*=- model;b=c=model -"
     rules = parse_layouts(config.value("layouts"))
-    assert [(each.pattern, each.dimension) for each in rules] == [("a.*", 1), ("b=c", 0)]
+    assert [(each.pattern, each.dimension("model")) for each in rules] == [("a.*", 1), ("b=c", 0)]
     assert StrategyConfig.from_json(config.to_json()) == config

@@ -115,15 +115,16 @@ class LayoutRule:
     Attributes:
         pattern: a regular expression.
         axes: for each dimension of the weight the axis that divides it, or None.
+        required: whether it is a mistake that it matches no weight.
     """
 
     pattern: str
     axes: tuple[str | None, ...]
+    required: bool = True
 
-    @property
-    def dimension(self) -> int | None:
-        """The dimension that is divided; None if the weight is whole."""
-        return self.axes.index(MODEL) if MODEL in self.axes else None
+    def dimension(self, axis: str) -> int | None:
+        """The dimension that an axis divides; None if it divides none."""
+        return self.axes.index(axis) if axis in self.axes else None
 
     def matches(self, path: str) -> bool:
         """Whether this is the rule for a weight."""
@@ -141,7 +142,7 @@ def parse_layouts(text: str | None) -> tuple[LayoutRule, ...]:
 
     Raises:
         ConfigError: for text of another form, a pattern that is not a regular expression or comes
-            twice, or another axis than the model axis.
+            twice, an unknown axis, or one that comes twice.
     """
     rules: list[LayoutRule] = []
     if text in (None, MEGATRON):
@@ -175,9 +176,8 @@ def _check_rule(rule: LayoutRule) -> None:
             f"layouts has the pattern {rule.pattern!r}, which is not a regular expression: {error}."
         ) from error
     named = [each for each in rule.axes if each is not None]
-    if set(named) - {MODEL} or len(named) > 1:
+    if set(named) - {*AXES} or len(named) > len({*named}):
         raise ConfigError(
-            f"The layout '{rule}' names {' and '.join(map(repr, named))}: the axis {MODEL!r} "
-            f"divides one dimension, '-' stands for the others, and zero=3 divides weights along "
-            f"the axis {DATA!r}."
+            f"The layout '{rule}' names {' and '.join(map(repr, named))}: the axes are {DATA!r} "
+            f"and {MODEL!r}, each divides one dimension, and '-' stands for the others."
         )

@@ -17,11 +17,11 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import BaseConv, BaseOptimizer
-from tfdist.config.mesh import MODEL, Axis, LayoutRule
+from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule
 from tfdist.errors import ConfigError
 from tfdist.keras.elementwise import is_elementwise, is_elementwise_layer
 from tfdist.keras.hooks import Hook
-from tfdist.keras.zero import data_axis, stage
+from tfdist.keras.zero import data_axis, is_divided, stage
 from tfdist.sharding.layout import Cut, Layout, cut_for
 from tfdist.types import DenseLayer, KerasVariable, Layer, Optimizer, Strategy
 from tfdist.utils.messages import logger
@@ -50,11 +50,11 @@ class _Made(NamedTuple):
 
     Attributes:
         shape: the whole weight's.
-        cut: its division along the model axis, or None.
+        cuts: its divisions by the rules, or by the kind of the layer.
     """
 
     shape: tuple[int, ...]
-    cut: Cut | None
+    cuts: tuple[Cut, ...]
 
 
 _made: weakref.WeakKeyDictionary[Any, dict[str, _Made]] = weakref.WeakKeyDictionary()
@@ -128,37 +128,41 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
     Raises:
         ConfigError: if two rules match it, or the axis does not divide the dimension.
     """
-    cuts = []
+    layer = getattr(weight, _LAYER, _adding.value)
+    if layer is None or not is_divided(strategy):
+        return None
     shape = tuple(weight._shape)
-    parted = _part_of_layer(weight, strategy)
-    if parted is not None:
-        cuts.append(parted)
-        shape = parted.shard_shape
-    if stage(strategy) > 2 and weight.trainable and math.prod(weight._shape) >= SMALLEST:
-        divided = cut_for(shape, data_axis(strategy))
+    cuts = _cuts_of(weight, layer, shape, strategy)
+    _made.setdefault(strategy, {})[weight.path] = _Made(shape, tuple(cuts))
+    in_rules = any(cut.axis.name == DATA for cut in cuts)
+    large = weight.trainable and math.prod(shape) >= SMALLEST
+    if stage(strategy) > 2 and large and not in_rules:
+        divided = cut_for(cuts[-1].shard_shape if cuts else shape, data_axis(strategy))
         cuts.extend([divided] if divided is not None else [])
     return Layout(tuple(cuts)) if cuts else None
 
 
-def _part_of_layer(weight: Any, strategy: Strategy) -> Cut | None:
-    """The division of a layer's weight along the model axis."""
-    layer = getattr(weight, _LAYER, _adding.value)
-    axis: Axis | None = getattr(strategy, "parted", None)
-    if axis is None or layer is None:
-        return None
-    shape = tuple(weight._shape)
-    if strategy.layouts:
-        dimension = _by_rules(weight.path, shape, strategy.layouts, axis)
-    else:
-        dimension = _by_kind(layer, weight.name, shape, axis.size)
-    cut = None if dimension is None else Cut(shape, dimension, axis)
-    _made.setdefault(strategy, {})[weight.path] = _Made(shape, cut)
-    return cut
+def _cuts_of(
+    weight: KerasVariable, layer: Layer, shape: tuple[int, ...], strategy: Strategy
+) -> list[Cut]:
+    """The divisions of a layer's weight by the rules, or by its kind."""
+    axis: Axis | None = strategy.parted
+    if not strategy.layouts:
+        size = 1 if axis is None else axis.size
+        dimension = None if size == 1 else _by_kind(layer, weight.name, shape, size)
+        return [] if dimension is None or axis is None else [Cut(shape, dimension, axis)]
+    rule = _rule_for(weight.path, shape, strategy.layouts)
+    cuts: list[Cut] = []
+    for each in (axis, data_axis(strategy)):
+        dimension = None if rule is None or each is None else rule.dimension(each.name)
+        if rule is None or each is None or dimension is None or each.size == 1:
+            continue
+        _check_size(rule, dimension, weight.path, shape, each.size)
+        cuts.append(Cut(cuts[-1].shard_shape if cuts else shape, dimension, each))
+    return cuts
 
 
-def _by_rules(
-    path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule], axis: Axis
-) -> int | None:
+def _rule_for(path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule]) -> LayoutRule | None:
     matching = [rule for rule in rules if rule.matches(path)]
     if not matching:
         return None
@@ -174,17 +178,21 @@ def _by_rules(
             f"shape {shape} has {len(shape)}. Give an axis or - for each, as in "
             f"'{rule.pattern}={' '.join(['-'] * (len(shape) - 1) + [MODEL])}'."
         )
-    dimension = rule.dimension
-    if dimension is not None and shape[dimension] % axis.size:
-        works = [str(i) for i, size in enumerate(shape) if size % axis.size == 0]
+    return rule
+
+
+def _check_size(
+    rule: LayoutRule, dimension: int, path: str, shape: tuple[int, ...], processes: int
+) -> None:
+    if shape[dimension] % processes:
+        works = [str(i) for i, size in enumerate(shape) if size % processes == 0]
         instead = f"divide dimension {' or '.join(works)}, " if works else ""
         raise ConfigError(
             f"The layout '{rule}' divides dimension {dimension} of the weight {path!r} of shape "
-            f"{shape}, {shape[dimension]}, over {axis.size} processes, which do not divide it. "
-            f"Instead {instead}give the layer a size that {axis.size} divides, or leave the weight "
+            f"{shape}, {shape[dimension]}, over {processes} processes, which do not divide it. "
+            f"Instead {instead}give the layer a size that {processes} divides, or leave the weight "
             "out of the rules."
         )
-    return dimension
 
 
 def _by_kind(layer: Layer, name: str, shape: tuple[int, ...], size: int) -> int | None:
@@ -273,7 +281,7 @@ def _checked_first(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def build(self: Optimizer, variables: Sequence[KerasVariable]) -> None:
         strategy = tf.distribute.get_strategy()
-        if getattr(strategy, "parted", None) is not None:
+        if getattr(strategy, "parted", None) or getattr(strategy, "layouts", None):
             _check(strategy)
         original(self, variables)
 
@@ -283,7 +291,7 @@ def _checked_first(original: Callable[..., None]) -> Callable[..., None]:
 def _check(strategy: Strategy) -> None:
     made = _made.get(strategy, {})
     for rule in strategy.layouts:
-        if not any(rule.matches(path) for path in made):
+        if rule.required and not any(rule.matches(path) for path in made):
             raise ConfigError(
                 f"The layout '{rule}' matches none of the weights: {_some(list(made))}. Change the "
                 "pattern, or leave the rule out."
@@ -291,7 +299,7 @@ def _check(strategy: Strategy) -> None:
     if strategy in _said:
         return
     _said.add(strategy)
-    if not any(each.cut for each in made.values()):
+    if not any(each.cuts for each in made.values()):
         logger.warning(
             f"mesh='{strategy.mesh}' divides none of the weights, so that the processes along its "
             f"model axis compute the same. Layers are divided whose kernel has {SMALLEST} numbers "
@@ -309,11 +317,12 @@ def _some(paths: list[str]) -> str:
 
 def _table(made: dict[str, _Made]) -> str:
     """The divided weights with their layouts, as lines of text."""
-    divided = {path: each for path, each in made.items() if each.cut is not None}
+    divided = {path: each for path, each in made.items() if each.cuts}
     width = max(len(path) for path in divided)
     lines = [f"layouts of {len(divided)} of {len(made)} weights; the others are whole:"]
     for path, each in divided.items():
-        assert each.cut is not None
-        axes = [MODEL if i == each.cut.dimension else "-" for i in range(len(each.shape))]
+        axes = ["-"] * len(each.shape)
+        for cut in each.cuts:
+            axes[cut.dimension] = cut.axis.name
         lines.append(f"  {path:<{width}}  {each.shape!s:<16} {' '.join(axes)}")
     return "\n".join(lines)

@@ -142,16 +142,24 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             return None
         if step is not None and step.exchanges_at_tape:
             return zero.apply_reduced(original, self, grads, trainable_variables)
-        if zero.stage(tf.distribute.get_strategy()) < 2:
-            with zero.to_optimizer():
-                grads = exchange(grads, self)
-            return zero.apply_reduced(original, self, grads, trainable_variables)
         weights = self._trainable_variables if trainable_variables is None else trainable_variables
+        to_shards = zero.stage(tf.distribute.get_strategy()) > 1
         with zero.to_optimizer():
-            grads = zero.reduce_to_shards(grads, weights, self)
-        return zero.apply_reduced(original, self, grads, trainable_variables, shards=True)
+            reduce = zero.reduce_to_shards if to_shards else _reduce
+            grads = reduce(grads, weights, self)
+        return zero.apply_reduced(original, self, grads, trainable_variables, shards=to_shards)
 
     return apply
+
+
+def _reduce(grads: list[Any], weights: Sequence[Any], optimizer: Optimizer) -> list[Any]:
+    """Averages gradients over the replicas, but for those that a tape has returned as averages."""
+    done = [zero.is_reduced_by_tape(each) for each in weights]
+    if not any(done):
+        return exchange(grads, optimizer)
+    own = [None if is_done else each for each, is_done in zip(grads, done, strict=True)]
+    pairs = zip(grads, exchange(own, optimizer), strict=True)
+    return [mine if total is None else total for mine, total in pairs]
 
 
 def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,6 +42,7 @@ __all__ = [
     "data_axis",
     "hooks",
     "is_divided",
+    "is_reduced_by_tape",
     "note_shards",
     "only_for_optimizers",
     "reduce_to_shards",
@@ -79,7 +80,8 @@ def data_axis(strategy: Strategy) -> Axis:
 
 def is_divided(strategy: types.AnyStrategy) -> bool:
     """Whether anything of a model is divided over the processes."""
-    return bool(stage(strategy) or getattr(strategy, "parted", None))
+    parts = (getattr(strategy, name, None) for name in ("parted", "layouts"))
+    return bool(stage(strategy)) or any(parts)
 
 
 def note_shards(weights: Sequence[Any], grads: Sequence[Gradient | None]) -> None:
@@ -139,7 +141,7 @@ def reduce_to_shards(
         optimizer: the optimizer that they are for.
     """
     strategy = tf.distribute.get_strategy()
-    own = {i for i, weight in enumerate(weights) if _is_reduced_by_tape(weight)}
+    own = {i for i, weight in enumerate(weights) if is_reduced_by_tape(weight)}
     here = [i for i, grad in enumerate(grads) if grad is not None and i not in own]
     grads = list(grads)
     for i, grad in zip(here, weighed([grads[i] for i in here], optimizer), strict=True):
@@ -188,7 +190,7 @@ def apply_reduced(
     if not any(map(_axes_of, given)):
         with exchanged.up():
             return original(optimizer, grads, weights)
-    _check_step(strategy)
+    _check_step(strategy, given)
     if not shards:
         grads = [_own(each, weight) for each, weight in zip(grads, given, strict=True)]
     divided = [each for each in given if _cut_of(each) is not None]
@@ -222,12 +224,12 @@ def _axes_of(weight: Any) -> frozenset[str]:
     return frozenset(cut.axis.name for cut in weight.layout.cuts)
 
 
-def _is_reduced_by_tape(weight: Any) -> bool:
+def is_reduced_by_tape(weight: Any) -> bool:
     """Whether the gradient that a tape returns is the sum over the replicas already."""
     return isinstance(weight, ShardedVariable) and weight.kept_layout.along(DATA) is not None
 
 
-def _check_step(strategy: Strategy) -> None:
+def _check_step(strategy: Strategy, weights: Sequence[Any]) -> None:
     """Refuses steps in which shards cannot be exchanged, or gradients may be changed unseen."""
     if tf.executing_eagerly():
         raise ConfigError(
@@ -235,7 +237,8 @@ def _check_step(strategy: Strategy) -> None:
             "loop outside of tf.function): processes exchange their shards in compiled steps. "
             "Leave run_eagerly out, decorate the step with @tf.function, or leave the option out."
         )
-    if (stage(strategy) > 2 or strategy.parted) and handed_out.value is None:
+    in_parts = any(isinstance(each, ShardedVariable) for each in weights)
+    if in_parts and handed_out.value is None:
         raise ConfigError(
             f"{asked(strategy)} conflicts with a training loop written by hand: what such a loop "
             "does with the gradients, of which a process has its shards, cannot be known. Train "

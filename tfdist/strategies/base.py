@@ -277,6 +277,22 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         del axis
         return ReplicaLink(self)
 
+    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule]) -> None:
+        """Arranges the processes along the axes of a mesh.
+
+        Args:
+            mesh: the mesh.
+            layouts: the rules by which the weights that are made from now on are divided.
+
+        Raises:
+            ConfigError: if the strategy has no mesh.
+        """
+        if mesh.processes > 1 or layouts:
+            raise ConfigError(
+                f"keras.distribution asks for the mesh '{mesh}', which conflicts with "
+                f"strategy={self.name!r}. Choose strategy='multi_worker'."
+            )
+
     @property
     def parted(self) -> Axis | None:
         """The axis of the mesh along which layers are divided; None if they are whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -12,7 +13,7 @@ from tfdist.comm import batch_sharding
 from tfdist.comm.launchers import launch_in_chunks
 from tfdist.comm.replica_collectives import LineLink, Link
 from tfdist.config.gradient_options import PLAIN, GradientOptions
-from tfdist.config.mesh import DATA, MODEL, Axis, Mesh, parse_layouts
+from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
 from tfdist.errors import ConfigError
 from tfdist.sharding.deferred import exchanging_what_is_read
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
@@ -51,16 +52,12 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         layouts: str | None = None,
     ) -> None:
         self.rule, self.zero = rule, zero
-        self.mesh = None if mesh is None else Mesh.parse(mesh)
-        self.layouts = parse_layouts(layouts)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)
         self._world = self.shard
-        if self.mesh:
-            _check_size(self.mesh, self._world.workers)
-            axes = [self.mesh.axis(name, self._world.worker) for name in (DATA, MODEL)]
-            extended.lay_out(axes, exchanging_what_is_read)
+        if mesh is not None:
+            self.lay_out(Mesh.parse(mesh), parse_layouts(layouts))
         launch_in_chunks(extended)
         agree_on_seed(self)
 
@@ -73,6 +70,33 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
             worker=extended._id_in_cluster,
             local=len(extended.worker_devices),
         )
+
+    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule]) -> None:
+        """See `StrategyMixin.lay_out`; a mesh cannot be changed any more.
+
+        Raises:
+            ConfigError: if the mesh is not one of the processes, is not the one that they have, or
+                conflicts with the treatment of gradients.
+        """
+        _check_size(mesh, self._world.workers)
+        axes = self._axes_of(mesh)
+        if self.mesh is None:
+            if not self.rule.is_plain or self._world.local > 1:
+                raise ConfigError(
+                    f"mesh='{mesh}' conflicts with options of gradient updates, or with several "
+                    "devices in a process. Leave them out."
+                )
+            self.mesh = mesh
+            self.extended.lay_out(axes, exchanging_what_is_read)
+        elif _places(axes) != _places(self._axes_of(self.mesh)):
+            raise ConfigError(
+                f"mesh='{mesh}' conflicts with mesh='{self.mesh}', which the job has already. "
+                "Leave one of them out."
+            )
+        self.layouts = tuple(layouts)
+
+    def _axes_of(self, mesh: Mesh) -> list[Axis]:
+        return [mesh.axis(name, self._world.worker) for name in (DATA, MODEL)]
 
     @property
     def world(self) -> batch_sharding.Shard:
@@ -93,6 +117,10 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
     def link(self, axis: str = DATA) -> Link:
         """The processes along an axis. Must be called in a replica context."""
         return LineLink(self.extended.lines[axis]) if axis == MODEL else super().link()
+
+
+def _places(axes: list[Axis]) -> list[tuple[int, int]]:
+    return [(axis.size, axis.index) for axis in axes]
 
 
 def _check_size(mesh: Mesh, processes: int) -> None:
