@@ -1,4 +1,4 @@
-"""Memory and time of a step under the stages of ZeRO, on several processes of this machine."""
+"""Memory and time of a step of divided models, on several processes of this machine."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _WIDTH, _LAYERS, _BATCH, _STEPS = 1024, 12, 32, 12
 
 _HELP = """
 Trains twelve `Dense(1024)` with Adam in one process, and on several by `multi_worker` under each
-stage of ZeRO. TensorFlow's BFC allocator counts the bytes, exactly. Runs alternate; the table has
-the medians, and the range of the times.
+stage of ZeRO, with a model axis, and with both. TensorFlow's BFC allocator counts the bytes,
+exactly. Runs alternate; the table has the medians, and the range of the times.
 
 Examples:
 
-- everything, about 6 minutes: `python benchmarks/sharding.py`
+- everything, about 10 minutes: `python benchmarks/sharding.py`
 
 - a quick look: `python benchmarks/sharding.py -n 2 --rounds 1 --output /tmp/sharding.md`
 """
@@ -66,10 +66,17 @@ def measure() -> None:
             json.dump({"rest": used, "peak": peak, "seconds": seconds, "loss": float(loss)}, file)
 
 
-def _run(processes: int, zero: int) -> dict[str, Any]:
+def _kinds(processes: int) -> list[str]:
+    """The flags that divide a model over some processes."""
+    stages = [f"--zero {stage}" for stage in range(4)]
+    mesh = f"--mesh data={processes // 2},model=2 --zero 3"
+    return [*stages, f"--mesh model={processes}", *([mesh] if processes > 2 else [])]
+
+
+def _run(processes: int, flags: str) -> dict[str, Any]:
     words = ["--strategy", "single"]
     if processes > 1:
-        words = ["--strategy", "multi_worker", "-n", str(processes), "--zero", str(zero)]
+        words = ["--strategy", "multi_worker", "-n", str(processes), *flags.split()]
     with tempfile.TemporaryDirectory() as place:
         result = Path(place) / "result.json"
         subprocess.run(
@@ -84,18 +91,18 @@ def _run(processes: int, zero: int) -> dict[str, Any]:
         return found
 
 
-def _lines(runs: dict[tuple[int, int], list[dict[str, Any]]]) -> Iterator[str]:
-    alone = _median(runs[1, 0], "peak")
+def _lines(runs: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[str]:
+    alone = _median(runs[1, ""], "peak")
     yield (
-        "| processes | `--zero` | at rest, MiB | peak, MiB | peak to one process "
+        "| processes | flags | at rest, MiB | peak, MiB | peak to one process "
         "| seconds a step (range) | loss |"
     )
     yield "|---|---|---|---|---|---|---|"
-    for (processes, zero), each in runs.items():
+    for (processes, flags), each in runs.items():
         rest, peak = _median(each, "rest"), _median(each, "peak")
         times = sorted(run["seconds"] for run in each)
         yield (
-            f"| {processes} | {zero if processes > 1 else ''} | {rest / 2**20:.0f} "
+            f"| {processes} | {flags and f'`{flags}`'} | {rest / 2**20:.0f} "
             f"| {peak / 2**20:.0f} | {peak / alone:.2f} "
             f"| {_median(each, 'seconds'):.3f} ({times[0]:.3f} to {times[-1]:.3f}) "
             f"| {each[0]['loss']:.7f} |"
@@ -115,15 +122,15 @@ def main(
     output: Annotated[Path, typer.Option(help="The page.")] = _RESULTS,
 ) -> None:
     """Runs all kinds in turn, and writes the page after every round."""
-    kinds = [(1, 0), *((count, zero) for count in processes or (2, 4) for zero in range(4))]
-    runs: dict[tuple[int, int], list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    kinds = [(1, ""), *((count, each) for count in processes or (2, 4) for each in _kinds(count))]
+    runs: dict[tuple[int, str], list[dict[str, Any]]] = {kind: [] for kind in kinds}
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
     for number in range(rounds):
         for kind in kinds:
-            console.print(f"round {number + 1} of {rounds}: {kind[0]} processes, --zero {kind[1]}")
+            console.print(f"round {number + 1} of {rounds}: {kind[0]} processes {kind[1]}")
             runs[kind].append(_run(*kind))
         text = [
-            "# ZeRO: memory and time",
+            "# Divided models: memory and time",
             "",
             f"{_LAYERS} layers of Dense({_WIDTH}): 48 MiB of weights; Adam; global batches of "
             f"{_BATCH}; by `python benchmarks/sharding.py`. Medians of {number + 1} alternating "
