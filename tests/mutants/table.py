@@ -47,6 +47,7 @@ _LOSSES = "tests/contract/test_losses.py --tier=everything -k 'mirrored and ({})
 _ADDED = "tests/contract/test_losses.py --tier=everything -k 'pipeline and layers_add'"
 _REDUCED = _LOSSES.format("reductions or mask or reduces_the_batch")
 _READ_WEIGHTS = _LOSSES.format("reads_weights")
+_PARTS = "tests/keras/test_mesh.py -k 'mesh-transformer or one_sum'"
 _MEET = _LOSSES.format("meet and ({})")
 
 
@@ -364,5 +365,35 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/pipeline/stage_graph.py",
         _LOSSES.replace("mirrored", "pipeline").format("vectors"),
         ("None if leaf is None else leaf.dtype for leaf in leaves[fixed:]", ""),
+    ),
+    # Layers in parts, along the model axis of a mesh.
+    *_of(
+        "tfdist/sharding/relayout.py",
+        _PARTS,
+        ("lambda upstream: summed(", "lambda upstream: copied("),
+        ("return part_of(link, tf.convert_to_tensor(upstream), part.dimension)", "return upstream"),
+    ),
+    *_of(
+        "tfdist/sharding/deferred.py",
+        _PARTS,
+        ("function.exchanges.items() if op in needed", "function.exchanges.items()"),
+    ),
+    *_of(
+        "tfdist/keras/tensor_parallel.py",
+        _PARTS,
+        ("flat < cut.stop", "flat <= cut.stop"),
+        ("own = part.value * _own_part(kept, part.value, part.dimension)", "own = part.value"),
+        ("with _within.set(1):", "with _within.set(None):"),
+    ),
+    *_of(
+        "tfdist/keras/layouts.py",
+        _PARTS,
+        ("_columns_of(_called.value[1]) == equation.of_inputs(contracted[0])", "False"),
+    ),
+    *_of(
+        "tfdist/keras/zero.py",
+        "tests/keras/test_zero.py -k 'clipped_rows and mesh or whole_weights and mesh'",
+        ("squares[i] = total", "pass"),
+        ("tf.convert_to_tensor(grad), norm)", "grad, norm)"),
     ),
 ]
