@@ -160,12 +160,14 @@ def _check_strategy(job: Job) -> None:
             "accumulation and with compression 'none', 'bf16' or 'fp16'; or without --max-np, with "
             "BackupAndRestore and --max-restarts."
         )
-    zero = int(job.resolved.config.value("zero")) if job.resolved else 0
-    if zero:
-        raise ConfigError(
-            f"--min-np and --max-np conflict with --zero {zero}: with a process its part of the "
-            "optimizer's state would be lost. Train with BackupAndRestore and --max-restarts."
-        )
+    config = None if job.resolved is None else job.resolved.config
+    for name in ("zero", "mesh"):
+        value = None if config is None else config.value(name)
+        if value:
+            raise ConfigError(
+                f"--min-np and --max-np conflict with --{name} {value}: with a process its part of "
+                "the model's state would be lost. Train with BackupAndRestore and --max-restarts."
+            )
     if len(job.plan.cluster.computing) != len(job.plan.tasks):
         raise ConfigError(
             "--min-np and --max-np conflict with TF_CONFIG, whose other tasks are started "

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -105,12 +107,12 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
             continue
         yield max(option.flags, key=len)
         if option.kind is not bool:
-            yield str(value)
+            yield str(option.accept(value))
 
 
 def _pickled(value: object, what: str) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(value)
+        data = _dumps(value)
     except Exception as error:  # Objects raise errors of their own.
         raise ConfigError(
             f"{what} cannot be sent to another process: {error}. Give paths, numbers and arrays, "
@@ -181,3 +183,27 @@ def _call(folder: str) -> None:
 
 if __name__ == "__main__":
     _call(sys.argv[1])
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Keeps the files of functions, which the frames of an error name.
+
+    cloudpickle 3.1.3 and later put "<dynamic-code>" in their place.
+    """
+
+    def reducer_override(self, value: object) -> object:
+        """As cloudpickle reduces a value, but for the file of code."""
+        if not isinstance(value, types.CodeType):
+            return super().reducer_override(value)
+        make, arguments = self.dispatch_table[types.CodeType](value)
+        kept = (value.co_filename if each == _NO_FILE else each for each in arguments)
+        return make, tuple(kept)
+
+
+_NO_FILE = "<dynamic-code>"
+
+
+def _dumps(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
