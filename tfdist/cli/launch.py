@@ -110,6 +110,30 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
             yield str(option.accept(value))
 
 
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Keeps the files of functions, which the frames of an error name.
+
+    cloudpickle 3.1.3 and later put "<dynamic-code>" in their place.
+    """
+
+    def reducer_override(self, value: object) -> object:
+        """As cloudpickle reduces a value, but for the file of code."""
+        if not isinstance(value, types.CodeType):
+            return super().reducer_override(value)
+        make, arguments = self.dispatch_table[types.CodeType](value)
+        kept = (value.co_filename if each == _NO_FILE else each for each in arguments)
+        return make, tuple(kept)
+
+
+_NO_FILE = "<dynamic-code>"
+
+
+def _dumps(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
 def _pickled(value: object, what: str) -> bytes:
     try:
         data = _dumps(value)
@@ -183,27 +207,3 @@ def _call(folder: str) -> None:
 
 if __name__ == "__main__":
     _call(sys.argv[1])
-
-
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """Keeps the files of functions, which the frames of an error name.
-
-    cloudpickle 3.1.3 and later put "<dynamic-code>" in their place.
-    """
-
-    def reducer_override(self, value: object) -> object:
-        """As cloudpickle reduces a value, but for the file of code."""
-        if not isinstance(value, types.CodeType):
-            return super().reducer_override(value)
-        make, arguments = self.dispatch_table[types.CodeType](value)
-        kept = (value.co_filename if each == _NO_FILE else each for each in arguments)
-        return make, tuple(kept)
-
-
-_NO_FILE = "<dynamic-code>"
-
-
-def _dumps(value: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
-    return buffer.getvalue()
