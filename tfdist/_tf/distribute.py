@@ -170,12 +170,7 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self._cpu_devices = cpu_devices
         with context.eager_mode():  # Else, in a program on graphs, no server of collectives starts.
             super().__init__(strategy, cluster_resolver, options)
-        self._all = Line(
-            self._cross_device_ops,
-            self._host_cross_device_ops,
-            self._num_workers,
-            self._id_in_cluster,
-        )
+        self._all = self._taken
         #: The processes along each axis of a mesh.
         self.lines: dict[str, Line] = {}
         self._around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None

@@ -182,13 +182,12 @@ def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return_dict: bool = False,
     ) -> Any:
         both_weights = class_weight is not None and sample_weight is not None
-        alone = self.distribute_strategy.num_replicas_in_sync == 1
         if both_weights:
             return original(self, x, y, sample_weight, class_weight, return_dict)
         self._assert_compile_called("train_on_batch")
         self.make_train_function()
         _compare_first(self, "train_function", (x, y, sample_weight))
-        if alone:
+        if self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, x, y, sample_weight, class_weight, return_dict)
         if class_weight is not None:
             sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
