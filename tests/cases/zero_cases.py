@@ -173,6 +173,37 @@ def regularized(strategy: Any) -> dict[str, Any]:
     return {"weights": common.weights(model), "loss": history.history["loss"]}
 
 
+class Loop(keras.layers.Layer):
+    """Calls layers in a loop and, of its steps, in a branch; another is called step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.other, self.last = (keras.layers.Dense(8, "tanh") for _ in range(3))
+
+    def build(self, shape: Any) -> None:
+        for each in (self.dense, self.other):
+            each.build((None, 8))
+
+    def call(self, x: Any) -> Any:
+        def body(i: Any, h: Any) -> Any:
+            layers = (lambda: self.dense(h)), (lambda: self.other(h))
+            return i + 1, tf.cond(i % 2 > 0, *layers) + x
+
+        shapes = [tf.TensorShape([]), tf.TensorShape([None, 8])]
+        _, h = tf.while_loop(lambda i, _: i < 4, body, [0, x], shape_invariants=shapes)
+        return tf.map_fn(self.last, tf.stack([h, x]))[1] + h
+
+
+def within_control_flow(strategy: Any) -> dict[str, Any]:
+    """Layers that are called within loops and branches, also before they are built."""
+    with scope(strategy):
+        keras.utils.set_random_seed(6)
+        steps = keras.layers.Reshape((2, 4))
+        model = keras.Sequential([Loop(), steps, keras.layers.GRU(8), keras.layers.Dense(3)])
+    model, history = _fit(strategy, OPTIMIZERS["adam"], model)
+    return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
 class Computing(keras.Model):
     """Computes with its gradients: clips them, updates a weight by hand, or logs their norm."""
 

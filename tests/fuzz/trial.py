@@ -110,6 +110,8 @@ def can_run(target: str, spec: Spec) -> bool:
     `Strategy.run` needs TensorFlow's coordinator on parameter servers (tests/servers has one).
     """
     rule = spec.rule
+    if target in ("zero", "zero3", "mesh") and rule:
+        return False  # The command refuses these; the harness sets the rule past its checks.
     if target == "parameter_server":
         served = rule.get("mode") in (None, "async", "stale") and "compression" not in rule
         return served and "strategy_loop" not in spec.calls

@@ -8,7 +8,14 @@ from tests.contract.conftest import assert_same
 from tests.harness import Pool
 
 CASES = "tests.cases.zero_cases"
-CHECKED = ("infinity_in_one_shard", "whole_weights", "tied", "clipped_rows", "regularized")
+CHECKED = (
+    "infinity_in_one_shard",
+    "whole_weights",
+    "tied",
+    "clipped_rows",
+    "regularized",
+    "within_control_flow",
+)
 
 
 @pytest.mark.parametrize(

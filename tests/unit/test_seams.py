@@ -7,10 +7,13 @@ supported range in setup.cfg is widened.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 
+from tfdist._tf.distribute import gradients_of_control_flow
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
@@ -411,3 +414,30 @@ def test_keras_still_asks_the_strategy_for_what_is_overridden():
         "tf.distribute.MultiWorkerMirroredStrategy",
     ):
         assert call in source, f"Keras's trainer no longer contains {call!r}"
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_graphs_of_gradients_of_control_flow_are_known(branch: bool) -> None:
+    """`tfdist._tf.distribute` tells them by two private attributes of TensorFlow's graphs."""
+    found: list[tuple[int, int]] = []
+
+    @tf.custom_gradient
+    def noted(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        forward = len(gradients_of_control_flow())
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            found.append((forward, len(gradients_of_control_flow())))
+            return upstream
+
+        return tf.identity(x), backward
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.cond(x > 0, lambda: noted(x), lambda: x) if branch else noted(x)
+
+    @tf.function
+    def gradient(x: tf.Tensor) -> Any:
+        y = tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, step(h)), [0, x])[1]
+        return tf.gradients(y, x)
+
+    gradient.get_concrete_function(tf.constant(1.0))
+    assert set(found) == {(0, 2 if branch else 1)}

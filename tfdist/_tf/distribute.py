@@ -62,6 +62,7 @@ __all__ = [
     "eagerly_outside_of_scope",
     "feed_from",
     "global_seed",
+    "gradients_of_control_flow",
     "has_started",
     "in_xla",
     "independently",
@@ -174,6 +175,7 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         #: The processes along each axis of a mesh.
         self.lines: dict[str, Line] = {}
         self._around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+        self._graph: Any = None
 
     def lay_out(
         self, axes: Sequence[Axis], around: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -191,7 +193,22 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> object:
         run = fn if self._around is None else self._around(fn)
-        return super()._call_for_each_replica(run, args, kwargs)
+        before, self._graph = self._graph, _traced_graph()
+        try:
+            return super()._call_for_each_replica(run, args, kwargs)
+        finally:
+            self._graph = before
+
+    def outside_of_loops(self) -> contextlib.AbstractContextManager[object]:
+        """A block outside of the loops and branches of a replica's function that is traced.
+
+        Its operations run once, whichever branch is taken. A `tf.function` that the
+        replica's function calls is left as it is: its graph may be called from elsewhere too.
+        """
+        graph = _traced_graph()
+        while graph is not self._graph and getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return contextlib.nullcontext() if graph is None else graph.as_default()
 
     @contextlib.contextmanager
     def among_all(self) -> Iterator[None]:
@@ -257,6 +274,24 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         if kind == "CPU":
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
         return devices, kind
+
+
+def _traced_graph() -> Any:
+    """The graph that is being made; None if operations run as they are called."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def gradients_of_control_flow() -> list[Any]:
+    """The graphs of loops and branches that are being made, from the inside out, in gradients.
+
+    Returns:
+        Nothing outside of the gradient of a `tf.while_loop` or a `tf.cond`.
+    """
+    graph, graphs = _traced_graph(), []
+    while getattr(graph, "is_control_flow_graph", False):
+        graphs.append(graph)
+        graph = graph.outer_graph
+    return graphs if any(hasattr(each, "_forward_graph") for each in graphs) else []
 
 
 class OnlyReplica(tf.distribute.ReplicaContext):  # type: ignore[misc]
@@ -416,7 +451,7 @@ def independently() -> Iterator[None]:
     Automatic control dependencies run the collectives of a function in the order in which they were
     made. Those of CPUs need none.
     """
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graph = _traced_graph()
     manager = getattr(graph, "experimental_acd_manager", None)
     if graph is None or manager is None:
         yield

@@ -14,18 +14,40 @@ from tfdist._tf.distribute import (
     collective_ops,
     cross_device_ops,
     cross_device_utils,
+    gradients_of_control_flow,
 )
 from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
 from tfdist.utils.messages import log_without
 
-__all__ = ["RingExtended", "RingLauncher", "launch_in_chunks"]
+__all__ = ["RingExtended", "RingLauncher", "replace_launchers"]
 
 
 #: Bytes of a chunk; see docs/updates.md for the measurements.
 _CHUNK_BYTES = 4 << 20
 
 
-class _ChunkedLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[misc]
+class _Launcher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[misc]
+    """Launches collectives in the gradients of loops and branches too.
+
+    Automatic control dependencies keep the order of collectives by a resource. TensorFlow keeps no
+    order in the gradients of `tf.while_loop` and `tf.cond`, whose graphs cannot capture a resource
+    of their own either, so that collectives are launched without it there.
+    """
+
+    def _get_ordering_token(self) -> Tensor | None:
+        token: Tensor | None = super()._get_ordering_token()
+        return None if gradients_of_control_flow() else token
+
+    def _next_instance_key(self) -> Any:
+        key = super()._next_instance_key()
+        # The key is a placeholder of the function around the control flow. The gradient of a branch
+        # takes a tensor of the graph around it only, so each graph hands it on to the next.
+        for graph in reversed(gradients_of_control_flow()):
+            key = graph.capture(key)
+        return key
+
+
+class _ChunkedLauncher(_Launcher):
     """All-reduces of a CPU device in chunks side by side.
 
     TensorFlow's ring cuts a tensor into two parts per process, and each is copied, sent and added
@@ -67,17 +89,16 @@ def _chunk_lengths(length: int | None, size: int) -> list[int]:
     return [length // count + (i < length % count) for i in range(count)]
 
 
-def launch_in_chunks(extended: Any) -> None:
-    """Makes the all-reduces of a strategy on CPU devices go in chunks.
+def replace_launchers(extended: Any) -> None:
+    """Gives a strategy launchers of this module; on CPU devices all-reduces go in chunks.
 
     Args:
         extended: the extended part of a strategy of several processes.
     """
-    if not all("CPU" in device for device in extended.worker_devices):
-        return
+    on_cpus = all("CPU" in device for device in extended.worker_devices)
     for line in extended.every_line:
         for launcher in line.operations._launchers:
-            launcher.__class__ = _ChunkedLauncher
+            launcher.__class__ = _ChunkedLauncher if on_cpus else _Launcher
 
 
 class Ring(Protocol):

@@ -171,9 +171,10 @@ class ShardedVariable(_Shard):
     def gathered(self) -> Tensor:
         """The whole value within a replica; that of a weight has a gradient."""
         part, cut = self._part(), self.kept_layout.along(MODEL)
-        if cut is not None:
+        if cut is None:
+            return part
+        with self._strategy.extended.outside_of_loops():
             return whole_weight_of(self._strategy.link(MODEL), part, cut)
-        return part
 
     def part(self) -> Tensor | None:
         """The part that its layer computes with, within a replica.
@@ -188,13 +189,16 @@ class ShardedVariable(_Shard):
 
     def _part(self) -> Tensor:
         """The kept part, gathered along the data axis if it is divided along that."""
-        kept: Tensor = tf.convert_to_tensor(self.kept)
-        cut = self.kept_layout.along(DATA)
-        if cut is None:
-            return kept
-        if self._weigh is not None:
-            return gathered(self._strategy, kept, cut, self._weigh)
-        return gather(self._strategy.link(), [kept], [cut])[0]
+        # A loop or a branch of the program's takes what is gathered before it: once, and by all
+        # processes, of which some may take another branch.
+        with self._strategy.extended.outside_of_loops():
+            kept: Tensor = tf.convert_to_tensor(self.kept)
+            cut = self.kept_layout.along(DATA)
+            if cut is None:
+                return kept
+            if self._weigh is not None:
+                return gathered(self._strategy, kept, cut, self._weigh)
+            return gather(self._strategy.link(), [kept], [cut])[0]
 
     def read(self) -> Tensor:
         """The whole value, outside of any step. All processes must read it.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.comm import batch_sharding
-from tfdist.comm.launchers import launch_in_chunks
+from tfdist.comm.launchers import replace_launchers
 from tfdist.comm.replica_collectives import LineLink, Link
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
@@ -58,7 +58,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         self._world = self.shard
         if mesh is not None:
             self.lay_out(Mesh.parse(mesh), parse_layouts(layouts))
-        launch_in_chunks(extended)
+        replace_launchers(extended)
         agree_on_seed(self)
 
     @property
