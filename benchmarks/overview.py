@@ -33,8 +33,7 @@ seconds from the command to the first step, peak memory, parameter servers.
 
 The whole takes up to {FULL.minutes:g} minutes and writes docs/benchmarks.md. `--quick` takes less
 than {QUICK.minutes:g}, runs each peer once, and writes build/benchmarks.md. Run it on a machine
-that does nothing else; the page says how busy it was. The page is written after each round, so that
-it can be ended at any time.
+that does nothing else; the page says how busy it was. Ended before, it writes what it has.
 
 The peers need `tfdist build-horovod` and `pip install -r benchmarks/requirements.txt`.
 """
@@ -72,28 +71,34 @@ def main(
     jobs = [each for each in jobs_of(plan, timeout) if not only or each.peer in only]
     if not jobs:
         raise typer.BadParameter("There is no such peer, or it is not installed.")
-    found, begun, longest = Found(), time.monotonic(), 0.0
+    found = Found()
+    try:
+        _rounds(jobs, rounds, limit, found)
+    finally:  # Also where it is ended before.
+        if found.pairs:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            draw(found, plan, picture)
+            command = f"make bench{' QUICK=1' if quick else ''}"
+            relative = str(picture.relative_to(output.parent))
+            output.write_text(page(found, plan, command, _versions(), relative))
+            write_lines([*found.pairs, *found.servers], raw)
+            console.print(f"Written: {output}")
+    if found.failed:
+        raise typer.Exit(1)
+
+
+def _rounds(jobs: list[Job | Pair], rounds: int, limit: float, found: Found) -> None:
+    begun, longest = time.monotonic(), 0.0
     for number in range(1, rounds + 1):
         entered = time.monotonic()
         if entered - begun + longest > limit:
             console.print(f"{number - 1} of {rounds} rounds, as {limit / 60:g} minutes are over.")
-            break
+            return
         for place, job in enumerate(jobs, 1):
             said = _turn(job, number, found)
             took = f"{(time.monotonic() - begun) / 60:4.1f} min"
             console.print(escape(f"{took}  round {number}/{rounds}  {place:2}/{len(jobs)}  {said}"))
         longest = max(longest, time.monotonic() - entered)
-        if found.pairs:
-            command = f"make bench{' QUICK=1' if quick else ''}"
-            draw(found, plan, picture)
-            relative = picture.relative_to(output.parent)
-            text = page(found, plan, command, _versions(), str(relative))
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(text)
-            write_lines([*found.pairs, *found.servers], raw)
-    console.print(f"Written: {output}")
-    if found.failed:
-        raise typer.Exit(1)
 
 
 def _turn(job: Job | Pair, number: int, found: Found) -> str:
