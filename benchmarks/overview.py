@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from bench.job import Job
 from bench.lines import write_lines
-from bench.overview.page import Found, draw, page
+from bench.overview.page import Found, draw, in_short, page
 from bench.overview.plan import FULL, QUICK, absent, jobs_of
 from bench.pair.job import Pair
 from bench.pair.run import measure
@@ -23,6 +23,9 @@ from rich.markup import escape
 _ROOT = Path(__file__).parents[1]
 _PAGE, _PICTURE = _ROOT / "docs/benchmarks.md", _ROOT / "docs/pictures/benchmarks.png"
 _RAW = _ROOT / "benchmarks/results/overview.jsonl"
+_README = _ROOT / "README.md"
+_BEGIN = "<!-- benchmarks: `make bench` writes this part -->\n"
+_END = "<!-- end of benchmarks -->\n"
 _QUICK_PAGE = _ROOT / "build/benchmarks.md"
 _PACKAGES = ("tfdist", "tensorflow", "keras", "tf_keras", "horovod", "torch")
 
@@ -83,8 +86,18 @@ def main(
             output.write_text(page(found, plan, command, _versions(), relative))
             write_lines([*found.pairs, *found.servers], raw)
             console.print(f"Written: {output}")
+            if output == _PAGE and not quick:
+                _into_readme(in_short(found, plan))
     if found.failed:
         raise typer.Exit(1)
+
+
+def _into_readme(table: str) -> None:
+    """Puts the short table between its marks."""
+    before, begin, rest = _README.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if begin and end:
+        _README.write_text(f"{before}{begin}\n{table}{end}{after}")
 
 
 def _rounds(jobs: list[Job | Pair], rounds: int, limit: float, found: Found) -> None:

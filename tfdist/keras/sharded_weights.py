@@ -35,8 +35,8 @@ from tfdist.utils.thread_state import Current
 
 __all__ = ["hooks"]
 
-#: The layout of the weight that an optimizer is making a variable for. Keras 3.14 does not tell the
-#: variable.
+#: The layout of the weight that an optimizer is making a variable for. Keras 3.14 does not hand it
+#: to the variable.
 _like: Current[object] = Current(None)
 
 

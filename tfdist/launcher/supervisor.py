@@ -108,7 +108,7 @@ class Screen:
         complain: called with logs that cannot be written.
         notify: called with events of the job's tasks, and whether to begin a new line for it.
         record: the record of the starts and ends of tasks.
-        waiting: the line that says what the job waits for.
+        waiting: the line that names what the job waits for.
     """
 
     terminal: Terminal | None
@@ -424,7 +424,7 @@ def run(
         notify: called with events of the tasks meanwhile, and whether the terminal's cursor was
             left within a line.
         record: gets the starts and ends of tasks.
-        waiting: the line that says what the job waits for.
+        waiting: the line that names what the job waits for.
 
     Raises:
         TfdistError: if a process cannot be started. Those already started are ended.

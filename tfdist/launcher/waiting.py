@@ -1,4 +1,4 @@
-"""The line on a terminal that says what a job waits for until it trains.
+"""The line on a terminal that names what a job waits for until it trains.
 
 Tasks write into their records how far they have come; the line names the step of those that are
 the furthest behind. It is redrawn in place and taken away before anything else is shown. Without a
@@ -20,7 +20,7 @@ from tfdist.utils import run_record
 
 __all__ = ["ON_THE_WAY", "Waiting"]
 
-#: What a task does after each kind of line in its record, in this order; before the first of them
+#: The wait of a task after each kind of line in its record, in this order; before the first of them
 #: its Python starts.
 ON_THE_WAY: Mapping[str, str] = {
     "joins": "to meet the other tasks",
@@ -117,7 +117,7 @@ class Waiting:
 
 
 def _in_words(states: Mapping[str, str]) -> str:
-    """What the tasks that are the furthest behind wait for."""
+    """The wait of the tasks that are the furthest behind."""
     order = ["", *ON_THE_WAY, *_TRAINS]
     least = min(states.values(), key=order.index)
     what = ON_THE_WAY.get(least, _STARTS)

@@ -17,7 +17,7 @@ from bench.pair.peers import PEERS
 from bench.pair.run import Measured
 from bench.run import Measurement
 
-__all__ = ["Found", "draw", "page"]
+__all__ = ["Found", "draw", "in_short", "page"]
 
 #: The share of cores in use by others from which on a page says that it was measured under load.
 _QUIET = 0.1
@@ -74,6 +74,34 @@ def page(found: Found, plan: Plan, command: str, versions: str, picture: str) ->
     return "\n".join(parts)
 
 
+def in_short(found: Found, plan: Plan) -> str:
+    """The table of the README: medians of the ratios, by model."""
+    rows = []
+    for peer, base, processes in PAIRS:
+        by_model = (_pairs(found, peer, base, processes, each) for each in plan.workloads)
+        ratios = (f"{_median_ratio(pairs):.2f}" if pairs else "-" for pairs in by_model)
+        rows.append((PEERS[peer].title, PEERS[base].title, str(processes), *ratios))
+    kinds = (WORKLOADS[workload].kind for workload in plan.workloads)
+    table = _table(("", "updates a second, x those of", "processes", *kinds), rows, left=2)
+    rounds = len({each.round for each in found.pairs})
+    return f"{table}\nMedians of {rounds} rounds on {os.cpu_count()} cores without GPUs.\n\n"
+
+
+def _pairs(
+    found: Found, peer: str, base: str, processes: int, workload: str
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """The trainings of two peers in the same rounds."""
+    mine, theirs = (found.of(name, processes, workload) for name in (peer, base))
+    return [
+        (mine[number].trainings[workload], theirs[number].trainings[workload])
+        for number in sorted(mine.keys() & theirs.keys())
+    ]
+
+
+def _median_ratio(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> float:
+    return statistics.median(one["rate"] / other["rate"] for one, other in pairs)
+
+
 def _head(found: Found, command: str, versions: str) -> str:
     busy = statistics.median(each.busy for each in found.pairs)
     rounds = len({each.round for each in found.pairs})
@@ -110,23 +138,12 @@ def _ratios(found: Found, plan: Plan) -> str:
     rows = []
     for peer, base, processes in PAIRS:
         for workload in plan.workloads:
-            mine, theirs = (found.of(name, processes, workload) for name in (peer, base))
-            both = sorted(mine.keys() & theirs.keys())
-            if both:
-                pairs = [
-                    (mine[each].trainings[workload], theirs[each].trainings[workload])
-                    for each in both
-                ]
-                rows.append(
-                    (
-                        PEERS[peer].title,
-                        PEERS[base].title,
-                        str(processes),
-                        WORKLOADS[workload].kind,
-                        _spread((one["rate"] / other["rate"] for one, other in pairs), 2),
-                        _limit(pairs),
-                    )
-                )
+            pairs = _pairs(found, peer, base, processes, workload)
+            if pairs:
+                rates = (one["rate"] / other["rate"] for one, other in pairs)
+                names = (PEERS[peer].title, PEERS[base].title, str(processes))
+                kind = WORKLOADS[workload].kind
+                rows.append((*names, kind, _spread(rates, 2), _limit(pairs)))
     headings = ("", "compared with", "processes", "model", "x its updates/s", "what limits it")
     return f"""## `fit` beside hand-written loops and other frameworks
 
@@ -139,7 +156,7 @@ other process or for a core.
 
 def _limit(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> str:
     """The milliseconds of an update by which the first is slower, and where they are spent."""
-    if statistics.median(one["rate"] / other["rate"] for one, other in pairs) >= 1:
+    if _median_ratio(pairs) >= 1:
         return ""
     longer = 1e3 * statistics.median(1 / one["rate"] - 1 / other["rate"] for one, other in pairs)
     work = 1e3 * statistics.median(one["cpu"] - other["cpu"] for one, other in pairs)
