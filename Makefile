@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: demo docs test-fast test test-all test-everything fuzz mutants shape versions lowest lint clean
+.PHONY: demo docs bench test-fast test test-all test-everything fuzz mutants shape versions lowest lint clean
 
 demo: $(STAMP)cpu
 	$(BIN)/tfdist run --strategy multi_worker -n 2 examples/digits.py
@@ -38,6 +38,13 @@ docs: $(STAMP)docs
 	    -o -name '*.toml' -o -name LICENSE | xargs cp --parents -t build/pages
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
+
+# tfdist beside its peers: docs/benchmarks.md, in up to half an hour. QUICK=1 takes five minutes and
+# writes build/benchmarks.md. On a machine that does nothing else.
+bench: $(STAMP)dev
+	$(BIN)/tfdist build-horovod
+	$(BIN)/python -m pip install --quiet -r benchmarks/requirements.txt
+	PYTHONUNBUFFERED=1 $(BIN)/python benchmarks/overview.py $(if $(QUICK),--quick) $(ARGS)
 
 # Lines, modules, hooks, types and rooms of the package, beside their aims.
 shape: $(STAMP)dev

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from bench.lines import read_lines, write_lines
 from bench.pair.job import SIZES, WORKLOADS, Pair
-from bench.pair.peers import PEERS, missing
+from bench.pair.peers import OF_HOROVOD, PEERS, missing
 from bench.pair.report import draw, markdown
 from bench.pair.run import Measured, measure
 from rich.console import Console
@@ -22,12 +22,13 @@ _RESULTS = _ROOT / "benchmarks" / "results" / "horovod.md"
 _PICTURE = _ROOT / "docs" / "pictures" / "horovod.png"
 _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod", "torch")
 _DEFAULT = Pair(peer="")
+_PEERS = {name: PEERS[name] for name in OF_HOROVOD}
 
 _HELP = f"""
 Trains the same models on the same data with two processes of this machine, and adds up tensors of
 several sizes over them, by:
 
-{chr(10).join(f"- `{name}`: {peer.title}" for name, peer in PEERS.items())}
+{chr(10).join(f"- `{name}`: {peer.title}" for name, peer in _PEERS.items())}
 
 All start from the same weights and take the same batches, from memory, so the losses after the last
 update show that each trains, and trains the same. Each process computes in one thread. The models
@@ -79,14 +80,14 @@ def main(
     if redraw:
         _write(_load(output.with_suffix(".jsonl")), against, output, picture)
         return
-    _check([against], PEERS, "--against")
+    _check([against], _PEERS, "--against")
     asked = {
         "workloads": tuple(_check(workloads, WORKLOADS, "--workload") or _DEFAULT.workloads),
         "sizes": tuple(_check(sizes, SIZES, "--size") or SIZES),
         "blocks": blocks,
         "timeout": timeout,
     }
-    peers = _runnable(_check(only, PEERS, "--only") or list(PEERS))
+    peers = _runnable(_check(only, _PEERS, "--only") or list(_PEERS))
     done: list[Measured] = []
     failed = False
     for number in range(1, rounds + 1):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import browser
 from tfdist import environment
 from tfdist.diagnostics import run_data, run_page
 from tfdist.errors import ConfigError
@@ -327,3 +328,19 @@ def test_a_record_that_cannot_be_written_costs_the_record_only(tmp_path: Path) -
     path.write_bytes(path.read_bytes() + b'{"kind": "st')
     Record(path).add("epoch")
     assert [entry["kind"] for entry in read(path)] == ["steps", "epoch"]
+
+
+@pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """Looks at the page as people do: no part beyond the window, no empty plot."""
+    restart = line("event", 12, text="worker 1 failed; starting the job again (restart 1 of 3).")
+    ends = [end(30, f"worker {index}", 0) for index in (0, 1)]
+    launcher(tmp_path, restart, *ends, line("done", 30, status=0, message=""))
+    for index in (0, 1):
+        (tmp_path / f"worker-{index}.jsonl").write_text(epochs(2, range(12)))
+        (tmp_path / f"worker-{index}.log").write_text("a line of a log, " * 40 + "\n")
+    (tmp_path / "report.html").write_text(run_page.page(run_data.load(tmp_path), tmp_path))
+    seen = browser.look(tmp_path / "report.html", "report", tmp_path)
+    assert (seen.width, seen.wide) == (browser.WIDTH, [])
+    assert len(seen.colours) == 5
+    assert min(seen.colours) > 20, "a plot is empty"

@@ -9,7 +9,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 
-from tests.harness import hosts, pods, slurm
+from tests.harness import browser, hosts, pods, slurm
 
 __all__ = ["CHECKS", "lacking"]
 
@@ -30,6 +30,8 @@ CHECKS: dict[str, Callable[[], str | None]] = {
     "slurm": slurm.missing,
     "ray": _ray,
     "mpi": _mpi,
+    "chromium": browser.missing,
+    "site": browser.missing_site,
 }
 
 

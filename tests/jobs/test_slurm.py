@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -120,6 +121,23 @@ def test_the_script_for_sbatch_trains_workers_and_servers(cluster, folder, alone
     nodes = re.findall(r"(?:worker|ps) \d at (n\d):", said[f"slurm-{job}-0.out"])
     assert sorted(set(nodes)) == ["n1", "n2"]
     assert cluster.jobs() == []  # The servers have ended with the chief.
+
+
+# test_gallery.py goes on at a backup in each `make test`; the script for the array differs from
+# slurm.sbatch, tested above, in its first lines.
+@pytest.mark.seldom
+def test_the_jobs_of_an_array_train_one_after_the_other(cluster, folder):
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    path = f"{Path(TFDIST[0]).parent}:{environment.snapshot()['PATH']}"
+    script, example = ROOT / "cluster/slurm_array.sbatch", "examples/resumable.py"
+    words = ("--array=1-5%1", "--nodes=2", script, example, "--lose-power-at", "50")
+    job, _ = submitted(cluster, folder, *words, PATH=path)
+    said = (folder / f"slurm-{job}-0.out").read_text()
+    assert said.count("exit status 75") == 2, said  # At updates 50 and 90; the third has 52 left.
+    assert re.search(r"accuracy on unseen digits .* after 132 updates", said)
+    assert (folder / f"tfdist-logs/slurm-{job}.finished").is_file()
+    last = (folder / f"slurm-{job}_5.out").read_text()
+    assert last == "finished by an earlier job of the array\n"
 
 
 def test_the_batch_script_of_init_trains_on_both_nodes(cluster, folder):

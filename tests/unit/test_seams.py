@@ -220,6 +220,12 @@ IN_VERSION = {
         "variables.Variable.__init__": SIGNATURES["variables.Variable.__init__"].replace(
             "layout=None, ", ""
         ),
+        **{
+            f"{name}._compute_attention": SIGNATURES[f"{name}._compute_attention"].replace(
+                ", use_causal_mask=False", ""
+            )
+            for name in ("MultiHeadAttention", "GroupedQueryAttention")
+        },
     },
     "3.16": {
         "keras.src.saving.saving_lib.save_model": "(model, filepath, zipped=True)",

@@ -26,6 +26,8 @@ from tfdist.utils.run_record import Record
 __all__ = ["default_place", "describe_job", "launcher_record", "note_done", "prepare"]
 
 _LOGS = Path("tfdist-logs")
+#: The files that the last line names at most.
+_FILES_SHOWN = 5
 
 
 def default_place() -> Path:
@@ -175,13 +177,23 @@ def note_done(outcome: Outcome, log_dir: Path, begun: float, record: Record) -> 
     record.add("done", status=outcome.status, message=outcome.message)
     if outcome.status == 0:
         took = summary.duration(time.monotonic() - begun)
-        summary.note(f"done in {took}; logs: {log_dir}{_speed(log_dir)}", new_line=outcome.midline)
+        speed, files = _recorded(log_dir)
+        summary.note(f"done in {took}; logs: {log_dir}{speed}", new_line=outcome.midline)
+        if files:
+            summary.note(f"wrote {files}")
     return summary.conclude(outcome)
 
 
-def _speed(log_dir: Path) -> str:
-    """The examples a second, if the tasks have recorded them."""
+def _recorded(log_dir: Path) -> tuple[str, str]:
+    """The examples a second, and the files that are still there, as far as tasks noted them."""
     with contextlib.suppress(Exception):  # A job does not fail for its record.
-        rate = run_data.examples_a_second(run_data.load(log_dir))
-        return "" if rate is None else f"; {rate:,.0f} examples a second"
-    return ""
+        run = run_data.load(log_dir)
+        rate = run_data.examples_a_second(run)
+        written = dict.fromkeys(each for task in run.tasks for each in task.files)
+        there = [os.path.relpath(each) for each in written if os.path.exists(each)]
+        more = f" and {len(there) - _FILES_SHOWN} more" if len(there) > _FILES_SHOWN else ""
+        return (
+            "" if rate is None else f"; {rate:,.0f} examples a second",
+            ", ".join(there[:_FILES_SHOWN]) + more,
+        )
+    return "", ""

@@ -26,6 +26,7 @@ from tfdist.errors import ConfigError
 from tfdist.launcher import supervisor
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
+from tfdist.launcher.waiting import Waiting
 from tfdist.utils.run_record import Record
 
 __all__ = ["run"]
@@ -133,6 +134,7 @@ def _supervise(plan: JobPlan, grace: float, record: Record) -> int:
         complain=summary.note,
         notify=summary.noting(record),
         record=record,
+        waiting=Waiting(2, plan) if os.isatty(1) and os.isatty(2) else None,
     )
     return logs.note_done(outcome, plan.log_dir, begun, record)
 

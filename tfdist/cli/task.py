@@ -92,7 +92,11 @@ def _make_strategy() -> Any:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
     cluster = own_tf_config() if spec_of(config.strategy).is_clustered else None
+    record = _record()
+    if cluster:
+        record.add("joins")
     member = join_cluster(cluster, config, rendezvous.offer_of(config)) if cluster else None
+    record.add("imports")
     with quiet_import():
         import tensorflow as tf
 
@@ -101,7 +105,7 @@ def _make_strategy() -> Any:
         tf.config.list_physical_devices()
     _seed(environment.read("TFDIST_SEED"))
     strategy = create(config, member)
-    _begin_record()
+    _begin_record(record)
     return strategy
 
 
@@ -114,17 +118,21 @@ def _seed(text: str | None) -> None:
     keras.utils.set_random_seed(int(text))
 
 
-def _begin_record() -> None:
-    """Begins the record of this task, if the launcher names a file for it."""
+def _record() -> Record:
+    """The record of this task, if the launcher names a file for it."""
     path = environment.read("TFDIST_RECORD")
-    if path is None:
+    return Record(None if path is None else Path(path))
+
+
+def _begin_record(record: Record) -> None:
+    """Describes this task in its record, and has `fit` write its progress there."""
+    if not record.is_open:
         return
     import tensorflow as tf
 
     from tfdist.keras import progress
 
     devices = tf.config.list_physical_devices()
-    record = Record(Path(path))
     record.add(
         "task",
         host=socket.gethostname(),

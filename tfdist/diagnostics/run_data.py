@@ -135,6 +135,7 @@ class TaskRun:
         abouts: a description of its process for each start.
         windows: its steps, in pieces of about a second.
         epochs: its epochs.
+        files: the models and weights that it has written, by their paths.
         served: for each epoch on parameter servers the updates that they made.
         ends: its ends.
         peak_rss: the largest resident memory in bytes, as far as it is known.
@@ -148,6 +149,7 @@ class TaskRun:
     abouts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     windows: list[Sample] = dataclasses.field(default_factory=list)
     epochs: list[Epoch] = dataclasses.field(default_factory=list)
+    files: list[str] = dataclasses.field(default_factory=list)
     served: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ends: list[End] = dataclasses.field(default_factory=list)
     peak_rss: int | None = None
@@ -330,6 +332,8 @@ def _add_record(run: Run, task: TaskRun) -> None:
             task.abouts.append(entry)
         elif entry["kind"] == "served":
             task.served.append(entry)
+        elif entry["kind"] == "file":
+            task.files.append(entry["path"])
         elif entry["kind"] in ("steps", "epoch"):
             sample = _sample(entry, run.begun, max(len(task.abouts) - 1, 0))
             (task.windows if entry["kind"] == "steps" else task.epochs).append(sample)

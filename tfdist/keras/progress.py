@@ -6,6 +6,7 @@ runs. Nothing here waits for another task.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from typing import Any
@@ -38,12 +39,14 @@ class Progress:
         self._fit, self._epoch = -1, 0
         self._begins = self._done = self._noted = 0
         self._first = self._first_of_epoch = True
+        self._files: set[str] = set()
 
     def epoch_begins(self, callbacks: types.CallbackList, epoch: int) -> None:
         """Starts the clock of an epoch."""
         if not vars(callbacks).setdefault(_SEEN, False):
             vars(callbacks)[_SEEN] = True
             self._fit, self._first = self._fit + 1, True
+            self._record.add("traces")
         now = time.monotonic()
         self._epoch, self._first_of_epoch = epoch, True
         self._begins = self._done = self._noted = 0
@@ -76,6 +79,12 @@ class Progress:
         """Writes the line of an epoch. Its seconds end with its last step, before a validation."""
         seconds = self._step_ended - self._epoch_begun
         self._add("epoch", steps=self._done - self._begins, seconds=seconds, logs=logs)
+
+    def wrote(self, path: str) -> None:
+        """Writes a line for a file of the program's, the first time that it is written."""
+        if path not in self._files:
+            self._files.add(path)
+            self._record.add("file", path=os.path.abspath(path))
 
     def add(self, kind: str, **values: Any) -> None:
         """Writes a line of a strategy's own, of the present epoch."""

@@ -26,7 +26,7 @@ from tfdist._keras import keras_export as export
 from tfdist._tf.distribute import SyncOnReadVariable, TrackableSaver, eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
-from tfdist.keras import hdf5, updating
+from tfdist.keras import hdf5, progress, updating
 from tfdist.keras.hooks import Hook
 from tfdist.sharding.variables import ShardedVariable, noted, read_together
 from tfdist.types import Model, Tensor, Variable
@@ -123,6 +123,8 @@ def replace_file(path: str | Path, write: Callable[[Any], Any]) -> None:
             hidden = temporary
             _local.shown = (temporary, final)
             write(temporary)
+        if (noted := progress.current()) is not None:
+            noted.wrote(final)
     except Exception as error:
         if isinstance(error, tf.errors.OpError) or SaveError.covers(error):
             raise SaveError.of(final, error, hidden) from error

@@ -31,8 +31,13 @@ from tfdist.sharding.variables import (
     initialize_weight,
 )
 from tfdist.types import Gradient, KerasVariable, Model, Optimizer
+from tfdist.utils.thread_state import Current
 
 __all__ = ["hooks"]
+
+#: The layout of the weight that an optimizer is making a variable for. Keras 3.14 does not hand it
+#: to the variable.
+_like: Current[object] = Current(None)
 
 
 def hooks() -> list[Hook]:
@@ -54,7 +59,9 @@ def _as_shard(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def initialize_with_initializer(self: Any, initializer: Callable[..., Any]) -> None:
         strategy = tf.distribute.get_strategy()
-        if isinstance(self._layout, Layout):
+        like = getattr(self, "_layout", None) or _like.value
+        if isinstance(like, Layout):
+            self._layout = like
             initialize(self, initializer, strategy)
             return
         original(self, initializer)
@@ -119,10 +126,10 @@ def _like_shard(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_variable_from_reference(
         self: Optimizer, reference_variable: Any, *args: Any, **kwargs: Any
     ) -> KerasVariable:
-        if not isinstance(reference_variable, ShardedVariable):
-            return original(self, reference_variable, *args, **kwargs)
-        plain = BaseOptimizer.add_variable_from_reference
-        return plain(self, reference_variable, *args, **kwargs)
+        sharded = isinstance(reference_variable, ShardedVariable)
+        plain = BaseOptimizer.add_variable_from_reference if sharded else original
+        with _like.set(getattr(reference_variable, "_layout", None)):
+            return plain(self, reference_variable, *args, **kwargs)
 
     return add_variable_from_reference
 

@@ -16,6 +16,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -132,15 +133,23 @@ class _Source:
     lines: _Lines = dataclasses.field(default_factory=_Lines)
 
 
+def _as_it_is(data: bytes) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Pump:
     """Reads the output of all tasks in one thread.
 
     Attributes:
         midline: whether the last output left the terminal's cursor within a line.
+
+    Args:
+        aside: entered with each piece of output that is shown, while it is written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, aside: Callable[[bytes], AbstractContextManager[None]] = _as_it_is) -> None:
         self.midline = False
+        self._aside = aside
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._wake_out, self._wake_in = os.pipe()
@@ -207,7 +216,8 @@ class Pump:
             return
         if source.echo is not None:
             try:
-                write_all(source.echo, data)
+                with self._aside(data):
+                    write_all(source.echo, data)
                 self.midline = not data.endswith(b"\n")
             except OSError:
                 source.echo = None  # The reader of the launcher's output has gone away.

@@ -16,6 +16,7 @@ from tfdist.launcher import root_cause
 from tfdist.launcher.output import Pump
 from tfdist.launcher.plan import SERVER_MODULE, JobPlan, Role, TaskPlan
 from tfdist.launcher.process import Guard, RunningTask, Terminal, spawn
+from tfdist.launcher.waiting import Waiting
 from tfdist.utils.run_record import Record
 
 __all__ = [
@@ -107,12 +108,14 @@ class Screen:
         complain: called with logs that cannot be written.
         notify: called with events of the job's tasks, and whether to begin a new line for it.
         record: the record of the starts and ends of tasks.
+        waiting: the line that names what the job waits for.
     """
 
     terminal: Terminal | None
     complain: Callable[[str], None]
     notify: Callable[[str, bool], None]
     record: Record = dataclasses.field(default_factory=lambda: Record(None))
+    waiting: Waiting | None = None
 
 
 class Attempt:
@@ -150,7 +153,8 @@ class Attempt:
         self._restarts = restarts
         self._again = again
         self._watch = watch
-        self._pump = Pump()
+        self._waiting = screen.waiting or Waiting(None, plan)
+        self._pump = Pump(self._waiting.aside)
         self._tasks: list[RunningTask] = []
         self._ended: list[RunningTask] = []
         self._borne: list[RunningTask] = []
@@ -175,11 +179,13 @@ class Attempt:
         """
         by_themselves = 0
         try:
+            self._waiting.begin()
             for each in self._plan.tasks:
                 self._tasks.append(self._spawn(each, self._again))
             with _window_changes(self._tasks):
                 self._wait()
         finally:
+            self._waiting.end()
             by_themselves = len(self._ended)
             self._stop(grace)
             self._pump.close()
@@ -216,7 +222,7 @@ class Attempt:
             guard=self._guard,
             pump=self._pump,
             terminal=self._screen.terminal if plan.task == self._plan.shown else None,
-            complain=self._screen.complain,
+            complain=self._complain,
             again=again,
         )
 
@@ -239,6 +245,7 @@ class Attempt:
                 if len(self._ended) == len(self._tasks) or now - first_failure > settle:
                     return
             self._watch()
+            self._waiting.look()
             time.sleep(_POLL)
 
     def _is_done(self, ended: Sequence[RunningTask]) -> bool:
@@ -283,7 +290,12 @@ class Attempt:
         return self._begun
 
     def _tell(self, text: str) -> None:
-        self._screen.notify(text, self._pump.midline)
+        with self._waiting.aside():
+            self._screen.notify(text, self._pump.midline)
+
+    def _complain(self, text: str) -> None:
+        with self._waiting.aside():
+            self._screen.complain(text)
 
     def _collect(self) -> None:
         self._ended += [
@@ -397,6 +409,7 @@ def run(
     complain: Callable[[str], None] = lambda text: None,
     notify: Callable[[str, bool], None] = lambda text, new_line: None,
     record: Record | None = None,
+    waiting: Waiting | None = None,
 ) -> Outcome:
     """Starts all tasks of a plan and waits for their end. Call it in the main thread.
 
@@ -411,11 +424,12 @@ def run(
         notify: called with events of the tasks meanwhile, and whether the terminal's cursor was
             left within a line.
         record: gets the starts and ends of tasks.
+        waiting: the line that names what the job waits for.
 
     Raises:
         TfdistError: if a process cannot be started. Those already started are ended.
     """
-    screen = Screen(terminal, complain, notify, record or Record(None))
+    screen = Screen(terminal, complain, notify, record or Record(None), waiting)
     restarts = Restarts(plan.max_restarts)
     with stop_requests() as requests, Guard() as guard:
         while True:

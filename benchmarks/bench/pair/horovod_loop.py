@@ -21,12 +21,12 @@ __all__ = ["start"]
 def start(job: Pair) -> Any:
     """Initialises Horovod."""
     hvd.init()
-    return _Process()
+    return _Process(job.processes)
 
 
 class _Process:
-    def __init__(self) -> None:
-        self.rank = hvd.rank()
+    def __init__(self, processes: int) -> None:
+        self.rank, self._processes = hvd.rank(), processes
 
     def exchange(self, count: int) -> Callable[[], Any]:
         """An all-reduce in a function."""
@@ -50,8 +50,8 @@ class _Process:
         optimizer.build(model.trainable_variables)
         hvd.broadcast_variables(variables, root_rank=0)
         hvd.broadcast_variables([each.value for each in optimizer.variables], root_rank=0)
-        data = tf.data.Dataset.from_tensor_slices(batches(workload, self.rank))
-        data = data.repeat().batch(BATCH // 2, drop_remainder=True).prefetch(2)
+        data = tf.data.Dataset.from_tensor_slices(batches(workload, self.rank, self._processes))
+        data = data.repeat().batch(BATCH // self._processes, drop_remainder=True).prefetch(2)
         numbers = iter(data)
         for _ in range(blocks):
             clock.start()

@@ -6,31 +6,67 @@ from typing import Any
 
 import keras
 
-from bench.pair.data import CLASSES, LEARNING_RATES, initial_weights, judged
+from bench.pair.data import (
+    BLOCKS,
+    CLASSES,
+    HEADS,
+    LEARNING_RATES,
+    TOKENS,
+    WIDTH,
+    initial_weights,
+    judged,
+)
 from bench.pair.job import Workload
 
-__all__ = ["LOSS", "build", "judge"]
-
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-_layers = keras.layers
+__all__ = ["LOSS", "build", "judge", "loss_of"]
 
 
-def build(workload: Workload) -> tuple[Any, Any]:
-    """The model, with its initial weights, and its optimizer."""
-    if len(workload.shape) == 1:
-        hidden = [_layers.Dense(1536, activation="relu") for _ in range(2)]
-    else:
-        hidden = [
-            _layers.Conv2D(32, 3, activation="relu"),
-            _layers.MaxPooling2D(),
-            _layers.Conv2D(64, 3, activation="relu"),
-            _layers.MaxPooling2D(),
-            _layers.Flatten(),
-        ]
-    model = keras.Sequential([keras.Input(workload.shape), *hidden, _layers.Dense(CLASSES)])
+def loss_of(library: Any) -> Any:
+    """The loss, mean over a batch."""
+    return library.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+LOSS = loss_of(keras)
+
+
+def build(workload: Workload, library: Any = keras) -> tuple[Any, Any]:
+    """The model, with its initial weights, and its optimizer.
+
+    Args:
+        workload: the workload.
+        library: `keras` or `tf_keras`.
+    """
+    makers = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
+    dtype = "int32" if workload.kind == "transformer" else None
+    inputs = library.Input(workload.shape, dtype=dtype)
+    hidden = makers[workload.kind](library.layers, inputs)
+    model = library.Model(inputs, library.layers.Dense(CLASSES)(hidden))
     model.set_weights(initial_weights(workload))
-    makers = {"adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD}
-    return model, makers[workload.optimizer](LEARNING_RATES[workload.optimizer])
+    optimizers = {"adam": library.optimizers.Adam, "sgd": library.optimizers.SGD}
+    return model, optimizers[workload.optimizer](LEARNING_RATES[workload.optimizer])
+
+
+def _mlp(layers: Any, x: Any) -> Any:
+    for _ in range(2):
+        x = layers.Dense(1536, activation="relu")(x)
+    return x
+
+
+def _convnet(layers: Any, x: Any) -> Any:
+    for filters in (32, 64):
+        x = layers.MaxPooling2D()(layers.Conv2D(filters, 3, activation="relu")(x))
+    return layers.Flatten()(x)
+
+
+def _transformer(layers: Any, x: Any) -> Any:
+    x = layers.Embedding(TOKENS, WIDTH)(x)
+    for _ in range(BLOCKS):
+        normal = layers.LayerNormalization(epsilon=1e-5)(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(normal, normal)])
+        normal = layers.LayerNormalization(epsilon=1e-5)(x)
+        wide = layers.Dense(4 * WIDTH, activation="gelu")(normal)
+        x = layers.Add()([x, layers.Dense(WIDTH)(wide)])
+    return layers.GlobalAveragePooling1D()(x)
 
 
 def judge(workload: Workload, weights: Any) -> float:

@@ -1,4 +1,4 @@
-"""The program of one process of a pair: `python task.py JOB-FILE RESULT-FILE`."""
+"""The program of one process: `python task.py JOB-FILE RESULT-FILE`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,19 @@ def main(job: Pair, result: Path) -> None:
         job: the job.
         result: the file.
     """
+    entered = time.time()
     module = importlib.import_module(f"bench.pair.{PEERS[job.peer].module}")
     process = module.start(job)
+    clocks = {name: _Clock() for name in job.workloads}
     found: dict[str, Any] = {
         "exchanges": {name: _exchange(process, SIZES[name]) for name in job.sizes},
-        "trainings": {name: _train(process, WORKLOADS[name], job.blocks) for name in job.workloads},
-        "idle": _idle(),
+        "trainings": {
+            name: _train(process, WORKLOADS[name], job.blocks, clock)
+            for name, clock in clocks.items()
+        },
+        "entered": entered,
+        "first": next((clock.first for clock in clocks.values()), None),
+        "idle": _idle() if job.sizes else 0.0,
     }
     if process.rank == 0:
         result.write_text(json.dumps(found))
@@ -55,14 +62,17 @@ def _exchange(process: Any, exchange: Exchange) -> float:
     return statistics.median(took)
 
 
-def _train(process: Any, workload: Workload, blocks: int) -> dict[str, float]:
-    clock = _Clock()
+def _train(process: Any, workload: Workload, blocks: int, clock: _Clock) -> dict[str, float]:
     loss = process.train(workload, 1 + blocks, clock)
     steps = workload.steps
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if not blocks:
+        return {"loss": loss, "peak": peak}
     return {
         "rate": steps / statistics.median(clock.seconds[1:]),
         "cpu": statistics.median(clock.cpu[1:]) / steps,
         "loss": loss,
+        "peak": peak,
     }
 
 
@@ -72,11 +82,13 @@ class _Clock:
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.cpu: list[float] = []
+        self.first: float | None = None
 
     def start(self) -> None:
         self._began, self._had = time.perf_counter(), _cpu()
 
     def stop(self) -> None:
+        self.first = self.first or time.time()
         self.seconds.append(time.perf_counter() - self._began)
         self.cpu.append(_cpu() - self._had)
 
