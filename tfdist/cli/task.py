@@ -38,8 +38,9 @@ from tfdist.utils.run_record import Record
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("tf.distribute.Strategy", "different"),
-        "the script makes a strategy of its own inside the one that tfdist made. Take tfdist's, "
-        "`strategy = tfdist.strategy()`, or run it with --env-only.",
+        "the script makes a strategy inside the one that tfdist made, of a class of its own or of "
+        "a private module of TensorFlow. Take tfdist's: `strategy = tfdist.strategy()`. With "
+        "--env-only the script's own stays, and loops for Strategy.run train.",
     ),
     (
         ("cannot be modified after being initialized",),
