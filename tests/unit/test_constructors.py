@@ -127,9 +127,10 @@ def test_a_coordinator_needs_servers(strategy, name):
         named(name).ClusterCoordinator(strategy)
 
 
-def test_a_task_that_trains_is_no_server(strategy):
+@pytest.mark.parametrize("api", [tf.distribute, tf.compat.v1.train], ids=["distribute", "v1"])
+def test_a_task_that_trains_is_no_server(strategy, api):
     with strategy.scope(), pytest.raises(ConfigError, match=r"Server of .*parameter_server, whose"):
-        tf.distribute.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
+        api.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
 
 
 def test_setting_the_strategy_that_is_set(strategy):

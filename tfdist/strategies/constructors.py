@@ -94,7 +94,8 @@ def hooks() -> list[Hook]:
             *modules, name = f"{title}.{path}".split(".")[1:]
             owner = functools.reduce(getattr, modules, tf)
             result.append(Hook(owner, name, functools.partial(make, f"{title}.{path}")))
-    return result
+    v1 = functools.partial(_server, "tf.compat.v1.train.Server")
+    return [*result, Hook(tf.compat.v1.train, "Server", v1)]
 
 
 _hooks = HookSet(hooks, PROGRAM)
@@ -193,7 +194,10 @@ def _server(path: str, original: type) -> type:
     def answer(*args: object, **kwargs: object) -> object:
         current = _current()
         if current is not None and not isinstance(current, _ServerStrategy):
-            advice = "It serves a chief: use --strategy parameter_server, whose tasks are servers"
+            advice = (
+                "It serves a chief: use --strategy parameter_server, whose tasks are servers, or "
+                "--every-task if all tasks run the program by themselves"
+            )
             raise _conflict(path, current, advice)
         return original(*args, **kwargs)
 
