@@ -56,6 +56,8 @@ def test_run_refuses_to_train_on_the_cpu_instead(here: Path, words: tuple[str, .
     done = tfdist(here, "run", *words, "train.py", visible=None)
     assert done.returncode == 2, done.stderr
     assert "it has trained" not in done.stdout
+    whose = "nvidia-smi lists" if words[1] == "mirrored" else "(this task's share of the GPUs here)"
+    assert whose in done.stderr
     assert "and TensorFlow sees" in done.stderr
     assert "pip install 'tensorflow[and-cuda]'" in done.stderr
     assert "Traceback" not in done.stderr

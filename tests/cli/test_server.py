@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
@@ -105,3 +106,22 @@ def test_who_took_anothers_place_cannot_know_how_the_chief_ended(
     monkeypatch.setattr(liveness, "await_silence", lambda address: End(None, "connection refused"))
     assert server._stay(ServerMember(CLUSTER, Task("worker", 0), None)) == 0
     assert "took the place of one that had died" in capsys.readouterr().err
+
+
+def test_servers_import_tensorflow_in_turns_and_none_waits_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(server, "_LONGEST_TURN", 0.3)
+
+    def seconds(job: str) -> float:
+        begin = time.monotonic()
+        with server._turn(job):
+            return time.monotonic() - begin
+
+    with server._turn("a:1"):
+        assert seconds("a:1") < 0.2
+        with server._turn("a:1"):
+            assert seconds("a:1") >= 0.3
+            assert seconds("a:2") < 0.2
+        assert seconds("a:1") < 0.2

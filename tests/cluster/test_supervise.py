@@ -250,6 +250,13 @@ def test_the_stacks_of_a_crash_are_told_from_what_was_said() -> None:
     ]
 
 
+def test_stock_tensorflows_end_of_fit_is_explained() -> None:
+    kind = "<class 'tensorflow.python.distribute.values.PerReplica'>"
+    lines = [f"}}) with an unsupported type ({kind}) to a Tensor."]
+    ending = root_cause.Ending(Task("worker", 0), 1, None, lines)
+    assert "(keras#20585). Leave --env-only out" in root_cause.describe(ending, [ending])
+
+
 def test_a_program_that_does_not_exist(here: Path) -> None:
     program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
     plan = plan_local(program, cluster=None, log_dir=here, environ={})

@@ -230,6 +230,13 @@ def test_a_missing_task_is_none_to_the_parser_and_an_error_to_the_check() -> Non
 # --- One case for each mistake: (text, strategy, where, named in the problem, in the remedy) ------
 
 ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
+    "no task at all": (
+        json.dumps({"cluster": {"worker": {}}}),
+        "multi_worker",
+        "TF_CONFIG.cluster",
+        '"cluster" is {"worker": {}}, which lists no task. A job operator writes so',
+        "(enableDynamicWorker: false), or unset TF_CONFIG",
+    ),
     "empty": (" ", None, "TF_CONFIG", '" " is empty', "Unset"),
     "not JSON": ("{oops", None, "TF_CONFIG", "line 1, column 2, near `{oops`", "Correct it there"),
     "later line": ('{\n "cluster": ,\n}', None, "TF_CONFIG", "line 2, column 13", "A good one"),
@@ -282,13 +289,6 @@ ERRORS: dict[str, tuple[str, str | None, str, str, str]] = {
         "TF_CONFIG.cluster.ps",
         "null is not a list",
         "even for one task",
-    ),
-    "no task at all": (
-        text_of({"worker": {}, "ps": {}}, None),
-        None,
-        "TF_CONFIG.cluster",
-        '"cluster" is {"worker": {}, "ps": {}}',
-        "Write",
     ),
     "no string": (
         text_of({"worker": [12345]}),

@@ -56,15 +56,15 @@ def test_the_line_names_what_the_last_tasks_wait_for(terminal, line, records):
     line.look()
     assert shown(terminal) == f"{ERASED}waiting for Python to start: 0 s"
     for record in records:
-        record.add("joins")
-    line.look()
-    assert "waiting to meet the other tasks: 0 s" in shown(terminal)
-    records[0].add("imports")
-    line.look()
-    assert "waiting to meet the other tasks (worker 1): 0 s" in shown(terminal)
-    records[1].add("imports")
+        record.add("imports")
     line.look()
     assert "waiting for TensorFlow to start: 0 s" in shown(terminal)
+    records[0].add("joins")
+    line.look()
+    assert "waiting for TensorFlow to start (worker 1): 0 s" in shown(terminal)
+    records[1].add("joins")
+    line.look()
+    assert "waiting to meet the other tasks: 0 s" in shown(terminal)
     records[0].add("steps")
     line.look()
     assert shown(terminal) == ERASED

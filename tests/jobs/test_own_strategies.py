@@ -81,6 +81,7 @@ def test_a_program_for_several_devices(tmp_path, alone, program, strategy):
     done, rows = trained(tmp_path, program, "--strategy", strategy, "-n", 2, batch=8)
     said = f"tf.distribute.MirroredStrategy of the program is the active strategy {strategy!r}"
     assert said in done.stderr
+    assert "AutoGraph could not" not in done.stderr
     assert len(rows) == (1 if strategy == "mirrored" else 2)
     for row in rows:
         assert row == pytest.approx(expected, abs=1e-4)
@@ -119,6 +120,8 @@ def test_a_program_for_several_workers(tmp_path, program, several):
 def test_a_program_for_parameter_servers(tmp_path, program):
     done, (row,) = trained(tmp_path, program, "--strategy", "parameter_server", "-n", 2)
     assert "ParameterServerStrategy of the program is the active strategy" in done.stderr
+    assert "TensorFlow connects to worker 0 at 127.0.0.1:" in done.stderr
+    assert ", then traces the first step" in done.stderr
     assert all(number >= 0 for number in row)
 
 

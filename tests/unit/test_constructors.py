@@ -30,9 +30,24 @@ def named(name, api=tf.distribute):
     return api
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("api", [tf.distribute, tf.compat.v2.distribute], ids=["tf", "v2"])
-def test_a_strategy_of_the_program_is_the_active_one(strategy, name, api, capsys):
+def in_apis(*names):
+    """Each name in each of TensorFlow's APIs that has it."""
+    apis = {
+        "tf": (tf.distribute, "tf.distribute"),
+        "v2": (tf.compat.v2.distribute, "tf.compat.v2.distribute"),
+        "v1": (tf.compat.v1.distribute, "tf.compat.v1.distribute"),
+    }
+    absent = ("MultiWorkerMirroredStrategy", "ParameterServerStrategy", "TPUStrategy")
+    return [
+        pytest.param(name, *api, id=f"{key}-{name}")
+        for name in names
+        for key, api in apis.items()
+        if not (key == "v1" and name in absent)
+    ]
+
+
+@pytest.mark.parametrize(("name", "api", "path"), in_apis(*NAMES))
+def test_a_strategy_of_the_program_is_the_active_one(strategy, name, api, path, capsys):
     original = named(name, api)
     with strategy.scope():
         assert named(name, api)() is strategy
@@ -41,16 +56,16 @@ def test_a_strategy_of_the_program_is_the_active_one(strategy, name, api, capsys
             assert entered is strategy
             assert tf.distribute.get_strategy() is strategy
     said = capsys.readouterr().err
-    assert f"tf.distribute.{name} of the program is the active strategy {strategy.name!r}" in said
+    assert f"{path}.{name} of the program is the active strategy {strategy.name!r}" in said
     assert named(name, api) is original
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_types_are_what_they_were(strategy, name):
-    original = named(name)
+@pytest.mark.parametrize(("name", "api", "path"), in_apis(*NAMES))
+def test_types_are_what_they_were(strategy, name, api, path):
+    original = named(name, api)
     expected = isinstance(strategy, original)
     with strategy.scope():
-        inside = named(name)
+        inside = named(name, api)
         assert isinstance(strategy, inside) is expected
         assert issubclass(type(strategy), inside) is issubclass(type(strategy), original)
         assert issubclass(inside, original)
@@ -87,21 +102,21 @@ def test_outside_of_all_scopes_everything_is_tensorflow_s_own(strategy):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("ParameterServerStrategy", "use --strategy parameter_server"),
-        ("experimental.ParameterServerStrategy", "use --strategy parameter_server"),
-        ("TPUStrategy", "not on TPUs"),
-        ("experimental.TPUStrategy", "not on TPUs"),
-    ],
+    ("name", "api", "path"),
+    in_apis(
+        "ParameterServerStrategy",
+        "experimental.ParameterServerStrategy",
+        "TPUStrategy",
+        "experimental.TPUStrategy",
+    ),
 )
-def test_a_strategy_of_another_kind_is_refused(strategy, name, words):
+def test_a_strategy_of_another_kind_is_refused(strategy, name, api, path):
     with strategy.scope(), pytest.raises(ConfigError) as caught:
-        named(name)(None)
+        named(name, api)(None)
     text = str(caught.value)
-    assert f"tf.distribute.{name} of the program conflicts" in text
+    assert f"{path}.{name} of the program conflicts" in text
     assert f"the active strategy {strategy.name!r}" in text
-    assert words in text
+    assert ("not on TPUs" if "TPU" in name else "use --strategy parameter_server") in text
 
 
 @pytest.mark.parametrize("name", ["coordinator", "experimental.coordinator"])
@@ -112,9 +127,10 @@ def test_a_coordinator_needs_servers(strategy, name):
         named(name).ClusterCoordinator(strategy)
 
 
-def test_a_task_that_trains_is_no_server(strategy):
+@pytest.mark.parametrize("api", [tf.distribute, tf.compat.v1.train], ids=["distribute", "v1"])
+def test_a_task_that_trains_is_no_server(strategy, api):
     with strategy.scope(), pytest.raises(ConfigError, match=r"Server of .*parameter_server, whose"):
-        tf.distribute.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
+        api.Server({"worker": ["127.0.0.1:0"]}, job_name="worker", task_index=0)
 
 
 def test_setting_the_strategy_that_is_set(strategy):

@@ -6,6 +6,7 @@ Joins the cluster, makes the strategy, and runs the script as `__main__` inside 
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import runpy
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -27,7 +29,7 @@ from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import root_cause
 from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace
 from tfdist.strategies.horovod import rendezvous
-from tfdist.strategies.membership import join_cluster
+from tfdist.strategies.membership import Member, join_cluster, joining_cluster
 from tfdist.utils.imports import quiet_import
 from tfdist.utils.run_record import Record
 
@@ -36,8 +38,9 @@ from tfdist.utils.run_record import Record
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("tf.distribute.Strategy", "different"),
-        "the script makes a strategy of its own inside the one that tfdist made. Take tfdist's, "
-        "`strategy = tfdist.strategy()`, or run it with --env-only.",
+        "the script makes a strategy inside the one that tfdist made, of a class of its own or of "
+        "a private module of TensorFlow. Take tfdist's: `strategy = tfdist.strategy()`. With "
+        "--env-only the script's own stays, and loops for Strategy.run train.",
     ),
     (
         ("cannot be modified after being initialized",),
@@ -91,22 +94,36 @@ def _make_strategy() -> Any:
     if text is None:
         raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
     config = StrategyConfig.from_json(text)
-    cluster = own_tf_config() if spec_of(config.strategy).is_clustered else None
     record = _record()
-    if cluster:
+    with _joining(config, record) as joined:
+        record.add("imports")
+        with quiet_import():
+            import tensorflow as tf
+
+            from tfdist.strategies.factory import create
+
+            tf.config.list_physical_devices()
         record.add("joins")
-    member = join_cluster(cluster, config, rendezvous.offer_of(config)) if cluster else None
-    record.add("imports")
-    with quiet_import():
-        import tensorflow as tf
-
-        from tfdist.strategies.factory import create
-
-        tf.config.list_physical_devices()
+        member = joined()
     _seed(environment.read("TFDIST_SEED"))
     strategy = create(config, member)
     _begin_record(record)
     return strategy
+
+
+def _joining(
+    config: StrategyConfig, record: Record
+) -> AbstractContextManager[Callable[[], Member | None]]:
+    """Joins the cluster if there is one, during the block where that can be."""
+    text = own_tf_config() if spec_of(config.strategy).is_clustered else None
+    if text is None:
+        return contextlib.nullcontext(lambda: None)
+    offer = rendezvous.offer_of(config)
+    if offer is None:
+        return joining_cluster(text, config)
+    record.add("joins")
+    member = join_cluster(text, config, offer)  # The offer starts a thread, so nothing may fork.
+    return contextlib.nullcontext(lambda: member)
 
 
 def _seed(text: str | None) -> None:

@@ -35,7 +35,12 @@ def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
 
 
 def disagreement(
-    gpus: tuple[str, ...], seen: int, *, cuda: bool, listed: str | None = None
+    gpus: tuple[str, ...],
+    seen: int,
+    *,
+    cuda: bool,
+    listed: str | None = None,
+    launched: bool = False,
 ) -> tuple[str, str] | None:
     """Compares the GPUs that are counted here with those that TensorFlow sees.
 
@@ -47,13 +52,17 @@ def disagreement(
         seen: how many TensorFlow sees.
         cuda: whether TensorFlow was built for CUDA.
         listed: CUDA_VISIBLE_DEVICES, if it is set.
+        launched: whether `tfdist run` has set it, for one of its tasks.
 
     Returns:
         The problem with its cause, and what to do; None if both are the same number.
     """
     if len(gpus) == seen:
         return None
-    by = "nvidia-smi lists" if listed is None else f"CUDA_VISIBLE_DEVICES={listed} names"
+    by = "nvidia-smi lists"
+    if listed is not None:
+        share = " (this task's share of the GPUs here)" if launched else ""
+        by = f"CUDA_VISIBLE_DEVICES={listed}{share} names"
     count = f"{len(gpus) or 'no'} GPU{'s' if len(gpus) != 1 else ''}"
     problem = f"{by} {count}, and TensorFlow sees {seen or 'none'}"
     if len(gpus) < seen:

@@ -41,9 +41,9 @@ __all__ = [
 
 #: The mistakes that no check of a TF_CONFIG can see.
 PROGRAM_START_HINT = (
-    "No check of TF_CONFIG can see this: a script must make its strategy before it runs any "
-    "TensorFlow operation (tf.constant, a tf.data.Dataset, a built model, "
-    "tf.config.list_logical_devices). "
+    "No check of TF_CONFIG can see this: a script that `tfdist run` does not start must make its "
+    "strategy before it runs any TensorFlow operation (tf.constant, a tf.data.Dataset, a built "
+    "model, tf.config.list_logical_devices). "
     'If not, TensorFlow says "Collective ops must be configured at program startup".'
 )
 

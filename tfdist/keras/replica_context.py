@@ -210,6 +210,7 @@ class Step:
         return tf.where(self.count > 0, new, old)
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """A context in which a replica's thread has the calling thread's state of Keras.
 

@@ -54,6 +54,9 @@ _PEER = re.compile(
 #: The exit status of ssh if it failed itself.
 _SSH_FAILED = 255
 
+#: The end of stock TensorFlow's `fit` on several processes with Keras 3 (keras#20585).
+_STOCK_FIT = ".distribute.values.PerReplica'>) to a Tensor"
+
 #: A rank that Horovod has given up waiting for.
 _MISSING = re.compile(r"^(\d+)!: \[")
 
@@ -194,6 +197,11 @@ def _hint(ending: Ending) -> str:
             f"Horovod waited for rank {ranks}, which did not come to the same exchange of tensors. "
             "Either it was busy for longer than --stall-timeout, or it is at another place of the "
             "program: all ranks must run the same steps."
+        )
+    if any(_STOCK_FIT in line for line in ending.lines):
+        return (
+            "Keras 3 cannot `fit` on a strategy of TensorFlow's own for several processes "
+            "(keras#20585). Leave --env-only out: tfdist then gives the program its own strategy."
         )
     if ending.crash is not None:
         return f"{ending.crash} Its log has the stacks of all threads."

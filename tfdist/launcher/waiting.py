@@ -23,8 +23,8 @@ __all__ = ["ON_THE_WAY", "Waiting"]
 #: The wait of a task after each kind of line in its record, in this order; before the first of them
 #: its Python starts.
 ON_THE_WAY: Mapping[str, str] = {
-    "joins": "to meet the other tasks",
     "imports": "for TensorFlow to start",
+    "joins": "to meet the other tasks",
     "task": "for the script to make its data and model",
     "traces": "for the first batch, for which TensorFlow traces the model",
 }

@@ -34,6 +34,14 @@ _SERVED = ("ParameterServerStrategy", "experimental.ParameterServerStrategy")
 _TPU = ("TPUStrategy", "experimental.TPUStrategy")
 _COORDINATOR = ("coordinator.ClusterCoordinator", "experimental.coordinator.ClusterCoordinator")
 
+#: Names that TensorFlow 1's API lacks. Those that it has are classes of their own.
+_NOT_IN_V1 = {
+    "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+    *_COORDINATOR,
+}
+
 #: TensorFlow's own class, also while a stand-in is in its place.
 _ServerStrategy = tf.distribute.ParameterServerStrategy
 
@@ -68,7 +76,7 @@ class Given:
 
 
 def hooks() -> list[Hook]:
-    """The seams of TensorFlow's public API, below `tf.distribute` and `tf.compat.v2.distribute`."""
+    """The seams of TensorFlow's public APIs: `tf.distribute`, its copy in `compat.v2`, and v1's."""
     makers: dict[str, Callable[[str, Any], Any]] = {
         **dict.fromkeys(_LOCKSTEP, functools.partial(_constructor, _unless_served)),
         **dict.fromkeys(_SERVED, functools.partial(_constructor, _if_served)),
@@ -79,12 +87,15 @@ def hooks() -> list[Hook]:
         "experimental_set_strategy": _set_strategy,
     }
     result = []
-    for api in (tf.distribute, tf.compat.v2.distribute):
+    for title in ("tf.distribute", "tf.compat.v2.distribute", "tf.compat.v1.distribute"):
         for path, make in makers.items():
-            *modules, name = path.split(".")
-            owner = functools.reduce(getattr, modules, api)
-            result.append(Hook(owner, name, functools.partial(make, f"tf.distribute.{path}")))
-    return result
+            if ".v1." in title and path in _NOT_IN_V1:
+                continue
+            *modules, name = f"{title}.{path}".split(".")[1:]
+            owner = functools.reduce(getattr, modules, tf)
+            result.append(Hook(owner, name, functools.partial(make, f"{title}.{path}")))
+    v1 = functools.partial(_server, "tf.compat.v1.train.Server")
+    return [*result, Hook(tf.compat.v1.train, "Server", v1)]
 
 
 _hooks = HookSet(hooks, PROGRAM)
@@ -142,7 +153,7 @@ def _constructor(refusal: Callable[[Any], str | None], path: str, original: type
             return original(*args, **kwargs)
         advice = refusal(current)
         if advice is not None:
-            raise _conflict(path, current, advice)
+            raise _conflict(path, current, f"{advice}; or {_INSTEAD}")
         _say_given(path, current, bool(args or kwargs))
         return current
 
@@ -183,7 +194,10 @@ def _server(path: str, original: type) -> type:
     def answer(*args: object, **kwargs: object) -> object:
         current = _current()
         if current is not None and not isinstance(current, _ServerStrategy):
-            advice = "It serves a chief: use --strategy parameter_server, whose tasks are servers"
+            advice = (
+                "It serves a chief: use --strategy parameter_server, whose tasks are servers, or "
+                "--every-task if all tasks run the program by themselves"
+            )
             raise _conflict(path, current, advice)
         return original(*args, **kwargs)
 
@@ -212,17 +226,18 @@ def _set_strategy(path: str, original: Callable[[Any], None]) -> Callable[[Any],
         if own not in _open:
             original(strategy)
         elif strategy is not None and strategy is not own:
-            raise _conflict(
-                path, own, f"A process has one strategy, not {type(strategy).__name__} besides"
-            )
+            said = f"A process has one strategy, not {type(strategy).__name__} besides"
+            raise _conflict(path, own, f"{said}: {_INSTEAD}")
 
     return set_strategy
 
 
+_INSTEAD = "call tfdist.strategy() in its place, which gives the active strategy"
+
+
 def _conflict(path: str, current: Strategy, advice: str) -> ConfigError:
     return ConfigError(
-        f"{path} of the program conflicts with the active strategy {current.name!r}. {advice}; or "
-        "call tfdist.strategy() in its place, which gives the active strategy."
+        f"{path} of the program conflicts with the active strategy {current.name!r}. {advice}."
     )
 
 

@@ -20,11 +20,12 @@ def check_gpus() -> None:
         ConfigError: if the numbers differ, with the cause.
     """
     counted, seen = gpu_lists.visible(), len(tf.config.list_physical_devices("GPU"))
-    if seen > len(counted) and environment.read("TFDIST_LAUNCHED") is None:
+    launched = environment.read("TFDIST_LAUNCHED") is not None
+    if seen > len(counted) and not launched:
         return
     cuda = bool(tf.sysconfig.get_build_info()["is_cuda_build"])
     listed = environment.read("CUDA_VISIBLE_DEVICES")
-    result = gpu_lists.disagreement(counted, seen, cuda=cuda, listed=listed)
+    result = gpu_lists.disagreement(counted, seen, cuda=cuda, listed=listed, launched=launched)
     if result is not None:
         raise ConfigError(" ".join(result))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tfdist.cluster.rendezvous import liveness
+from tfdist.cluster.rendezvous.background import in_background
 from tfdist.cluster.rendezvous.join import JoinReport, identity, join
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import parse_tf_config, refuse_gaps
@@ -16,7 +19,7 @@ from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.utils.messages import logger, name_task
 
-__all__ = ["Member", "ServerMember", "join_as_server", "join_cluster"]
+__all__ = ["Member", "ServerMember", "join_as_server", "join_cluster", "joining_cluster"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +75,58 @@ def join_cluster(
         ConfigError: if TF_CONFIG has a mistake, or the task does not run the script.
         StartError: if a task does not join before `config.start_timeout`.
     """
+    cluster, task, told = _script_task(text, config, offer)
+    if told is None:
+        return _member(cluster, task, None)
+    return _member(cluster, task, _join_as_script(cluster, task, config, told))
+
+
+@contextlib.contextmanager
+def joining_cluster(text: str, config: StrategyConfig) -> Iterator[Callable[[], Member]]:
+    """As `join_cluster`, while the block goes on, which should import TensorFlow.
+
+    Mistakes of TF_CONFIG are found before the block. It may use no thread before it calls what it
+    is given, which waits for the other tasks.
+    """
+    cluster, task, told = _script_task(text, config, None)
+    if told is None:
+        yield lambda: _member(cluster, task, None)
+        return
+    meet = functools.partial(_join_as_script, cluster, task, config, told)
+    with in_background(meet) as joined:
+        yield lambda: _member(cluster, task, joined())
+
+
+def _script_task(
+    text: str,
+    config: StrategyConfig,
+    offer: Callable[[ClusterSpec], Mapping[str, str]] | None,
+) -> tuple[ClusterSpec, Task, dict[str, str] | None]:
+    """The cluster, this task of it, and what it offers; None if it has nobody to meet."""
     cluster, task = _read(text, config)
-    serving = spec_of(config.strategy).chief_runs_script
-    runs = ("chief",) if serving else ("chief", "worker")
+    runs = ("chief",) if spec_of(config.strategy).chief_runs_script else ("chief", "worker")
     if task is None or task.type not in runs or task not in cluster.computing:
         raise ConfigError(_no_place_for(text, task, config))
-    told: Mapping[str, str] = {"seed": str(secrets.randbelow(2**32))}
-    if len(list(cluster.tasks())) > 1:
-        if offer is not None and task == cluster.chief:
-            told = {**told, **offer(cluster)}
-        report = _join(cluster, task, config, keep_lines=serving, offer=dict(told))
-        liveness.hold(report.lines)
-        told = report.offer
-    return Member(cluster, task, int(told["seed"]), told)
+    if len(list(cluster.tasks())) == 1:
+        return cluster, task, None
+    told = {"seed": str(secrets.randbelow(2**32))}
+    if offer is not None and task == cluster.chief:
+        told.update(offer(cluster))
+    return cluster, task, told
+
+
+def _join_as_script(
+    cluster: ClusterSpec, task: Task, config: StrategyConfig, told: dict[str, str]
+) -> JoinReport:
+    keep = spec_of(config.strategy).chief_runs_script
+    return _join(cluster, task, config, keep_lines=keep, offer=told)
+
+
+def _member(cluster: ClusterSpec, task: Task, report: JoinReport | None) -> Member:
+    if report is None:
+        return Member(cluster, task, secrets.randbelow(2**32))
+    liveness.hold(report.lines)
+    return Member(cluster, task, int(report.offer["seed"]), report.offer)
 
 
 def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
@@ -116,6 +158,8 @@ def join_as_server(text: str, config: StrategyConfig) -> ServerMember:
 def _read(text: str, config: StrategyConfig) -> tuple[ClusterSpec, Task | None]:
     """The tasks that meet, and this one."""
     cluster, task = parse_tf_config(text)
+    if task is not None:
+        name_task(str(task))
     refuse_gaps(cluster, f"strategy={config.strategy!r}")
     servers = ("ps",) if spec_of(config.strategy).has_servers else ()
     kinds = ("chief", "worker", *servers)
@@ -133,7 +177,6 @@ def _join(
     may_be_late: bool = False,
     offer: dict[str, str] | None = None,
 ) -> JoinReport:
-    name_task(str(task))
     return join(
         cluster,
         task,

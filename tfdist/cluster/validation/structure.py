@@ -111,6 +111,14 @@ def names(tasks: Sequence[Task]) -> str:
 
 
 def _no_cluster(content: Mapping[str, object], jobs: object) -> Finding:
+    if isinstance(jobs, dict) and jobs:
+        return error(
+            CLUSTER,
+            f'"cluster" is {quoted(jobs)}, which lists no task. A job operator writes so where '
+            "workers come and go.",
+            "Have it give each task the whole cluster (enableDynamicWorker: false), or unset "
+            "TF_CONFIG to train on this machine alone.",
+        )
     problem = f'"cluster" is {quoted(jobs)}.' if "cluster" in content else 'There is no "cluster".'
     close = difflib.get_close_matches("cluster", [str(key) for key in content], 1)
     hint = f'Rename "{close[0]}" to "cluster".' if close and "cluster" not in content else None
