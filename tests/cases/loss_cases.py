@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -456,3 +457,73 @@ def without_pairs(strategy: Any) -> bool:
         model.compile("sgd", common.sparse_crossentropy())
         model.fit(x, y, BATCH, 1, verbose=0)
     return True
+
+
+class Keeps(keras.layers.Layer):
+    """Leaves an auxiliary loss where the model finds it later."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.dense, self.where = keras.layers.Dense(6), where
+        self.found: Any = {"list": [], "dictionary": {}}.get(where)
+        self.others = types.SimpleNamespace()
+
+    def call(self, inputs: Any) -> Any:
+        """The features."""
+        hidden = self.dense(inputs)
+        value = keras.ops.mean(hidden**4)
+        if self.where == "list":
+            self.found.append(value)
+        elif self.where == "dictionary":
+            self.found["value"] = value
+        elif self.where == "object":
+            self.others.value = value
+        else:
+            self.found = value
+        return keras.ops.tanh(hidden)
+
+    def taken(self) -> Any:
+        """What the last call has left."""
+        if self.where == "list":
+            value = sum(self.found)
+            self.found.clear()
+            return value
+        if self.where == "object":
+            return self.others.value
+        return self.found["value"] if self.where == "dictionary" else self.found
+
+
+class ReadsKept(keras.Model):
+    """Its loss has a part that a layer keeps; the other part needs the examples of all replicas."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.keeps, self.out = Keeps(where), keras.layers.Dense(3)
+
+    def build(self, shape: Any) -> None:
+        """Builds the layers, so that the first trace is that of the step."""
+        self.keeps.dense.build(shape)
+        self.keeps.built = True
+        self.out.build((None, 6))
+
+    def call(self, inputs: Any) -> Any:
+        """The scores."""
+        return self.out(self.keeps(inputs))
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        """The compiled loss and what the layer keeps."""
+        return super().compute_loss(*args, **kwargs) + 0.5 * self.keeps.taken()
+
+
+def kept(strategy: Any, *, where: str) -> dict[str, Any]:
+    """A model whose loss reads what a layer's `call` has kept, after replicas have taken turns."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings():
+        if where == "eager":  # Eager steps do not show that the loss is a mean, as it is.
+            warnings.simplefilter("ignore", EquivalenceWarning)
+        model = ReadsKept(where)
+        model.build((None, 8))
+        loss = common.sparse_crossentropy() if where == "eager" else keras.losses.Circle(gamma=2.0)
+        model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=where == "eager")
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return _report(model, done)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases.assigned_cases import GIVEN
 from tests.cases.common import BATCH
 from tests.cases.loss_cases import LOSSES, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
@@ -146,6 +147,28 @@ def test_weights_that_hold_examples_are_refused(run: Agree, target: str) -> None
         alone = target in ("single", "mesh")
         assert ("rows of the batch" in message) is not alone
         assert ("queue" in message) is not alone
+
+
+@pytest.mark.needs("any model", "whole batch")
+def test_weights_that_are_assigned_from_assigned_weights(agree: Agree) -> None:
+    agree("assigned_cases:codebook")
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_rows_of_batches_of_a_static_size(cluster: Pool, given: str) -> None:
+    expected = cluster.plain("tests.cases.assigned_cases:given_rows", given=given)
+    for result in cluster("multi_worker").call(
+        "tests.cases.assigned_cases:given_rows", given=given
+    ):
+        if given in ("a mean", "products"):
+            assert_same(expected, result, 1e-5, given)
+        else:
+            assert "'sequential/given_rows/queue' is given rows of the batch" in result["refused"]
+
+
+def test_weights_that_are_maxima_of_examples_are_named(cluster: Pool) -> None:
+    for messages in cluster("multi_worker").call("tests.cases.assigned_cases:running_maximum"):
+        assert any("Max computes from the examples" in message for message in messages)
 
 
 @pytest.mark.needs("any model")

@@ -42,6 +42,8 @@ def test_predictions_of_few_rows(cluster: Pool, target: str) -> None:
         ("multi_worker", "test_on_batch"),
         ("multi_worker", "predict"),
         ("horovod", "predict_on_batch"),
+        ("parameter_server", "train_on_batch"),
+        ("parameter_server", "predict_on_batch"),
     ],
 )
 def test_batches_of_many_lengths_are_traced_twice(cluster: Pool, target: str, method: str) -> None:

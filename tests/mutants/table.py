@@ -351,10 +351,12 @@ MUTANTS: list[Mutant] = [
     ),
     # Replicas on threads, and logs that are no numbers.
     *_of(
-        "tfdist/keras/added_losses.py",
-        "tests/keras/test_added_losses.py",
-        ("if strategy.num_replicas_in_sync == 1 or", "if True or"),
-        ("            own.clear()", "            pass"),
+        "tfdist/keras/replica_attributes.py",
+        "tests/keras/test_replica_attributes.py",
+        ("        self._restore(kept)", "        pass"),
+        ("        self._restore(self._before)", "        pass"),
+        ("            now[name] = old.value", "            pass"),
+        ("            self._check(turn.graph, turn.number)", "            pass"),
     ),
     *_of(
         "tfdist/strategies/base.py",

@@ -52,7 +52,6 @@ SIGNATURES = {
     "Trainer._assert_compile_called": "(self, method_name=None)",
     "loss.Loss.__call__": "(self, y_true, y_pred, sample_weight=None)",
     "layer.Layer.__call__": "(self, *args, **kwargs)",
-    "layer.Layer._clear_losses": "(self)",
     "layer.Layer.add_weight": (
         "(self, *args, shape=None, initializer=None, dtype=None, trainable=True, autocast=True, "
         "regularizer=None, constraint=None, aggregation='none', overwrite_with_gradient=False, "
@@ -77,8 +76,7 @@ SIGNATURES = {
     "GroupedQueryAttention._compute_attention": (
         "(self, query, key, value, attention_mask=None, training=None, use_causal_mask=False)"
     ),
-    "layer.Layer._get_own_losses": "(self)",
-    "layer.Layer.add_loss": "(self, loss)",
+    "ReplicaContext.merge_call": "(self, merge_fn, args=(), kwargs=None)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     "variables.Variable.__init__": (

@@ -26,7 +26,13 @@ HOOK_ORDER = {
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
     "BaseOptimizer.build": ["keras.updating", "keras.zero", "keras.layouts"],
     "Embedding.call": ["keras.tensor_parallel", "strategies.parameter_server.hooks"],
-    "Layer.__call__": ["keras.losses", "keras.sharded_weights", "keras.layouts"],
+    "Layer.__call__": [
+        "keras.losses",
+        "keras.sharded_weights",
+        "keras.layouts",
+        "keras.replica_attributes",
+    ],
+    "Variable.value": ["keras.weights", "strategies.parameter_server.hooks"],
     "TFExportArchive.write_out": [
         "keras.saving",
         "strategies.parameter_server.hooks",

@@ -6,16 +6,28 @@ import warnings
 
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.reductions import batch_axis, reduction_of
+from tfdist.keras.reductions import (
+    CHOOSING,
+    ELEMENTWISE,
+    batch_axis,
+    passes_examples,
+    reduction_of,
+)
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
 from tfdist.types import KerasVariable, Tensor
 
 __all__ = ["on_whole_batch", "warn_unless_added"]
 
-#: Ops that put rows into a tensor.
-_PUTTING = frozenset({"ConcatV2", "TensorScatterUpdate", "Pack"})
-#: Ops through which the rows of a tensor stay rows.
+#: Ops that put rows into a tensor, or choose some of its rows.
+_MOVING_ROWS = frozenset(
+    {
+        *("ConcatV2", "TensorScatterUpdate", "Pack", "XlaDynamicUpdateSlice", "StridedSlice"),
+        *("GatherV2", "RandomShuffle", "ReverseV2", "Roll", "Pad", "PadV2", "TopKV2", "Slice"),
+        *("Reshape", "Squeeze", "ExpandDims"),
+    }
+)
+#: Ops through which a tensor passes as it is.
 _PASSING = frozenset({"Identity", "Cast", "StopGradient", "StridedSlice", "Reshape", "EnsureShape"})
 #: Ops by which something is added to their first input, or to any of them.
 _ADDING = frozenset(
@@ -49,25 +61,51 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
     # Losses are brought into a form whose gradients are means. One that is scaled is weighed, too.
     gradients = {} if step.scaled_losses else step.gradients
     result = reduction_of(value, step.depends, {**step.means, **gradients})
+    chosen = result.unknown & CHOOSING
+    if chosen:
+        _warn_of_chosen(step, chosen, name)
     if result.unknown or result.is_mean:
         return None
     return computed_again(value, result, over_whole_batch(step, result.leaves))
 
 
-def _holds_examples(step: Step, value: Tensor) -> bool:
-    op = value.op
-    while op.type in _PASSING and step.depends(op.inputs[0]):
-        op = op.inputs[0].op
-    if op.type not in _PUTTING:
-        return False
-    # Only a tensor of the batch has an open shape; a statistic may have as many elements.
-    return any(
-        step.depends(each)
-        and batch_axis(each, step.depends) is not None
-        and (each.shape.rank or 0) > 0
-        and each.shape[0] is None
-        for each in op.inputs
+def _warn_of_chosen(step: Step, found: set[str], name: str) -> None:
+    warnings.warn(
+        f"The weight {name!r} is given a value that {', '.join(sorted(found))} computes "
+        f"from the examples, such as a maximum. Each of the {step.replicas} replicas has examples "
+        "of its own, and the weight gets the average of the replicas' values: if the value is not "
+        "a mean over the examples, that is another one than on one device. Compute it from means "
+        "and sums, or gather the examples first "
+        "(tf.distribute.get_replica_context().all_gather(rows, axis=0)).",
+        EquivalenceWarning,
+        stacklevel=2,
     )
+
+
+def _holds_examples(step: Step, value: Tensor) -> bool:
+    """Whether a value has rows of the batch in it, as they are or changed by element."""
+    waiting, seen = [value], set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or not step.depends(tensor):
+            continue
+        if _is_of_examples(step, tensor):
+            return True
+        seen.add(id(tensor))
+        if tensor.op.type in _MOVING_ROWS | ELEMENTWISE:
+            waiting.extend(tensor.op.inputs)
+    return False
+
+
+def _is_of_examples(step: Step, tensor: Tensor) -> bool:
+    """Whether a tensor has one row for each example, as far as that is known.
+
+    Only a tensor of the batch has an open shape. If batches have a static size, statistics may have
+    it as well: then each op between the batch and the tensor has to pass examples on.
+    """
+    if not tensor.shape.rank or batch_axis(tensor, step.depends) is None:
+        return False
+    return tensor.shape[0] is None or (step.even and passes_examples(tensor, step.depends))
 
 
 def warn_unless_added(

@@ -26,7 +26,16 @@ from tfdist._tf.graphs import constant_value_as_shape
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
-__all__ = ["ELEMENTWISE", "Leaf", "Reduction", "batch_axis", "reduced_axes", "reduction_of"]
+__all__ = [
+    "CHOOSING",
+    "ELEMENTWISE",
+    "Leaf",
+    "Reduction",
+    "batch_axis",
+    "passes_examples",
+    "reduced_axes",
+    "reduction_of",
+]
 
 #: Ops that compute each element of their result from the elements at the same place.
 ELEMENTWISE = frozenset(
@@ -295,6 +304,33 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     if op.type in ("Reshape", "Squeeze", "ExpandDims"):
         return None if batch_axis(op.inputs[0], depends) is None else 0
     return 0
+
+
+#: Ops of which a result has no row for each example, though an input has.
+_SUMMING = frozenset({"UnsortedSegmentSum", "SegmentSum", "Bincount", "DenseBincount", "Einsum"})
+#: Reductions that are neither means nor sums.
+CHOOSING = frozenset({"Max", "Min", "Prod", "All", "Any"})
+
+
+def passes_examples(tensor: Tensor, depends: Dependence) -> bool:
+    """Whether a tensor has a batch axis that each op from the batch on has passed on.
+
+    That is stricter than `batch_axis`, to which the result of any op that it does not know has one.
+    """
+    seen: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        each = waiting.pop()
+        known = id(each) in seen or batch_axis(each, depends) is None
+        seen.add(id(each))
+        if known or each.op.type in _SUMMING:
+            continue
+        if each.op.type in CHOOSING and _reduces_batch(each.op, depends):
+            continue
+        if each.op.type == "Placeholder":
+            return True
+        waiting.extend(each.op.inputs)
+    return False
 
 
 def _aligned_axis(op: Operation, tensor: Tensor, depends: Dependence) -> int | None:

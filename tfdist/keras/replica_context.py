@@ -27,6 +27,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
+from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
     Gradient,
@@ -211,11 +212,16 @@ class Step:
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A context in which a replica's thread has the calling thread's state of Keras.
+def keras_state(
+    turns: Turns | None = None,
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """A context in which a replica has the calling thread's state of Keras, and its own of layers.
 
     Keras keeps its dtype policy, custom objects and more for each thread. TensorFlow runs a replica
     on a thread of its own, where layers that are made in the first step would have none of it.
+
+    Args:
+        turns: keep the attributes of layers apart, too.
     """
     state, caller = dict(vars(global_state.GLOBAL_STATE_TRACKER)), threading.get_ident()
 
@@ -225,7 +231,8 @@ def keras_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
             # Lists are stacks, such as that of name scopes: each replica has its own.
             own = {key: list(v) if isinstance(v, list) else v for key, v in state.items()}
             vars(global_state.GLOBAL_STATE_TRACKER).update(own)
-        yield
+        with contextlib.nullcontext() if turns is None else turns.replica():
+            yield
 
     return carried
 

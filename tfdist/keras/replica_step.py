@@ -24,6 +24,7 @@ from tfdist.keras.logs import (
     note_agreed,
     summed_metrics,
 )
+from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import (
     Step,
     at_least_one,
@@ -72,7 +73,10 @@ def run_keras_step(
     meter = strategy.meter if fn.__name__ == "train_step" else None
 
     def traced(fn: Callable[..., Any]) -> Logs:
-        noticed, carried = NoticedResults(summed_metrics(model)), keras_state()
+        noticed, carried = (
+            NoticedResults(summed_metrics(model)),
+            keras_state(Turns(strategy, model)),
+        )
 
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)

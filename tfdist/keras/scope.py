@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfdist.keras import (
-    added_losses,
     batches,
     binding,
     building,
@@ -20,6 +19,7 @@ from tfdist.keras import (
     normalization,
     optimizers,
     predictions,
+    replica_attributes,
     reporting,
     saving,
     seeds,
@@ -36,7 +36,6 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
-        added_losses,
         batches,
         binding,
         building,
@@ -53,6 +52,7 @@ def all_hooks() -> list[Hook]:
         normalization,
         optimizers,
         predictions,
+        replica_attributes,
         reporting,
         saving,
         seeds,

@@ -34,6 +34,7 @@ def hooks() -> list[Hook]:
     """The seams of Keras's variables and seed generators."""
     return [
         Hook(Variable, "_direct_assign", _notice_assignment),
+        Hook(KerasVariable, "value", _as_assigned),
         Hook(SeedGenerator, "next", _own_seed_per_replica),
         Hook(KerasVariable, "__float__", _read_first(float)),
         Hook(KerasVariable, "__int__", _read_first(int)),
@@ -60,14 +61,35 @@ def average_assigned(step: Step) -> None:
     for weight, value in given:
         whole = on_whole_batch(step, value, weight.path)
         if whole is not None:
-            weight.value.assign(tf.cast(whole, weight.dtype))
+            weight._value.assign(tf.cast(whole, weight.dtype))
         elif tf.as_dtype(weight.dtype).is_floating:
             averaged.append(weight)
     if not averaged:
         return
-    weighed = [step.weigh(tf.convert_to_tensor(v.value)) for v in averaged]
+    weighed = [step.weigh(tf.convert_to_tensor(v._value)) for v in averaged]
     for weight, mean in zip(averaged, sum_over_replicas(weighed), strict=True):
-        weight.value.assign(mean)
+        weight._value.assign(mean)
+
+
+def _as_assigned(original: property) -> property:
+    """Reads a weight that the step has assigned as the tensor that it was given.
+
+    A variable hides what its value is computed from. An average of codewords divides by counts that
+    were assigned just before: on one device these are counts of the whole batch.
+    """
+
+    def value(self: types.KerasVariable) -> Any:
+        step = current_step()
+        given = None if step is None else step.assigned.get(id(self))
+        if step is None or given is None or self.trainable or not is_symbolic(given[1]):
+            return original.fget(self)  # type: ignore[misc]
+        tensor = given[1]
+        if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
+            return original.fget(self)  # type: ignore[misc]
+        read = tf.ensure_shape(tf.cast(tensor, self.dtype), self.shape)
+        return self._maybe_autocast(read)
+
+    return property(value)
 
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:

@@ -22,7 +22,7 @@ __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "t
 
 
 #: Arguments of ops that `tf.raw_ops` calls otherwise.
-_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis"}
+_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis", "dim": "axis"}
 
 
 def is_symbolic(value: object) -> bool:

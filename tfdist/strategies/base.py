@@ -28,6 +28,7 @@ from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_tha
 from tfdist.keras.hooks import HookSet
 from tfdist.keras.input_comparison import show_first_batch
 from tfdist.keras.logs import is_agreed
+from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import keras_state
 from tfdist.keras.replica_step import (
     on_only_replica,
@@ -153,7 +154,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if predicting.is_up:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
-            return inner(on_one_replica(fn, keras_state()), args, kwargs, options)
+            return inner(on_one_replica(fn, keras_state(Turns(self))), args, kwargs, options)
         return run_keras_step(self, inner, model, fn, args, kwargs, options)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:

@@ -44,6 +44,24 @@ __all__ = [
 _LARGEST = 64 << 20
 
 
+class Lengths:
+    """The shapes of the batches of a function so far.
+
+    A second length opens a dimension for all that follow, as in `tf.function`: a graph for each
+    would cost its tracing on all servers.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, list[Any]] = {}
+
+    def widened(self, kind: Hashable, shapes: list[Any]) -> list[Any]:
+        """The shapes of a batch, open where another of its kind had another length."""
+        known = self._shapes.get(kind, shapes)
+        pairs = zip(known, shapes, strict=True)
+        self._shapes[kind] = [a.most_specific_common_supertype([b]) for a, b in pairs]
+        return self._shapes[kind]
+
+
 class Load:
     """The batch of a job, as a worker gets it.
 
@@ -60,6 +78,9 @@ class Load:
     rows: int | None = None
     lasting = True
     prefers: int | None = None
+
+    def widen(self, lengths: Lengths) -> None:
+        """Leaves the dimensions open by which batches have differed so far."""
 
     def box(self, worker: int, told: list[int]) -> Array:
         """The box for a worker, with the step's number, the updates so far, and the part."""
@@ -140,15 +161,27 @@ class _Sent(Load):
         present = [leaf for leaf in self._leaves if leaf is not None]
         self._numeric = [t for t in present if t.dtype != tf.string]
         self._strings = [t for t in present if t.dtype == tf.string]
-        self._layout = Layout(self._numeric)
-        self.resources = [_open(t) for t in self._strings]
         self.lasting = not self._strings
         all_rows = next((int(t.shape[0]) for t in present if t.shape.rank), 1)
         self.rows = all_rows if count is None else count
         self._total = total or self.rows
         kinds = [type(leaf).__name__ for leaf in tf.nest.flatten(self._batch)]
         structure = repr(tf.nest.map_structure(lambda leaf: 0, self._batch))
-        self.key = (structure, tuple(kinds), tuple(repr(_open(t)) for t in present))
+        types = tuple((t.dtype.name, t.shape.rank) for t in present)
+        self._kind = (structure, tuple(kinds), types)
+        self._take([_open(t) for t in present])
+
+    def widen(self, lengths: Lengths) -> None:
+        """Leaves the dimensions open by which batches have differed so far."""
+        shapes = lengths.widened(self._kind, [spec.shape for spec in self._specs])
+        pairs = zip(self._specs, shapes, strict=True)
+        self._take([tf.TensorSpec(shape, spec.dtype) for spec, shape in pairs])
+
+    def _take(self, specs: list[Any]) -> None:
+        self._specs = specs
+        self.resources = [spec for spec in specs if spec.dtype == tf.string]
+        self._layout = Layout([spec for spec in specs if spec.dtype != tf.string])
+        self.key = (*self._kind, tuple(repr(spec.shape) for spec in specs))
 
     def box(self, worker: int, told: list[int]) -> Array:
         """A box with the batch's numbers, and the step's."""

@@ -39,35 +39,45 @@ class Told:
 
 
 class Layout:
-    """The layout of the tensors of a kind of batch in a box.
+    """The layout of the tensors of a kind of batch in a box, each after its dimensions.
 
     Args:
-        tensors: an example, of numeric types; first dimensions may differ from box to box.
+        kinds: tensors or their specs, of numeric types. The first dimension may differ from box to
+            box, and those that are None.
     """
 
-    def __init__(self, tensors: list[Any]) -> None:
-        self._kinds = [(t.dtype, list(t.shape)) for t in tensors]
+    def __init__(self, kinds: Sequence[Any]) -> None:
+        self._kinds = [(each.dtype, list(each.shape)) for each in kinds]
 
     def box(self, told: list[int], tensors: list[Any]) -> np.ndarray[Any, Any]:
         """A box with the fields of `Told`, and arrays of the layout's kinds."""
         arrays = [np.ascontiguousarray(t) for t in tensors]
-        firsts = [array.shape[0] if array.ndim else 1 for array in arrays]
-        head = np.array([*told, *firsts], np.int64)
+        shapes = [np.shape(tensor) for tensor in tensors]
+        head = np.array([*told, *(size for shape in shapes for size in shape)], np.int64)
         parts = [head, *arrays]
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
 
     def open(self, box: Tensor) -> list[Any]:
         """The tensors of a box, in a graph."""
-        heads = FIELDS + len(self._kinds)
-        numbers = _numbers(box, heads)
+        heads = FIELDS + sum(len(shape) for _, shape in self._kinds)
+        numbers, place = _numbers(box, heads), FIELDS
         start, tensors = tf.constant(8 * heads, tf.int64), []
-        for index, (dtype, shape) in enumerate(self._kinds):
-            rest = shape[1:]
-            bytes_each = math.prod(rest) * (1 if dtype == tf.bool else dtype.size)
-            end = start + numbers[FIELDS + index] * bytes_each
-            tensors.append(_tensor(box[start:end], dtype, [-1, *rest] if shape else []))
+        for dtype, shape in self._kinds:
+            sizes = numbers[place : place + len(shape)]
+            place += len(shape)
+            bytes_each = 1 if dtype == tf.bool else dtype.size
+            end = start + tf.reduce_prod(sizes) * bytes_each
+            tensor = _tensor(box[start:end], dtype, _sizes_of(shape, sizes))
+            tensors.append(tf.ensure_shape(tensor, [None, *shape[1:]] if shape else []))
             start = end
         return tensors
+
+
+def _sizes_of(shape: list[int | None], sizes: Tensor) -> Any:
+    """The shape for a reshape: static if only the first dimension is open."""
+    if None in shape[1:]:
+        return sizes
+    return [-1, *shape[1:]] if shape else []
 
 
 def unbox(box: Tensor) -> Told:
@@ -94,7 +104,7 @@ def _numbers(box: Tensor, count: int) -> Tensor:
     return tf.bitcast(tf.reshape(box[: 8 * count], [count, 8]), tf.int64)
 
 
-def _tensor(data: Tensor, dtype: DType, shape: list[int]) -> Tensor:
+def _tensor(data: Tensor, dtype: DType, shape: Any) -> Tensor:
     if dtype == tf.bool:
         return tf.reshape(tf.cast(data, tf.bool), shape)
     if dtype.size > 1:

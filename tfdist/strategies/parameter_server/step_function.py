@@ -160,6 +160,7 @@ class StepFunction:
         self._serving, self._model, self._method = serving, model, method
         serving.functions.add(self)
         self._traced: dict[Any, TracedStep] = {}
+        self._lengths = feeding.Lengths()
         self._parts = serving.servers.parts if method == "train_step" else 1
         self._sync = method == "train_step" and serving.servers.rule.mode == "sync"
         self._numbers = Numbers()
@@ -244,6 +245,8 @@ class StepFunction:
         self, make_loads: Callable[[int], list[feeding.Load]]
     ) -> tuple[list[feeding.Load], TracedStep]:
         loads = make_loads(self._parts)
+        for load in loads:
+            load.widen(self._lengths)
         try:
             return loads, self._trace(loads[0])
         except NotSplittable as reason:
@@ -381,6 +384,7 @@ class PredictFunction:
     def __init__(self, serving: Serving, model: Model) -> None:
         self._serving, self._model = serving, model
         self._traced: dict[Any, TracedStep] = {}
+        self._lengths = feeding.Lengths()
 
     def __call__(self, batches: list[Any]) -> Structure:
         """Predicts batches, each spread over the workers; the rows keep their order."""
@@ -398,6 +402,7 @@ class PredictFunction:
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
     def _job(self, load: feeding.Load, place: int, results: dict[int, Any]) -> Job:
+        load.widen(self._lengths)
         if load.key not in self._traced:
             self._traced[load.key] = self._serving.trace(self._model, "predict_step", load)
         traced = self._traced[load.key]

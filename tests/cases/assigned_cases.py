@@ -1,0 +1,116 @@
+"""Weights that a step assigns by itself: rows of a batch, statistics, codewords, maxima."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, scope
+from tests.cases.loss_cases import EXAMPLES, Bank
+from tfdist.errors import ConfigError, EquivalenceWarning
+
+#: New values of a queue of 64, by itself and a batch of a static size; the last two have no rows.
+GIVEN: dict[str, Callable[[Any, Any], Any]] = {
+    "in front": lambda queue, x: tf.concat([x, queue], 0)[:64],
+    "in a slice": lambda queue, x: keras.ops.slice_update(queue, [0, 0], x[:2]),
+    "by a condition": lambda queue, x: tf.where(
+        tf.range(64)[:, None] < 2, tf.concat([x[:2], queue[2:]], 0), queue
+    ),
+    "the first alone": lambda queue, x: tf.tile(x[:1], [64, 1]) * 0.5 + 0.5 * x[0] + 0.0 * queue,
+    "a mean": lambda queue, x: tf.concat([tf.reduce_mean(x, 0, keepdims=True), queue[1:]], 0),
+    "products": lambda queue, x: tf.concat([tf.matmul(x, x, transpose_a=True), queue[8:]], 0),
+}
+
+
+class GivenRows(Bank):
+    """Gives its queue what a function makes of it and the batch."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__()
+        self.given = given
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the inputs."""
+        if training:
+            self.queue.assign(GIVEN[self.given](self.queue.value, inputs))
+        return inputs
+
+
+def given_rows(strategy: Any, *, given: str) -> dict[str, Any]:
+    """The weights of a model with a queue, and what it says if it may not be trained."""
+    x, y = common.table(2 * BATCH)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), GivenRows(given), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        try:
+            model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        except ConfigError as error:
+            return {"refused": str(error)}
+    return {"weights": common.weights(model)}
+
+
+class Codebook(keras.layers.Layer):
+    """Codewords that follow the examples next to them, as in VQ-VAE with moving averages."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the codewords, how many examples each has had, and a share of those."""
+        start = keras.initializers.RandomNormal(seed=3)
+        self.words = self.add_weight(shape=(4, shape[-1]), initializer=start, trainable=False)
+        self.counts = self.add_weight(shape=(4,), initializer="ones", trainable=False)
+        self.means = self.add_weight(shape=(4,), initializer="ones", trainable=False)
+        self.ratio = self.add_weight(shape=(4,), initializer="ones", trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """The nearest codewords, with the gradient of the inputs."""
+        ops = keras.ops
+        distances = ops.sum(ops.square(inputs[:, None] - self.words[None]), -1)
+        nearest = ops.one_hot(ops.argmin(distances, -1), 4)
+        chosen = ops.matmul(nearest, self.words)
+        if training:
+            self.counts.assign(0.9 * self.counts + 0.1 * ops.sum(nearest, 0))
+            sums = ops.matmul(ops.transpose(nearest), inputs)
+            self.words.assign(0.9 * self.words + 0.1 * sums / ops.expand_dims(self.counts, -1))
+            self.means.assign(0.9 * self.means + 0.1 * ops.mean(nearest, 0))
+            self.ratio.assign(1.0 / self.means)
+        return inputs + ops.stop_gradient(chosen - inputs)
+
+
+def codebook(strategy: Any) -> dict[str, Any]:
+    """Weights that a step assigns from others that it has assigned before."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), Codebook()])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        done = model.fit(x, x, BATCH, 2, shuffle=False, verbose=0)
+    return {"weights": common.weights(model), "history": common.history(done)}
+
+
+class RunningMaximum(keras.layers.Layer):
+    """Divides by the largest value so far."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the maximum."""
+        del shape
+        self.most = self.add_weight(name="most", initializer="ones", trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """The inputs, of at most 1."""
+        if training:
+            self.most.assign(tf.maximum(self.most.value, tf.reduce_max(tf.abs(inputs))))
+        return inputs / self.most
+
+
+def running_maximum(strategy: Any) -> list[str]:
+    """The warnings of a model whose weight is a maximum over the examples."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = keras.Sequential([keras.Input((8,)), RunningMaximum(), keras.layers.Dense(3)])
+        model.compile("sgd", common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, verbose=0)
+    return [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]
