@@ -55,7 +55,7 @@ _PEER = re.compile(
 _SSH_FAILED = 255
 
 #: The end of stock TensorFlow's `fit` on several processes with Keras 3 (keras#20585).
-_STOCK_FIT = "'tensorflow.python.distribute.values.PerReplica'>) to a Tensor"
+_STOCK_FIT = ".distribute.values.PerReplica'>) to a Tensor"
 
 #: A rank that Horovod has given up waiting for.
 _MISSING = re.compile(r"^(\d+)!: \[")
