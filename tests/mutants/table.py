@@ -398,4 +398,21 @@ MUTANTS: list[Mutant] = [
         ("squares[i] = total", "pass"),
         ("tf.convert_to_tensor(grad), norm)", "grad, norm)"),
     ),
+    *_of(
+        "tfdist/cluster/rendezvous/background.py",
+        "tests/cluster/test_background.py",
+        ("threading.Thread(target=_end_with, args=(parent,), daemon=True).start()", "pass"),
+        ("numbers[begin : begin + _BATCH])", "numbers[begin : begin + 1])"),
+        ('if "error" in found:', "if False:"),
+    ),
+    *_of(
+        "tfdist/cli/server.py",
+        "tests/cli/test_server.py",
+        ("while not _has_one(held, names)", "while False"),
+    ),
+    *_of(
+        "tfdist/strategies/constructors.py",
+        "tests/unit/test_constructors.py",
+        ('"tf.compat.v2.distribute", "tf.compat.v1.distribute"', '"tf.compat.v2.distribute"'),
+    ),
 ]
