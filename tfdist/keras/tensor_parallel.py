@@ -16,12 +16,14 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import BaseConv, tensorflow_numpy
+from tfdist.comm.batch_dependence import of_kind, rows_of
 from tfdist.comm.replica_collectives import Link
 from tfdist.config.mesh import MODEL
 from tfdist.keras.elementwise import ELEMENTWISE_LAYERS, is_elementwise, is_elementwise_layer
 from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import Equation
 from tfdist.keras.parts import part_behind
+from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.layout import Cut
 from tfdist.sharding.relayout import (
     Part,
@@ -187,7 +189,9 @@ def _looked_up(part: Tensor, ids: Tensor, cut: Cut) -> Tensor:
     )
     with tf.control_dependencies([known] if known is not None else []):
         places = tf.where((flat >= cut.start) & (flat < cut.stop))
-    rows = tf.gather(part, tf.gather(flat, places[:, 0]) - cut.start)
+    own = tf.gather(flat, places[:, 0]) - cut.start
+    kinds = {each.kind for each in rows_of(flat)} if is_symbolic(flat) else set()
+    rows = tf.gather(part, of_kind(own, kinds.pop()) if len(kinds) == 1 else own)
     shape = [tf.size(flat, tf.int64), tf.constant(part.shape[1], tf.int64)]
     spread = tf.scatter_nd(places, rows, tf.stack(shape))
     outputs: Tensor = tf.reshape(spread, tf.concat([tf.shape(ids), [part.shape[1]]], 0))
