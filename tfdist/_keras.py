@@ -52,12 +52,14 @@ from keras.src.utils.python_utils import pythonify_logs
 try:  # Keras 3.16
     from keras.src.backend.tensorflow.export import SavedModelExportArchive as TFExportArchive
     from keras.src.backend.tensorflow.ops import nn as tensorflow_nn
+    from keras.src.backend.tensorflow.ops import numpy as tensorflow_numpy
     from keras.src.backend.tensorflow.ops.core import Variable
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
     from keras.src.backend.tensorflow.trainer import Trainer as TensorFlowTrainer
     from keras.src.trainers.trainer import BaseTrainer as Trainer
 except ImportError:
     from keras.src.backend.tensorflow import nn as tensorflow_nn
+    from keras.src.backend.tensorflow import numpy as tensorflow_numpy
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.backend.tensorflow.export import TFExportArchive
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
@@ -117,6 +119,7 @@ __all__ = [
     "reduction_metrics",
     "saving_lib",
     "tensorflow_nn",
+    "tensorflow_numpy",
     "tensorflow_trainer",
     "to_snake_case",
     "tree",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -228,6 +229,112 @@ def collectives(strategy: Any) -> dict[str, int]:
             own.disable_graph_collection()
     nodes = [node.op for graph in graphs for node in graph.post_optimization_graph.node]
     return {kind: nodes.count(f"Collective{kind}V2") for kind in ("Gather", "Reduce")}
+
+
+class Speaker(keras.Model):
+    """Logits of a vocabulary for each of some tokens, computed in several ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.ReversibleEmbedding(20, 8, mask_zero=True, logit_soft_cap=5.0)
+        self.dense = layers.Dense(20)
+        self.half = layers.Dense(20, dtype="float16")
+        self.softmax = layers.Dense(20, "softmax")
+
+    def build(self, shape: Any) -> None:
+        """A number that logits are divided by."""
+        self.temperature = self.add_weight(shape=(), initializer="ones", name="temperature")
+
+    def call(self, ids: Any) -> dict[str, Any]:
+        """Logits by token and way."""
+        hidden = self.table(ids)
+        logits = self.dense(hidden)
+        return {
+            "warm": logits / self.temperature,
+            "ignored": logits,
+            "weighted": logits + 0.1,
+            "summed": -logits,
+            "smoothed": logits * 2.0,
+            "distributed": keras.ops.tanh(logits),
+            "capped": self.table(hidden, reverse=True),
+            "tied": keras.ops.matmul(hidden, keras.ops.transpose(self.table.embeddings)),
+            "softmax": self.softmax(hidden),
+            "half": self.half(hidden),
+        }
+
+
+def entropies(strategy: Any) -> dict[str, Any]:
+    """Losses and weights of a model with a cross-entropy for each of its outputs."""
+    ids = np.random.default_rng(3).integers(0, 20, (UNEVEN, 6)).astype("int32")
+    labels = np.roll(ids, 1, axis=1)
+    losses = _entropies()
+    targets = dict.fromkeys(losses, labels)
+    targets["smoothed"] = np.eye(20, dtype="float32")[labels]
+    # Some tokens have no label, others several.
+    targets["distributed"] = np.eye(20, dtype="float32")[labels] * (labels % 3)[..., None] / 2
+    weights = dict.fromkeys(losses, np.ones((UNEVEN, 6), "float32"))
+    weights["weighted"] = np.random.default_rng(4).uniform(0, 2, (UNEVEN, 6)).astype("float32")
+    keras.utils.set_random_seed(0)
+    with scope(strategy):
+        model = Speaker()
+        model.compile(
+            keras.optimizers.SGD(0.2),
+            losses,
+            loss_weights={**dict.fromkeys(losses, 1.0), "summed": 0.005, "half": 0.01},
+            metrics={"ignored": "accuracy"},
+        )
+        data = tf.data.Dataset.from_tensor_slices((ids, targets, weights)).batch(BATCH)
+        history = model.fit(data, epochs=2, verbose=0)
+        return {
+            "history": history.history,
+            "evaluated": model.evaluate(data, verbose=0),
+            "weights": common.weights(model),
+        }
+
+
+def _entropies() -> dict[str, Any]:
+    sparse, dense = (
+        functools.partial(each, from_logits=True)
+        for each in (
+            keras.losses.SparseCategoricalCrossentropy,
+            keras.losses.CategoricalCrossentropy,
+        )
+    )
+    return {
+        "warm": sparse(),
+        "ignored": sparse(ignore_class=3),
+        "weighted": sparse(reduction="mean_with_sample_weight"),
+        "summed": sparse(reduction="sum"),
+        "smoothed": dense(label_smoothing=0.1),
+        "distributed": dense(),
+        "capped": sparse(),
+        "tied": sparse(),
+        "softmax": keras.losses.SparseCategoricalCrossentropy(),
+        "half": sparse(),
+    }
+
+
+def gathers_of_logits(strategy: Any, read: str | None = None) -> dict[str, int]:
+    """How often a step with a loss gathers, of all outputs that have one or of one that is read."""
+    ids = tf.zeros([4, 6], tf.int32)
+    targets = dict.fromkeys(_entropies(), ids)
+    targets["smoothed"] = targets["distributed"] = tf.one_hot(ids, 20)
+    with scope(strategy):
+        model = Speaker()
+        model(ids)
+
+        def computed() -> Any:
+            with tf.GradientTape() as tape:
+                outputs = model(ids, training=True)
+                losses = _entropies().items()
+                loss = tf.add_n([each(targets[name], outputs[name]) for name, each in losses])
+            gradients = tape.gradient(loss, [each.value for each in model.trainable_weights])
+            return loss, gradients, None if read is None else tf.argmax(outputs[read], -1)
+
+        graph = tf.function(lambda: strategy.run(computed)).get_concrete_function().graph
+    nodes = [each for each in graph.get_operations() if each.type == "CollectiveGatherV2"]
+    large = [each for each in nodes if each.inputs[0].shape[0] == 4 * 6 * 10]
+    return {"of logits": len(large), "others": len(nodes) - len(large)}
 
 
 def by_keras(strategy: Any, weights_by_batch: bool = False) -> dict[str, Any]:

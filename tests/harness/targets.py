@@ -42,6 +42,7 @@ class Target:
         turns: how often the target is due, beside others, at cases that run on one strategy; 0
             where it is due at none, and runs those only that run on every strategy.
         contract: whether the contract suite runs on it.
+        slow: whether what is core runs on it in `make test-all` only.
         lacks: keys of `CAPABILITIES`: cases that need one of them do not run on it.
     """
 
@@ -54,6 +55,7 @@ class Target:
     rests: bool = False
     turns: int = 0
     contract: bool = False
+    slow: bool = False
     lacks: frozenset[str] = frozenset()
 
     @property
@@ -102,6 +104,15 @@ TARGETS: dict[str, Target] = {
             options={"mesh": "model=2"},
             contract=True,
             turns=1,
+            lacks=frozenset({"collectives", "loops", "own data", "whole gradients"}),
+        ),
+        Target(
+            name="mesh4",
+            strategy="tests.harness.sharding:make",
+            processes=4,
+            options={"mesh": "data=2,model=2"},
+            contract=True,
+            slow=True,
             lacks=frozenset({"collectives", "loops", "own data", "whole gradients"}),
         ),
         Target(

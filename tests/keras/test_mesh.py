@@ -101,6 +101,19 @@ def test_pairs_of_layers_need_one_sum(cluster: Pool) -> None:
         assert result == {"Gather": 0, "Reduce": 2}
 
 
+def test_cross_entropies_of_logits_in_parts_are_those_of_whole_ones(cluster: Pool) -> None:
+    """With masks, weights of examples, caps and casts between the logits and the loss."""
+    expected = cluster.plain(f"{CASES}:entropies")
+    for worker, result in enumerate(cluster("mesh").call(f"{CASES}:entropies")):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize("read", [None, "warm"])
+def test_only_logits_that_are_read_are_gathered(cluster: Pool, read: str | None) -> None:
+    for result in cluster("mesh").call(f"{CASES}:gathers_of_logits", read=read):
+        assert result == {"of logits": 0 if read is None else 1, "others": 10}
+
+
 @pytest.mark.parametrize("weights_by_batch", [False, True])
 def test_the_distribution_api_of_keras(cluster: Pool, weights_by_batch: bool) -> None:
     """Of Keras's documentation, unchanged; the batch axis may divide weights too."""

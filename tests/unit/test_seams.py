@@ -200,6 +200,11 @@ SIGNATURES = {
         "parallel_iterations=None, experimental_use_pfor=True)"
     ),
     "GradientTape.watch": "(self, tensor)",
+    "nn.sparse_softmax_cross_entropy_with_logits": "(labels, logits, name=None)",
+    "nn.softmax_cross_entropy_with_logits": "(labels, logits, axis=-1, name=None)",
+    "tensorflow.numpy.argmax": "(x, axis=None, keepdims=False)",
+    "tensorflow.numpy.matmul": "(x1, x2)",
+    "tensorflow.numpy.repeat": "(x, repeats, axis=None)",
     "nn.compute_average_loss": "(per_example_loss, sample_weight=None, global_batch_size=None)",
     "nn.scale_regularization_loss": "(regularization_loss)",
     "BaseOptimizer.__init__": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -30,7 +31,11 @@ __all__ = [
     "on_one_replica",
     "ordered_apart",
     "partitioned_graphs",
+    "run_again",
 ]
+
+#: Arguments of ops that `tf.raw_ops` calls otherwise.
+_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis", "dim": "axis"}
 
 #: From flat tensors to flat tensors.
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
@@ -168,3 +173,21 @@ def called_in_line(function: types.Function, *args: object, **kwargs: object) ->
     options = function._experimental_autograph_options
     with ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED):
         return autograph_util.py_func_from_autograph(python, options)(*args, **kwargs)
+
+
+def run_again(op: Operation, inputs: list[Any]) -> list[Any]:
+    """Runs an op of the same type and attributes on other inputs."""
+    supply = iter(inputs)
+    run = getattr(tf.raw_ops, op.type)
+    arguments: dict[str, Any] = {}
+    for argument in op.op_def.input_arg:
+        name = argument.number_attr
+        several = [next(supply) for _ in range(op.get_attr(name))] if name else None
+        renamed = _RENAMED.get(argument.name, argument.name)
+        arguments[renamed] = next(supply) if several is None else several
+    attributes = {_RENAMED.get(each.name, each.name): each.name for each in op.op_def.attr}
+    for name in inspect.signature(run).parameters:
+        if name not in arguments and name != "name":
+            arguments[name] = op.get_attr(attributes[name])
+    results = run(**arguments)
+    return list(results) if isinstance(results, (list, tuple)) else [results]

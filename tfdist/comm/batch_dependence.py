@@ -16,7 +16,19 @@ import tensorflow as tf
 from tfdist._tf.graphs import body_of
 from tfdist.types import Graph, Tensor
 
-__all__ = ["WEIGHT", "Dependence", "Kind", "Rows", "are_distinct", "common_rows", "rows_of"]
+__all__ = [
+    "WEIGHT",
+    "Dependence",
+    "Kind",
+    "Rows",
+    "are_distinct",
+    "common_rows",
+    "of_kind",
+    "rows_of",
+]
+
+#: The attribute of a vector whose kind its graph does not show.
+_KIND = "_tfdist_kind"
 
 #: The name of placeholders that stand for weights.
 WEIGHT = "tfdist_weight"
@@ -176,11 +188,20 @@ class Rows(NamedTuple):
     @property
     def kind(self) -> Kind:
         """Their kind, if they are the places of rows of a sparse gradient."""
+        noted: Kind | None = getattr(self.like, _KIND, None)
+        if noted is not None:
+            return noted
         depends = Dependence()
         if not any(depends(source) for source in self.sources):
             return Kind.COMMON
         is_unique = self.like.op.type in _UNIQUE and self.like.value_index == 0
         return Kind.DISTINCT if is_unique else Kind.OWN
+
+
+def of_kind(vector: Tensor, kind: Kind) -> Tensor:
+    """Notes the kind of the rows that a vector was chosen from; returns the vector."""
+    setattr(vector, _KIND, kind)
+    return vector
 
 
 def rows_of(vector: Tensor) -> list[Rows]:
@@ -193,6 +214,8 @@ def rows_of(vector: Tensor) -> list[Rows]:
         vector: a symbolic tensor of rank 1.
     """
     op = vector.op
+    if hasattr(vector, _KIND):
+        return [Rows(vector, (vector,))]
     if op.type == "ConcatV2" and all(part.shape.rank == 1 for part in op.inputs[:-1]):
         return [rows for part in op.inputs[:-1] for rows in rows_of(part)]
     outer = next((outer for outer, inner in _captures(op.graph) if inner is vector), None)

@@ -69,6 +69,7 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
         return values, mask
     known = {id(each): ROWS for each in examples} | dict.fromkeys(step.gathered, NO_EXAMPLES)
+    known |= dict.fromkeys(step.rows, ROWS)
     found = meeting_of(values, step.depends, known, statistics=True)
     if found is None and values.shape.rank == 0:
         found = next(iter(reduction_of(values, step.depends, step.means).unknown), None)

@@ -205,7 +205,7 @@ def _by_kind(layer: Layer, name: str, shape: tuple[int, ...], size: int) -> int 
         return None
     equation = Equation.of(layer)
     if name == "kernel":
-        role = _first_of(_candidates(layer, equation), shape, size)
+        role = _first_of(_candidates(layer, equation, shape), shape, size)
         vars(layer)[_ROLE] = role
         return role
     role = vars(layer).get(_ROLE)
@@ -214,15 +214,18 @@ def _by_kind(layer: Layer, name: str, shape: tuple[int, ...], size: int) -> int 
     return equation.of_bias(role, getattr(layer, "bias_axes", None))
 
 
-def _candidates(layer: DenseLayer, equation: Equation) -> list[int]:
+def _candidates(layer: DenseLayer, equation: Equation, shape: tuple[int, ...]) -> list[int]:
     """The dimensions of a kernel that may be divided, the best one first.
 
-    A kernel that sums over several dimensions ends an attention: the first are the heads.
+    A kernel that sums over several dimensions ends an attention: the first are the heads. One that
+    has more outputs than inputs, such as that of a vocabulary's logits, is divided by columns also
+    after columns: the sum of its outputs would be sent twice, the inputs are sent once.
     """
     contracted, free = equation.contracted, equation.free
     by_rows = len(contracted) > 1
     if len(contracted) == 1 and _called.value[0] is layer:
-        by_rows = _columns_of(_called.value[1]) == equation.of_inputs(contracted[0])
+        columns = _columns_of(_called.value[1]) == equation.of_inputs(contracted[0])
+        by_rows = columns and math.prod(shape[i] for i in free) <= shape[contracted[0]]
     return contracted[:1] + free[:1] if by_rows else free[:1] + contracted[:1]
 
 

@@ -57,6 +57,7 @@ class Step:
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: whether a tensor of the step's graph depends on the batch.
         gathered: tensors, by `id`, of the rows of all replicas.
+        rows: tensors, by `id`, that have one row for each example, of that example alone.
         outputs: the outputs of layers, by `id`.
         loss_calls: the losses that are being computed, the innermost last, each with its arguments.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
@@ -73,6 +74,7 @@ class Step:
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
+    rows: dict[int, Any] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
     loss_calls: list[tuple[Any, Structure, Structure]] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False

@@ -15,12 +15,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._keras import BaseConv
+from tfdist._keras import BaseConv, tensorflow_numpy
+from tfdist.comm.batch_dependence import of_kind, rows_of
 from tfdist.comm.replica_collectives import Link
 from tfdist.config.mesh import MODEL
 from tfdist.keras.elementwise import ELEMENTWISE_LAYERS, is_elementwise, is_elementwise_layer
 from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import Equation
+from tfdist.keras.parts import part_behind
+from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.layout import Cut
 from tfdist.sharding.relayout import (
     Part,
@@ -53,6 +56,8 @@ def hooks() -> list[Hook]:
         Hook(keras.layers.Dropout, "call", _dropout),
         *(Hook(each, "call", _elementwise) for each in ELEMENTWISE_LAYERS),
         *(Hook(each, "_compute_attention", _attention) for each in attention),
+        Hook(tensorflow_numpy, "matmul", _product),
+        Hook(tensorflow_numpy, "repeat", _repeated),
     ]
 
 
@@ -63,6 +68,12 @@ def _part(layer: Layer, name: str) -> tuple[Any, Tensor, Cut] | None:
         return None
     part, cut = weight.part(), weight.kept_layout.along(MODEL)
     return None if part is None or cut is None else (weight, part, cut)
+
+
+def _in_parts() -> bool:
+    """Whether a replica computes that is several processes."""
+    parted = getattr(tf.distribute.get_strategy(), "parted", None)
+    return parted is not None and not tf.distribute.in_cross_replica_context()
 
 
 def _link() -> Link:
@@ -134,19 +145,18 @@ def _columns(layer: DenseLayer, columns: Part, place: int | None) -> Tensor:
         place: the dimension of the bias that its columns have.
     """
     value, dimension = columns
-    bias = _part(layer, "bias")
-    alike = bias is not None and bias[2].dimension == place
-    if bias is not None and alike:
+    bias, link = _part(layer, "bias"), _link()
+    if bias is not None and bias[2].dimension == place:
         value = keras.ops.add(value, bias[1])
-    both = layer.bias is None or alike
-    if both and is_elementwise(layer.activation):
-        if layer.activation is not None:
-            value = layer.activation(value)
-        return whole_of(_link(), Part(value, dimension))
-    outputs = whole_of(_link(), Part(value, dimension))
-    if not both:
-        outputs = keras.ops.add(outputs, layer.bias)
-    return outputs if layer.activation is None else layer.activation(outputs)
+    elif layer.bias is not None:
+        whole = tf.convert_to_tensor(layer.bias)
+        alike = copied(link, whole) if place is None else part_of(link, whole, place)
+        value = keras.ops.add(value, alike)
+    if layer.activation is None:
+        return whole_of(link, Part(value, dimension))
+    if is_elementwise(layer.activation):
+        return whole_of(link, Part(layer.activation(value), dimension))
+    return layer.activation(whole_of(link, Part(value, dimension)))
 
 
 def _embedding(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +189,9 @@ def _looked_up(part: Tensor, ids: Tensor, cut: Cut) -> Tensor:
     )
     with tf.control_dependencies([known] if known is not None else []):
         places = tf.where((flat >= cut.start) & (flat < cut.stop))
-    rows = tf.gather(part, tf.gather(flat, places[:, 0]) - cut.start)
+    own = tf.gather(flat, places[:, 0]) - cut.start
+    kinds = {each.kind for each in rows_of(flat)} if is_symbolic(flat) else set()
+    rows = tf.gather(part, of_kind(own, kinds.pop()) if len(kinds) == 1 else own)
     shape = [tf.size(flat, tf.int64), tf.constant(part.shape[1], tf.int64)]
     spread = tf.scatter_nd(places, rows, tf.stack(shape))
     outputs: Tensor = tf.reshape(spread, tf.concat([tf.shape(ids), [part.shape[1]]], 0))
@@ -206,6 +218,41 @@ def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
         return outputs if self.activation is None else self.activation(outputs)
 
     return call
+
+
+def _product(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A table that is divided by its vocabulary, transposed, has columns of the logits."""
+
+    @functools.wraps(original)
+    def matmul(x1: Tensor, x2: Tensor) -> Tensor:
+        found = _columns_of_matrix(x2)
+        if found is None or not isinstance(x1, tf.Tensor):
+            return original(x1, x2)
+        columns = original(copied(_link(), x1), found)
+        return whole_of(_link(), Part(columns, len(columns.shape) - 1))
+
+    return matmul
+
+
+def _columns_of_matrix(matrix: Tensor) -> Tensor | None:
+    """This process's columns of a matrix; None if it is not divided by columns."""
+    if not _in_parts() or len(getattr(matrix, "shape", ())) != 2:
+        return None
+    part = part_behind(_link(), matrix)
+    return part.value if part is not None and part.dimension == 1 else None
+
+
+def _repeated(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keys and values of a group of queries stay in parts: a part has the groups of its heads."""
+
+    @functools.wraps(original)
+    def repeat(x: Tensor, repeats: int | Tensor, axis: int | None = None) -> Tensor:
+        outputs, part = original(x, repeats, axis), remembered(x)
+        if part is None or axis is None or not isinstance(repeats, int):
+            return outputs
+        return remember(outputs, Part(original(part.value, repeats, axis), part.dimension))
+
+    return repeat
 
 
 def _elementwise(original: Callable[..., Any]) -> Callable[..., Any]:

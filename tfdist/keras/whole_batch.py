@@ -6,23 +6,19 @@ computed, in terms that the exchange of gradients averages (`step.py`).
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.graphs import run_again
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
-from tfdist.types import Operation, Tensor
+from tfdist.types import Tensor
 
 __all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
-
-
-#: Arguments of ops that `tf.raw_ops` calls otherwise.
-_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis", "dim": "axis"}
 
 
 def is_symbolic(value: object) -> bool:
@@ -96,7 +92,7 @@ def _note_meeting(step: Step, target: Tensor) -> None:
 
     Statistics are looked for from the last layers on: layers that normalize a batch keep them.
     """
-    known = dict.fromkeys(step.gathered, NO_EXAMPLES)
+    known = dict.fromkeys(step.gathered, NO_EXAMPLES) | dict.fromkeys(step.rows, ROWS)
     found = meeting_of(target, step.depends, known)
     if found is None:
         known |= {key: ROWS for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
@@ -156,28 +152,10 @@ def computed_again(value: Tensor, found: Reduction, whole: list[Any]) -> Tensor:
     """Computes a value once more, from other leaves; all else that it reads is shared."""
     new = {id(leaf.tensor): total for leaf, total in zip(found.leaves, whole, strict=True)}
     for op in found.between:
-        results = _run_again(op, [new.get(id(x), x) for x in op.inputs])
+        results = run_again(op, [new.get(id(x), x) for x in op.inputs])
         for old, result in zip(op.outputs, results, strict=True):
             new.setdefault(id(old), result)
     return new[id(value)]
-
-
-def _run_again(op: Operation, inputs: list[Any]) -> list[Any]:
-    """Runs an op of the same type and attributes on other inputs."""
-    supply = iter(inputs)
-    run = getattr(tf.raw_ops, op.type)
-    arguments: dict[str, Any] = {}
-    for argument in op.op_def.input_arg:
-        name = argument.number_attr
-        several = [next(supply) for _ in range(op.get_attr(name))] if name else None
-        renamed = _RENAMED.get(argument.name, argument.name)
-        arguments[renamed] = next(supply) if several is None else several
-    attributes = {_RENAMED.get(each.name, each.name): each.name for each in op.op_def.attr}
-    for name in inspect.signature(run).parameters:
-        if name not in arguments and name != "name":
-            arguments[name] = op.get_attr(attributes[name])
-    results = run(**arguments)
-    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def _check_static(step: Step, factor: Tensor) -> None:

@@ -26,10 +26,12 @@ class _Exchange(NamedTuple):
 
     Attributes:
         stand_in: the tensor that stands for its result.
+        shape: makes the shape of that.
         make: makes it.
     """
 
     stand_in: Tensor
+    shape: Callable[[], Tensor]
     make: Callable[[], Tensor]
 
 
@@ -44,6 +46,9 @@ class _Function(NamedTuple):
     graph: Graph
     exchanges: dict[Any, _Exchange]
 
+
+#: Operations whose results have the shapes of their inputs.
+_SAME_SHAPE = frozenset({"Identity", "IdentityN", "Cast", "EnsureShape", "StopGradient", "Tanh"})
 
 _traced: Current[_Function | None] = Current(None)
 
@@ -69,7 +74,13 @@ def if_read(part: Tensor, dimension: int, count: int, make: Callable[[], Tensor]
     sizes = part.shape.as_list()
     sizes[dimension] *= count
     stand_in.set_shape(sizes)
-    function.exchanges[stand_in.op] = _Exchange(stand_in, make)
+
+    def shape() -> Tensor:
+        times = [count if each == dimension else 1 for each in range(len(sizes))]
+        whole: Tensor = tf.shape(part) * tf.constant(times)
+        return whole
+
+    function.exchanges[stand_in.op] = _Exchange(stand_in, shape, make)
     return stand_in
 
 
@@ -83,6 +94,7 @@ def exchanging_what_is_read(fn: Callable[..., Any]) -> Callable[..., Any]:
         function = _Function(_graph(), {})
         with _traced.set(function):
             results = fn(*args, **kwargs)
+        _shape_from_parts(function)
         for exchange in _read(function, results):
             feed_from(exchange.stand_in, exchange.make())
         return results
@@ -93,6 +105,22 @@ def exchanging_what_is_read(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _graph() -> Graph:
     graph: Graph = tf.compat.v1.get_default_graph()
     return graph
+
+
+def _shape_from_parts(function: _Function) -> None:
+    """Lets nothing read a stand-in for its shape only."""
+    for op in function.graph.get_operations():
+        if op.type == "Shape":
+            exchange = function.exchanges.get(_origin(op.inputs[0]).op)
+            if exchange is not None:
+                feed_from(op.outputs[0], tf.cast(exchange.shape(), op.outputs[0].dtype))
+
+
+def _origin(tensor: Tensor) -> Tensor:
+    """The first of the tensors of one shape that a tensor is computed from."""
+    while tensor.op.type in _SAME_SHAPE and len(tensor.op.inputs):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor
 
 
 def _read(function: _Function, results: Structure) -> list[_Exchange]:

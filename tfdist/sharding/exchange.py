@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import Link, is_sparse, size_of
+from tfdist.comm.batch_dependence import Kind, of_kind
+from tfdist.comm.replica_collectives import Link, is_sparse, pieces_of, size_of
 from tfdist.sharding.layout import Cut, Layout
 from tfdist.types import IndexedSlices, Tensor
 
@@ -92,10 +93,21 @@ def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
             tf.slice(value.values, begin, size), value.indices, shape
         )
         return columns
+    pieces = [
+        _own_piece(each.value, each.kind, cut) for each in pieces_of(value) if is_sparse(each.value)
+    ]
+    rows = tf.concat([each for each, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
+    places = [each for _, each in pieces]
+    indices = tf.concat(places, 0) if len(pieces) > 1 else places[0]
+    own: IndexedSlices = tf.IndexedSlices(rows, indices, shape)
+    return own
+
+
+def _own_piece(value: IndexedSlices, kind: Kind, cut: Cut) -> tuple[Tensor, Tensor]:
+    """Those rows of one kind that are in this process's part, and their places in it."""
     here = (value.indices >= cut.start) & (value.indices < cut.stop)
-    indices = tf.boolean_mask(value.indices, here) - cut.start
-    rows: IndexedSlices = tf.IndexedSlices(tf.boolean_mask(value.values, here), indices, shape)
-    return rows
+    places = of_kind(tf.boolean_mask(value.indices, here) - cut.start, kind)
+    return tf.boolean_mask(value.values, here), places
 
 
 def _to_rows(value: Tensor, cut: Cut) -> Tensor:

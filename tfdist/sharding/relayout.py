@@ -148,12 +148,15 @@ def _gathered(link: Link, part: Tensor, dimension: int) -> Tensor:
     """The parts of all members, of the same shape, which need not be known."""
     with independently():
         flat = link.gather(tf.reshape(part, [-1]))
-    shape = tf.concat([[link.count], tf.shape(part)], 0)
-    parts = tf.unstack(tf.reshape(flat, shape), link.count)
+    rank = len(part.shape)
+    by_member = tf.reshape(flat, tf.concat([[link.count], tf.shape(part)], 0))
+    order = [*range(1, dimension + 1), 0, *range(dimension + 1, rank + 1)]
+    times = [link.count if each == dimension else 1 for each in range(rank)]
+    whole = tf.reshape(tf.transpose(by_member, order), tf.shape(part) * tf.constant(times))
     sizes = part.shape.as_list()
     sizes[dimension] *= link.count
-    whole: Tensor = tf.ensure_shape(tf.concat(parts, dimension), sizes)
-    return whole
+    complete: Tensor = tf.ensure_shape(whole, sizes)
+    return complete
 
 
 def _differentiated(forward: Callable[[Tensor], tuple[Tensor, Any]], tensor: Tensor) -> Tensor:
