@@ -185,6 +185,12 @@ SIGNATURES = {
     "keras.src.saving.saving_lib.save_weights_only": (
         "(model, filepath, max_shard_size=None, objects_to_skip=None)"
     ),
+    "keras.src.saving.saving_lib.load_model": (
+        "(filepath, custom_objects=None, compile=True, safe_mode=True)"
+    ),
+    "keras.src.saving.saving_lib.load_weights_only": (
+        "(model, filepath, skip_mismatch=False, objects_to_skip=None)"
+    ),
     "keras.src.utils.io_utils.ask_to_proceed_with_overwrite": "(filepath)",
     "keras.src.utils.io_utils.print_msg": "(message, line_break=True)",
     "Model.export": (

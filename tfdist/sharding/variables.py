@@ -20,6 +20,7 @@ from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import DATA, MODEL
 from tfdist.errors import ConfigError
+from tfdist.sharding.checkpoint import Saved
 from tfdist.sharding.exchange import gather, own_shard, slice_of
 from tfdist.sharding.gathering import gathered
 from tfdist.sharding.layout import Cut, Layout
@@ -217,6 +218,19 @@ class ShardedVariable(_Shard):
             host_collectives.barrier(strategy, f"reading {self.path!r}, which is divided")
             whole: Tensor = local_results(strategy, gather_all.get_concrete_function()())[0]
         return whole
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a whole value, of which the part is kept; of a saved one only that is read."""
+        if not isinstance(value, Saved):
+            return super().assign(value)
+        if value.shape != self.layout.shape:
+            raise ValueError(
+                f"{self.path!r} has the shape {self.layout.shape}, and what was saved has "
+                f"{value.shape}."
+            )
+        self._assignments += 1
+        self.kept.assign(tf.cast(value.read(self.kept_layout.region), self.kept.dtype))
+        return value
 
     def numpy(self) -> Array:
         """The whole value; see `read`."""
