@@ -12,7 +12,10 @@ import numpy as np
 
 from tests.cases import common, mesh_cases
 from tests.cases.common import BATCH, scope
-from tests.cases.harness_cases import rank
+from tfdist.comm import host_collectives
+
+#: Two batches of 32 and one of 13.
+EXAMPLES = 77
 
 
 @contextlib.contextmanager
@@ -34,12 +37,11 @@ def _made(policy: str = "float32") -> tuple[keras.Model, Any]:
     keras.config.set_dtype_policy(policy)
     try:
         keras.utils.set_random_seed(0)
-        x, y = common.tokens(common.UNEVEN)
+        x, y = common.tokens(EXAMPLES)
         inputs = keras.Input((6,), dtype="int32")
-        hidden = keras.layers.Embedding(20, 8)(inputs)
-        hidden = hidden + keras.layers.MultiHeadAttention(2, 4)(hidden, hidden)
-        hidden = keras.layers.Dense(16, "relu")(keras.layers.BatchNormalization()(hidden))
-        hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Dense(8)(hidden))
+        hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 8)(inputs))
+        hidden = keras.layers.Dense(16, "relu")(keras.layers.BatchNormalization(synchronized=True)(hidden))
+        hidden = keras.layers.Dense(8)(hidden)
         model = keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(hidden))
         model.compile(mesh_cases.adam(), common.sparse_crossentropy(), metrics=["accuracy"])
         return model, (x, y)
@@ -68,16 +70,25 @@ def saved(strategy: Any, path: str, policy: str = "float32", epochs: int = 1) ->
         before = sorted(os.listdir(f"{path}/model.keras"))
         model.save(f"{path}/model.keras")
         state = _state(model)
-    files = {each: os.path.getsize(f"{path}/model.keras/{each}") for each in before if 0}
     after = sorted(os.listdir(f"{path}/model.keras"))
-    return {**state, "before": before, "after": after, "files": files}
+    processes = host_collectives.worker_count(strategy)
+    return {**state, "before": before, "after": after, "processes": processes}
 
 
-def loaded(strategy: Any, path: str) -> dict[str, Any]:
+def uninterrupted(strategy: Any, policy: str = "float32") -> dict[str, Any]:
+    """The state after the epoch before the save and the one after it, and the latter's loss."""
+    with scope(strategy):
+        model, data = _made(policy)
+        _fit(model, data, 1)
+        history = _fit(model, data, 1)
+        return {**_state(model), "loss": history.history["loss"]}
+
+
+def loaded(strategy: Any, path: str, policy: str = "float32") -> dict[str, Any]:
     """The state of the model, and of a new one with the weights; and after an epoch more."""
     with scope(strategy):
         model = keras.models.load_model(f"{path}/model.keras")
-        other, data = _made()
+        other, data = _made(policy)
         other.optimizer.build(other.trainable_variables)
         other.load_weights(f"{path}/w.weights.h5")
         result = {"model": _state(model), "weights": _state(other)}
@@ -93,8 +104,3 @@ def refused(strategy: Any, path: str) -> str:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     return ""
-
-
-def is_chief(strategy: Any) -> bool:
-    """Whether this process is the chief."""
-    return rank(strategy) == 0

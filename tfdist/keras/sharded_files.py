@@ -159,7 +159,7 @@ class _Planner(saving.Nowhere):
 
 
 class _Writer(_Planner):
-    """Writes what this process is to write of the variables that Keras saves.
+    """Writes this process's part of the variables that Keras saves.
 
     Args:
         strategy: the strategy.
@@ -311,7 +311,7 @@ def _index(
 
 
 class _Parts(saving_lib.H5IOStore):  # type: ignore[misc]
-    """What Keras loads a model's variables from.
+    """The store that Keras loads a model's variables from.
 
     Args:
         saved: the open checkpoint.
@@ -384,7 +384,7 @@ def _load_weights_only(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _load_model(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the model as a sharded checkpoint says, and reads what this process keeps."""
+    """Makes a model by its saved configuration, and reads what this process keeps."""
 
     @functools.wraps(original)
     def load_model(

@@ -1,6 +1,6 @@
 """Sharded checkpoints: directories to which each process has written its part of the variables.
 
-An index, `index.json`, says of each variable which file has which region of it. It names the files
+An index, `index.json`, lists for each variable the files that have its regions. It names the files
 of one save, whose names have its id, and is replaced when they are all on the disk: until then it
 names those of the save before. Files are HDF5 with checksums. No TensorFlow is needed to read them.
 """
@@ -48,7 +48,7 @@ _FORMAT, _VERSION = "tfdist sharded checkpoint", 1
 
 _INDEX, _CONFIG = "index.json", "config.json"
 
-#: What a save leaves in the directory; the id of the save comes before the ending.
+#: Names of files of a save; the id of the save comes before the ending.
 _OWN = re.compile(r"(part-\d+|assets)\.(?P<save>[0-9a-f]+)(\.h5)?")
 
 #: The attribute of a file that has the id of its save, and Keras's of a dataset.
@@ -74,7 +74,7 @@ class Slice:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What the index says of a variable.
+    """A variable in the index.
 
     Attributes:
         name: the variable's own path in the model, such as "dense/kernel".
@@ -255,7 +255,7 @@ class Saved:
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        del copy  # What is read is a copy always.
+        del copy  # It is a copy always.
         return self.read().astype(dtype or self.dtype, copy=False)
 
     def __len__(self) -> int:

@@ -45,7 +45,7 @@ def consolidate(
     Args:
         directory: the checkpoint.
         out: the file to write: `.weights.h5`, or `.keras` if the whole model was saved.
-        note: told which variable is being written.
+        note: takes the place of the variable that is being written.
 
     Raises:
         ConfigError: if there is no checkpoint, or `out` is not such a file.
@@ -136,7 +136,7 @@ def _copy(saved: Saved, file: Any, place: str) -> None:
 
 
 def _copy_the_rest(checkpoint: Checkpoint, file: Any) -> None:
-    """Copies what a callback has added to the chief's file, such as the epoch."""
+    """Copies a callback's own values in the chief's file, such as the epoch."""
     name = os.path.basename(chief_file(checkpoint.directory))
     with checkpoint.reading(name) as part:
         file.attrs.update({key: value for key, value in part.attrs.items() if key != "save"})

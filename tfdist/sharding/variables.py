@@ -44,6 +44,9 @@ __all__ = [
     "read_together",
 ]
 
+#: Seconds that a process waits for the others at a divided variable that it reads.
+READ_SECONDS = 300.0
+
 #: Set while an optimizer runs, to which sharded variables are their shards.
 as_shards = Flag()
 
@@ -215,7 +218,8 @@ class ShardedVariable(_Shard):
         # Run eagerly, an exchange traces a function anyway, of which TensorFlow warns.
         gather_all = tf.function(lambda: strategy.run(self.gathered), autograph=False)
         with tf.init_scope(), strategy.scope():
-            host_collectives.barrier(strategy, f"reading {self.path!r}, which is divided")
+            name = f"reading {self.path!r}, which is divided"
+            host_collectives.barrier(strategy, name, READ_SECONDS)
             whole: Tensor = local_results(strategy, gather_all.get_concrete_function()())[0]
         return whole
 

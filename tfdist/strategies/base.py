@@ -110,7 +110,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: ZeRO's stage: the part of the model's state that is divided over the processes.
     zero: int = 0
 
-    #: What models are saved to: ordinary files, or directories with a part of each process.
+    #: The form of saved models: ordinary files, or directories with a part of each process.
     checkpoints: Checkpoints = "whole"
 
     #: The axes of the processes; None if all of them are data.

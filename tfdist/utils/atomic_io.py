@@ -135,7 +135,7 @@ def replacing(path: str) -> Iterator[str]:
 
 
 def set_aside(path: str) -> None:
-    """Gives what is in the place of a file, or a directory, that is to be written another name."""
+    """Renames a file or directory whose place is needed for the other kind."""
     aside = f"{path}.before"
     number = 1
     while os.path.lexists(aside):
