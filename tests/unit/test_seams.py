@@ -175,6 +175,7 @@ SIGNATURES = {
     "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5": (
         "(model, filepath, overwrite=True, include_optimizer=True)"
     ),
+    "BaseOptimizer.save_own_variables": "(self, store)",
     "BaseOptimizer.variables": "a property",
     "LossScaleOptimizer.variables": "a property",
     "H5IOStore._get_h5_file": "(self, path_or_io, mode=None)",

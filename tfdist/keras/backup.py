@@ -19,7 +19,7 @@ import shutil
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -170,7 +170,7 @@ def _load(callback: Backup) -> None:
         host_collectives.together(strategy, load, "loading the backup before")
 
 
-def _write(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
+def _write(callback: Backup, state: dict[str, int], metrics: Sequence[object]) -> None:
     """Writes weights and state in one file; a copy of the last one first, if asked for."""
 
     def write_weights(path: str) -> None:
@@ -184,7 +184,7 @@ def _write(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
     _write_state(callback, state)
 
 
-def _write_parts(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
+def _write_parts(callback: Backup, state: dict[str, int], metrics: Sequence[object]) -> None:
     """The same as a sharded checkpoint, with the state in the chief's file. On all workers."""
     strategy = _strategy()
     host_collectives.on_chief(strategy, lambda: _keep_last(callback), "keeping the last backup")
@@ -196,8 +196,8 @@ def _write_parts(callback: Backup, state: dict[str, int], metrics: list[Any]) ->
     )
 
 
-def _adding(state: dict[str, int], metrics: list[Any]) -> Callable[[Any], None]:
-    def add_state(file: Any) -> None:
+def _adding(state: dict[str, int], metrics: Sequence[object]) -> Callable[[h5py.File], None]:
+    def add_state(file: h5py.File) -> None:
         file.attrs[_STATE] = json.dumps(state)
         for i, value in enumerate(metrics):
             file[f"{_METRICS}/{i}"] = value

@@ -336,7 +336,7 @@ class Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: Any = None) -> Nowhere:
+    def make(self, path: str, metadata: Mapping[str, str] | None = None) -> Nowhere:
         """The store itself, for every path."""
         return self
 

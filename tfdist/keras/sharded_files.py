@@ -14,13 +14,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
+import h5py
 import numpy as np
 import tensorflow as tf
 
-from tfdist._keras import file_utils, keras_backend, saving_lib
+from tfdist._keras import BaseOptimizer, file_utils, keras_backend, saving_lib
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import DATA, Mesh
@@ -28,11 +29,14 @@ from tfdist.errors import ConfigError
 from tfdist.keras import saving, updating
 from tfdist.keras.hooks import Hook
 from tfdist.sharding import checkpoint
-from tfdist.sharding.checkpoint import Checkpoint, Entry, Index, LoadError, Slice
+from tfdist.sharding.checkpoint import Checkpoint, Entry, Index, LoadError, Saved, Slice
 from tfdist.sharding.layout import Layout, Region, writers
 from tfdist.sharding.variables import ShardedVariable, WholeWeight, noted
-from tfdist.types import Array, Model, Strategy
+from tfdist.types import Array, Model, Optimizer, Strategy
 from tfdist.utils.atomic_io import SaveError, set_aside
+
+#: A path as programs give it to Keras.
+Path: TypeAlias = "str | os.PathLike[str]"
 
 __all__ = ["exists", "hooks", "is_for", "save_weights"]
 
@@ -42,6 +46,7 @@ def hooks() -> list[Hook]:
     return [
         Hook(saving_lib, "save_model", _save_model, priority=1),
         Hook(saving_lib, "save_weights_only", _save_weights_only, priority=1),
+        Hook(BaseOptimizer, "save_own_variables", _variables_of_optimizer),
         Hook(saving_lib, "load_model", _load_model),
         Hook(saving_lib, "load_weights_only", _load_weights_only),
     ]
@@ -71,7 +76,7 @@ def _save_model(original: Callable[..., None]) -> Callable[..., None]:
     """A directory with the parts of all processes, in place of one file."""
 
     @functools.wraps(original)
-    def save_model(model: Model, filepath: Any, *args: object, **kwargs: object) -> None:
+    def save_model(model: Model, filepath: Path, *args: object, **kwargs: object) -> None:
         if is_for(filepath):
             _save(model, os.fspath(filepath), whole_model=True)
         else:
@@ -84,7 +89,7 @@ def _save_weights_only(original: Callable[..., None]) -> Callable[..., None]:
     """The same for weights; Keras's own files of a largest size stay Keras's."""
 
     @functools.wraps(original)
-    def save_weights_only(model: Model, filepath: Any, *args: Any, **kwargs: Any) -> None:
+    def save_weights_only(model: Model, filepath: Path, *args: object, **kwargs: object) -> None:
         plain = not any(each is not None for each in [*args, *kwargs.values()])
         if is_for(filepath) and plain and model.built:
             save_weights(model, os.fspath(filepath))
@@ -136,7 +141,7 @@ class _Planner(saving.Nowhere):
         self.variables: dict[str, _Planned] = {}
         self.groups: dict[str, str] = {}
 
-    def make(self, path: str, metadata: Any = None) -> _Planner:
+    def make(self, path: str, metadata: Mapping[str, str] | None = None) -> _Planner:
         """The store itself, which notes the name of a layer."""
         self._path = f"{path}/vars" if path else "vars"
         if metadata:
@@ -167,16 +172,32 @@ class _Writer(_Planner):
         file: an `h5py.File`.
     """
 
-    def __init__(self, strategy: Strategy, planned: Mapping[str, _Planned], file: Any) -> None:
+    def __init__(
+        self, strategy: Strategy, planned: Mapping[str, _Planned], file: h5py.File
+    ) -> None:
         super().__init__(strategy)
         self._planned, self._file = planned, file
         self._rank = host_collectives.rank(strategy)
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         place = f"{self._path}/{key}"
         region = self._planned[place].regions.get(self._rank)
         if region is not None:
             checkpoint.put(self._file, place, _part(value, region))
+
+
+def _variables_of_optimizer(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras gives a store the values of an optimizer's variables, which would be gathered."""
+
+    @functools.wraps(original)
+    def save_own_variables(self: Optimizer, store: object) -> None:
+        if not isinstance(store, _Planner):
+            original(self, store)
+            return
+        for number, variable in enumerate(self.variables):
+            store[str(number)] = variable
+
+    return save_own_variables
 
 
 def _mesh_of(strategy: Strategy) -> Mesh:
@@ -189,7 +210,7 @@ def _layout_of(value: object) -> Layout | None:
     return value.layout if isinstance(value, (ShardedVariable, WholeWeight)) else None
 
 
-def _dtype_of(value: Any) -> str:
+def _dtype_of(value: object) -> str:
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
     return str(keras_backend.standardize_dtype(dtype))
 
@@ -213,13 +234,15 @@ def _save(model: Model, path: str, *, whole_model: bool) -> None:
     reads = saving.walk(model, plan)
     save = _agree(strategy, path, plan)
     part = os.path.join(path, checkpoint.file_of(save, rank))
+    keeps_assets = whole_model and rank == 0
+    assets = os.path.join(path, checkpoint.assets_of(save)) if keeps_assets else None
 
     def write() -> int:
         with _explained(path, part):
             os.makedirs(path, exist_ok=True)
             with checkpoint.new_file(path, save, rank) as file:
                 writer = _Writer(strategy, plan.variables, file)
-                _walk_to_write(model, writer, _assets(path, save, whole_model and rank == 0), rank)
+                _walk_to_write(model, writer, assets, rank)
             return os.path.getsize(part)
 
     def publish(sizes: list[int]) -> None:
@@ -269,22 +292,20 @@ def _explained(path: str, part: str) -> Iterator[None]:
         raise
 
 
-def _walk_to_write(model: Model, writer: _Writer, assets: Any, rank: int) -> None:
+def _walk_to_write(model: Model, writer: _Writer, assets: str | None, rank: int) -> None:
     """Lets Keras save a model; whole values of divided variables are read on the chief only."""
-    unread = contextlib.nullcontext() if rank == 0 else noted.set({})
-    with unread:
-        saving_lib._save_state(model, writer, assets, "", set())
-    if assets is not None and not os.listdir(assets.working_dir):
-        os.rmdir(assets.working_dir)
+    if assets is not None:
+        os.mkdir(assets)
+    with contextlib.nullcontext() if rank == 0 else noted.set({}):
+        saving_lib._save_state(model, writer, _store_of(assets), "", set())
+    if assets is not None and not os.listdir(assets):
+        os.rmdir(assets)
 
 
-def _assets(path: str, save: str, wanted: bool) -> Any:
-    """Keras's store of a model's vocabularies and the like."""
-    if not wanted:
-        return None
-    directory = os.path.join(path, checkpoint.assets_of(save))
-    os.mkdir(directory)
-    return saving_lib.DiskIOStore(directory, mode="r")  # In this mode it uses the directory itself.
+def _store_of(assets: str | None) -> object:
+    """Keras's store of vocabularies and the like, in a directory."""
+    # In this mode it uses the directory itself, for writing too.
+    return None if assets is None else saving_lib.DiskIOStore(assets, mode="r")
 
 
 def _index(
@@ -345,14 +366,14 @@ class _Parts(saving_lib.H5IOStore):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.keys())
 
-    def keys(self) -> Any:
+    def keys(self) -> KeysView[str]:
         """The numbers of the variables."""
         return self._places.get(self._prefix, {}).keys()
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys()
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Saved:
         return self._saved.saved(self._places.get(self._prefix, {})[key])
 
 
@@ -362,10 +383,10 @@ def _load_weights_only(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def load_weights_only(
         model: Model,
-        filepath: Any,
+        filepath: Path,
         skip_mismatch: bool = False,
-        objects_to_skip: Any = None,
-        **kwargs: Any,
+        objects_to_skip: Iterable[object] | None = None,
+        **kwargs: object,
     ) -> None:
         if not checkpoint.is_checkpoint(filepath):
             more = {} if objects_to_skip is None else {"objects_to_skip": objects_to_skip}
@@ -376,23 +397,26 @@ def _load_weights_only(original: Callable[..., None]) -> Callable[..., None]:
                 f"{os.fspath(filepath)!r} cannot be loaded into a model that has no weights yet. "
                 "Build it first: call it on a batch, or `model.build(...)`."
             )
-        with Checkpoint(filepath) as saved:
+        with Checkpoint(os.fspath(filepath)) as saved:
             skipped = {id(each) for each in objects_to_skip or ()}
             _load(model, saved, None, skip_mismatch, skipped)
 
     return load_weights_only
 
 
-def _load_model(original: Callable[..., Any]) -> Callable[..., Any]:
+def _load_model(original: Callable[..., Model]) -> Callable[..., Model]:
     """Makes a model by its saved configuration, and reads what this process keeps."""
 
     @functools.wraps(original)
     def load_model(
-        filepath: Any, custom_objects: Any = None, compile: bool = True, safe_mode: bool = True
-    ) -> Any:
+        filepath: Path,
+        custom_objects: Mapping[str, object] | None = None,
+        compile: bool = True,
+        safe_mode: bool = True,
+    ) -> Model:
         if not checkpoint.is_checkpoint(filepath):
             return original(filepath, custom_objects, compile, safe_mode)
-        with Checkpoint(filepath) as saved:
+        with Checkpoint(os.fspath(filepath)) as saved:
             if saved.index.config is None:
                 raise LoadError(
                     f"{os.fspath(filepath)!r} has the weights of a model only. Make the model, "
@@ -400,8 +424,7 @@ def _load_model(original: Callable[..., Any]) -> Callable[..., Any]:
                 )
             make = saving_lib._model_from_config
             model = make(saved.index.config[0], custom_objects, compile, safe_mode)
-            assets = saved.assets and saving_lib.DiskIOStore(saved.assets, mode="r")
-            _load(model, saved, assets or None)
+            _load(model, saved, saved.assets)
         return model
 
     return load_model
@@ -410,16 +433,16 @@ def _load_model(original: Callable[..., Any]) -> Callable[..., Any]:
 def _load(
     model: Model,
     saved: Checkpoint,
-    assets: Any,
+    assets: str | None,
     skip_mismatch: bool = False,
     visited: set[int] | None = None,
 ) -> None:
     failed: set[int] = set()
-    errors: dict[int, Any] = {}
+    errors: dict[int, object] = {}
     saving_lib._load_state(
         model,
         weights_store=_Parts(saved),
-        assets_store=assets,
+        assets_store=_store_of(assets),
         inner_path="",
         skip_mismatch=skip_mismatch,
         visited_saveables=visited or set(),

@@ -140,7 +140,7 @@ def chief_file(directory: str) -> str:
 
 
 @contextlib.contextmanager
-def new_file(directory: str, save: str, rank: int) -> Iterator[Any]:
+def new_file(directory: str, save: str, rank: int) -> Iterator[h5py.File]:
     """A process's file to write to, an `h5py.File`. It is on the disk when the block has ended."""
     path = os.path.join(directory, file_of(save, rank))
     with CarefulFile(path) as file:
@@ -149,7 +149,7 @@ def new_file(directory: str, save: str, rank: int) -> Iterator[Any]:
     sync_directory(directory)
 
 
-def put(file: Any, place: str, value: Array, *, checked: bool = True) -> None:
+def put(file: h5py.File, place: str, value: Array, *, checked: bool = True) -> None:
     """Writes an array to a file.
 
     Args:
@@ -254,15 +254,16 @@ class Saved:
             values = np.asarray(dataset[region.within(of.region)])
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> Array:
         del copy  # It is a copy always.
         return self.read().astype(dtype or self.dtype, copy=False)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, key: Any) -> Any:
-        return self.read()[key]
+    def __getitem__(self, key: Any) -> Array:
+        found: Array = self.read()[key]
+        return found
 
 
 class Checkpoint:
@@ -277,7 +278,7 @@ class Checkpoint:
 
     def __init__(self, directory: str) -> None:
         self.directory = os.fspath(directory)
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, h5py.File] = {}
         self.index = self._read_index()
         self._check_files()
 
@@ -298,7 +299,7 @@ class Checkpoint:
         return Saved(self, place)
 
     @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[Any]:
+    def reading(self, name: str) -> Iterator[h5py.File]:
         """The open file of a name; errors in the block are those of a damaged file."""
         path = os.path.join(self.directory, name)
         try:

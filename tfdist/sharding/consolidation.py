@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import h5py
 import ml_dtypes
 import numpy as np
 
@@ -116,7 +117,7 @@ def _write_weights(checkpoint: Checkpoint, path: str, note: Callable[[str], None
         _copy_the_rest(checkpoint, file)
 
 
-def _copy(saved: Saved, file: Any, place: str) -> None:
+def _copy(saved: Saved, file: h5py.File, place: str) -> None:
     """Copies a variable, one part after the other."""
     slices = saved.entry.slices
     if len(slices) == 1:
@@ -135,7 +136,7 @@ def _copy(saved: Saved, file: Any, place: str) -> None:
         )
 
 
-def _copy_the_rest(checkpoint: Checkpoint, file: Any) -> None:
+def _copy_the_rest(checkpoint: Checkpoint, file: h5py.File) -> None:
     """Copies a callback's own values in the chief's file, such as the epoch."""
     name = os.path.basename(chief_file(checkpoint.directory))
     with checkpoint.reading(name) as part:

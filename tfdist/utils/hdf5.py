@@ -60,7 +60,7 @@ class CarefulFile(h5py.File):  # type: ignore[misc]
 
 
 @contextmanager
-def finishing(finish: Callable[[Any], None]) -> Iterator[None]:
+def finishing(finish: Callable[[h5py.File], None]) -> Iterator[None]:
     """In the block, adds something to each HDF5 file that Keras writes, before it is closed.
 
     Args:
