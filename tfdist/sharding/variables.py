@@ -248,8 +248,9 @@ class ShardedVariable(_Shard):
         if as_shards.is_up:
             self.shard.assign(tf.cast(value, self.shard.dtype))
             return
-        own = own_shard(tf.convert_to_tensor(value), self.kept_layout)
-        self.kept.assign(tf.cast(own, self.kept.dtype))
+        own = tf.cast(own_shard(tf.convert_to_tensor(value), self.kept_layout), self.kept.dtype)
+        # A slice may be a view, which would keep the whole value alive.
+        self.kept.assign(tf.raw_ops.DeepCopy(x=own))
 
     def _serialize_to_tensors(self) -> dict[str, Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self.value)}
