@@ -120,7 +120,7 @@ def uninterrupted(strategy: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _disk_full_at(size: int) -> Iterator[None]:
+def disk_full_at(size: int) -> Iterator[None]:
     """Lets this process's files grow no larger than `size` bytes."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -162,9 +162,7 @@ def full_disk(strategy: Any, path: str, limited: bool = True) -> dict[str, Any]:
         }
         for name, write in writers.items():
             write(f"{path}/{name}")
-        full = (
-            _disk_full_at(50_000) if limited and rank(strategy) == 0 else contextlib.nullcontext()
-        )
+        full = disk_full_at(50_000) if limited and rank(strategy) == 0 else contextlib.nullcontext()
         with full:
             failures = {
                 name: _attempt(lambda write=write, name=name: write(f"{path}/{name}"))
@@ -217,7 +215,7 @@ def own_metric(strategy: Any, path: str) -> dict[str, Any]:
         result = float(np.asarray(model.tracker.result()))
         model.save(f"{path}/own.keras")
         loaded = keras.models.load_model(f"{path}/own.keras")
-        with _disk_full_at(100) if rank(strategy) == 0 else contextlib.nullcontext():
+        with disk_full_at(100) if rank(strategy) == 0 else contextlib.nullcontext():
             failure = _attempt(lambda: model.save_weights(f"{path}/own.weights.h5"))
         return {
             "result": result,

@@ -176,6 +176,7 @@ SIGNATURES = {
     "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5": (
         "(model, filepath, overwrite=True, include_optimizer=True)"
     ),
+    "BaseOptimizer.save_own_variables": "(self, store)",
     "BaseOptimizer.variables": "a property",
     "LossScaleOptimizer.variables": "a property",
     "H5IOStore._get_h5_file": "(self, path_or_io, mode=None)",
@@ -185,6 +186,12 @@ SIGNATURES = {
     ),
     "keras.src.saving.saving_lib.save_weights_only": (
         "(model, filepath, max_shard_size=None, objects_to_skip=None)"
+    ),
+    "keras.src.saving.saving_lib.load_model": (
+        "(filepath, custom_objects=None, compile=True, safe_mode=True)"
+    ),
+    "keras.src.saving.saving_lib.load_weights_only": (
+        "(model, filepath, skip_mismatch=False, objects_to_skip=None)"
     ),
     "keras.src.utils.io_utils.ask_to_proceed_with_overwrite": "(filepath)",
     "keras.src.utils.io_utils.print_msg": "(message, line_break=True)",

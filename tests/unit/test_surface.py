@@ -101,11 +101,13 @@ HOOK_ORDER = {
     "SeedGenerator.next": ["keras.weights", "strategies.parameter_server.hooks"],
     "saving_lib.save_model": [
         "keras.saving",
+        "keras.sharded_files",
         "strategies.parameter_server.hooks",
         "strategies.pipeline.hooks",
     ],
     "saving_lib.save_weights_only": [
         "keras.saving",
+        "keras.sharded_files",
         "strategies.parameter_server.hooks",
         "strategies.pipeline.hooks",
     ],
@@ -165,7 +167,8 @@ def test_documented_import_paths(path):
 def test_commands():
     commands = get_command(app).commands
     assert sorted(commands) == [
-        *("build-horovod", "config", "doctor", "export", "init", "report", "run", "verify"),
+        *("build-horovod", "config", "consolidate", "doctor", "export", "init", "report", "run"),
+        "verify",
     ]
     for command in commands.values():
         assert command.help, command.name

@@ -69,13 +69,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rule.compression": "powersgd", "rule.rank": 2},
     ),
     "buckets": ("multi_worker", {"bucket_mb": 0.5}, {"rule.bucket_bytes": MIB // 2}),
-    "ZeRO": ("multi_worker", {"processes": 2, "zero": 2}, {"zero": 2}),
+    "ZeRO": (
+        "multi_worker",
+        {"processes": 2, "zero": 2, "checkpoints": "sharded"},
+        {"zero": 2, "checkpoints": "sharded"},
+    ),
     "mesh": (
         "multi_worker",
         {"processes": 2, "mesh": "model=2", "layouts": "kernel=- model"},
         {"mesh": "model=2", "layouts": "kernel=- model"},
     ),
-    "ZeRO on Horovod": ("horovod", {"processes": 2, "zero": 1}, {"zero": 1}),
+    "ZeRO on Horovod": (
+        "horovod",
+        {"processes": 2, "zero": 1, "checkpoints": "sharded"},
+        {"zero": 1, "checkpoints": "sharded"},
+    ),
     "late": (
         "multi_worker",
         {"mode": "stale", "staleness": 3, "on_stale": "damp"},
@@ -320,14 +328,15 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for start in (multi_worker, horovod, parameter_server, pipeline):
         monkeypatch.setattr(start, "seed_from", lambda member: None)
     monkeypatch.setattr(multi_worker, "communication_for", communicating)
-    names = ("resolver", "options", "cpu_devices", "rule", "zero", "mesh", "layouts")
+    names = ("resolver", "options", "cpu_devices", "rule", "zero", "mesh", "layouts", "checkpoints")
     monkeypatch.setattr(multi_worker, "MultiWorker", made(*names))
     monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
     ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
-    monkeypatch.setattr(horovod, "Horovod", made("device", "gradients", "place", "rule", "zero"))
+    names = ("device", "gradients", "place", "rule", "zero", "checkpoints")
+    monkeypatch.setattr(horovod, "Horovod", made(*names))
     monkeypatch.setattr(rendezvous, "meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)
@@ -401,6 +410,7 @@ FLAGS = """
 --backup-workers
 --base-batch
 --bucket-mb
+--checkpoints
 --clip
 --communication
 --compression

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from tfdist.cli.build_horovod import build_horovod
 from tfdist.cli.config import config
+from tfdist.cli.consolidate import consolidate
 from tfdist.cli.doctor import doctor
 from tfdist.cli.export import export
 from tfdist.cli.help import HelpByTopic
@@ -68,6 +69,7 @@ app.command(cls=HelpByTopic, context_settings={"allow_interspersed_args": False}
 app.command()(doctor)
 app.command()(config)
 app.command()(build_horovod)
+app.command()(consolidate)
 app.command()(export)
 app.command()(report)
 app.command(context_settings={"allow_interspersed_args": False})(verify)

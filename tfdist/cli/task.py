@@ -53,6 +53,11 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS, and leave the call out.",
     ),
     (
+        ("Shape mismatch in the collective",),
+        "another worker is at another place of the program, which its own log names. Look for code "
+        "that only some workers run, such as `if rank == 0`.",
+    ),
+    (
         ("Horovod has been shut down",),
         "another rank has ended, or a rank did not come to this exchange before --stall-timeout. "
         "The launcher names it; its own log says why.",

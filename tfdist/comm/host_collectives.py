@@ -24,7 +24,7 @@ from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
 from tfdist.types import AnyStrategy, Array, Json, Scalar, Strategy, Tensor
 from tfdist.utils.messages import logger
-from tfdist.utils.watchdog import calling_after
+from tfdist.utils.watchdog import calling_after, hard_deadline
 
 __all__ = [
     "all_gather_json",
@@ -43,6 +43,16 @@ _HEAD = 255
 #: Seconds after which a worker that waits for the others reports that.
 _SAY_AFTER_SECONDS = 60.0
 
+#: The advice if the workers are at different places.
+_ALIKE = (
+    "Every worker must run the same script on the same arguments and see the same files. Look for "
+    "code that only some workers run, such as `if rank == 0`, and for a directory that is not "
+    "shared."
+)
+
+#: The words of TensorFlow's error if another worker has come to another collective.
+_ELSEWHERE = "Shape mismatch in the collective"
+
 #: Marks an exception that every worker raises.
 _SHARED = "_tfdist_shared"
 
@@ -59,18 +69,27 @@ def rank(strategy: AnyStrategy) -> int:
     return 0 if world is None else int(world.worker)
 
 
-def barrier(strategy: Strategy, name: str) -> None:
+def barrier(strategy: Strategy, name: str, seconds: float | None = None) -> None:
     """Waits until all workers have come here.
 
     Args:
         strategy: the strategy; must be called in its cross-replica context, by every worker.
         name: the place in the program, for the error when a worker is somewhere else.
+        seconds: the deadline: then the process ends and names this place. None if other
+            workers may be busy for any time.
 
     Raises:
         TfdistError: if a worker has come to another meeting.
         tensorflow.errors.OpError: if a worker died.
     """
-    all_gather_json(strategy, None, name)
+    message = (
+        f"worker {rank(strategy)} has waited for {seconds} s at {name!r}, and gives up: not all "
+        f"other workers have come there. {_ALIKE}"
+    )
+    alone = seconds is None or worker_count(strategy) == 1
+    deadline = contextlib.nullcontext() if alone else hard_deadline(seconds or 0, message, 1)
+    with deadline:
+        all_gather_json(strategy, None, name)
 
 
 def from_chief(strategy: Strategy, value: Json, name: str = "from_chief") -> Any:
@@ -200,14 +219,28 @@ def _exchange(
 
 @contextlib.contextmanager
 def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
-    """Shows the user, after a while, which workers this one waits for."""
+    """Shows the user, after a while, which workers this one waits for.
+
+    Raises:
+        TfdistError: if another worker has come to an exchange that is not one of this module's.
+    """
     message = (
         f"worker {rank(strategy)} has waited for {_SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "
         "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
     )
-    with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(message)):
-        yield
+    try:
+        with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(message)):
+            yield
+    except tf.errors.InvalidArgumentError as error:
+        if _ELSEWHERE not in str(error):
+            raise
+        elsewhere = TfdistError(
+            f"The workers are at different places of the program: worker {rank(strategy)} at "
+            f"{name!r}, another one in a step or at the end of one. {_ALIKE}"
+        )
+        setattr(elsewhere, _SHARED, True)  # No worker can come to any exchange any more.
+        raise elsewhere from error
 
 
 def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:
@@ -262,11 +295,7 @@ def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
     if len(set(places)) == 1:
         return None
     where = "; ".join(f"worker {worker} at {place!r}" for worker, place in enumerate(places))
-    return TfdistError(
-        f"The workers are at different places of the program: {where}. Every worker must run the "
-        "same script on the same arguments and see the same files. Look for code that only some "
-        "workers run, such as `if rank == 0`, and for a directory that is not shared."
-    )
+    return TfdistError(f"The workers are at different places of the program: {where}. {_ALIKE}")
 
 
 def _all_gather_bytes(strategy: Strategy, message: bytes) -> list[bytes]:

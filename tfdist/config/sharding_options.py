@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ __all__ = [
     "describe_mesh",
     "describe_sharding",
 ]
+
+Checkpoints = Literal["whole", "sharded"]
 
 #: The parts of a model's state that are divided, by the stage of ZeRO.
 _DIVIDED = {
@@ -46,6 +48,15 @@ class ShardingOptions(Options):
             why="They are ZeRO's stages.",
         ),
     ] = 0
+    checkpoints: Annotated[
+        Checkpoints,
+        About(
+            "What model.save, save_weights, ModelCheckpoint and BackupAndRestore write. whole: "
+            "ordinary files, gathered by the chief; sharded: directories to which each process "
+            "writes its part. `tfdist consolidate` makes them ordinary files.",
+            "Models larger than a device (multi_worker, horovod)",
+        ),
+    ] = "whole"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

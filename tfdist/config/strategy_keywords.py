@@ -14,6 +14,7 @@ from tfdist.config.gradient_options import Clipping, Compression, LrRule
 from tfdist.config.horovod_options import Reduction
 from tfdist.config.pipeline_options import Schedule
 from tfdist.config.server_options import WireDtype
+from tfdist.config.sharding_options import Checkpoints
 from tfdist.config.strategy_config import Communication
 from tfdist.config.update_options import Mode, OnStale
 
@@ -45,6 +46,7 @@ class StrategyKeywords(TypedDict, total=False):
     outer_lr: float
     average_state: bool
     zero: int
+    checkpoints: Checkpoints
     mesh: str | Mapping[str, int]
     layouts: str | Mapping[str, str | Sequence[str | None]]
     timeline: str | os.PathLike[str]

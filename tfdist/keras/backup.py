@@ -19,7 +19,7 @@ import shutil
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -30,10 +30,12 @@ from tfdist._keras import BackupAndRestore, EpochIterator, TFEpochIterator, file
 from tfdist.comm import host_collectives
 from tfdist.comm.batch_sharding import Slice
 from tfdist.errors import ConfigError
-from tfdist.keras import hdf5, saving
+from tfdist.keras import saving, sharded_files
 from tfdist.keras.hooks import Hook
+from tfdist.sharding import checkpoint
 from tfdist.types import Backup, Logs, Model, Strategy
-from tfdist.utils.atomic_io import replacing
+from tfdist.utils.atomic_io import replacing, set_aside
+from tfdist.utils.hdf5 import finishing
 
 #: The places of the state of training, and of an unfinished epoch's metrics, in the weights file.
 _STATE, _METRICS = "training_metadata", "training_metrics"
@@ -98,6 +100,9 @@ def _save_together(original: Callable[..., None]) -> Callable[..., None]:
         state = _state(self)
         # Keras does not save the metrics of `compile`. Reading them takes all workers.
         metrics = _metric_values(self.model) if state["steps"] else []
+        if sharded_files.is_for(self._weights_path):
+            _write_parts(self, state, metrics)
+            return
 
         def write() -> None:
             if file_utils.is_remote_path(self.backup_dir):
@@ -129,7 +134,7 @@ def _strategy() -> Strategy:
 
 def _backup_is_there(callback: Backup) -> bool:
     """Whether there is a backup, on which all workers must agree."""
-    exists = bool(file_utils.exists(callback._weights_path))
+    exists = sharded_files.exists(callback._weights_path)
     seen = host_collectives.all_gather_json(_strategy(), exists, "looking for a backup")
     if any(seen) and not all(seen):
         missing = [worker for worker, there in enumerate(seen) if not there]
@@ -149,7 +154,7 @@ def _load(callback: Backup) -> None:
         callback.model.load_weights(path)
 
     def fall_back() -> bool:
-        if not file_utils.exists(callback._prev_weights_path):
+        if not sharded_files.exists(callback._prev_weights_path):
             return False
         _copy(callback._prev_weights_path, path)
         if file_utils.exists(callback._prev_training_metadata_path):
@@ -165,38 +170,82 @@ def _load(callback: Backup) -> None:
         host_collectives.together(strategy, load, "loading the backup before")
 
 
-def _write(callback: Backup, state: dict[str, int], metrics: list[Any]) -> None:
+def _write(callback: Backup, state: dict[str, int], metrics: Sequence[object]) -> None:
     """Writes weights and state in one file; a copy of the last one first, if asked for."""
-    os.makedirs(callback.backup_dir, exist_ok=True)
-    weights, described = callback._weights_path, callback._training_metadata_path
-    if callback.double_checkpoint:
-        for path, copy in (
-            (weights, callback._prev_weights_path),
-            (described, callback._prev_training_metadata_path),
-        ):
-            if os.path.exists(path):
-                _copy(path, copy)
 
-    def add_state(file: Any) -> None:
+    def write_weights(path: str) -> None:
+        with finishing(_adding(state, metrics)):
+            type(callback.model).save_weights(callback.model, path, overwrite=True)
+
+    _keep_last(callback)
+    if os.path.isdir(callback._weights_path):
+        set_aside(callback._weights_path)
+    saving.replace_file(callback._weights_path, write_weights)
+    _write_state(callback, state)
+
+
+def _write_parts(callback: Backup, state: dict[str, int], metrics: Sequence[object]) -> None:
+    """The same as a sharded checkpoint, with the state in the chief's file. On all workers."""
+    strategy = _strategy()
+    host_collectives.on_chief(strategy, lambda: _keep_last(callback), "keeping the last backup")
+    chief = host_collectives.rank(strategy) == 0
+    with finishing(_adding(state, metrics)) if chief else contextlib.nullcontext():
+        sharded_files.save_weights(callback.model, callback._weights_path)
+    host_collectives.on_chief(
+        strategy, lambda: _write_state(callback, state), "describing the backup"
+    )
+
+
+def _adding(state: dict[str, int], metrics: Sequence[object]) -> Callable[[h5py.File], None]:
+    def add_state(file: h5py.File) -> None:
         file.attrs[_STATE] = json.dumps(state)
         for i, value in enumerate(metrics):
             file[f"{_METRICS}/{i}"] = value
 
-    def write_weights(path: str) -> None:
-        with hdf5.finishing(add_state):
-            type(callback.model).save_weights(callback.model, path, overwrite=True)
+    return add_state
 
-    def write_state(path: str) -> None:
+
+def _keep_last(callback: Backup) -> None:
+    """Copies the last backup, if that is asked for."""
+    os.makedirs(callback.backup_dir, exist_ok=True)
+    for path, copy in (
+        (callback._weights_path, callback._prev_weights_path),
+        (callback._training_metadata_path, callback._prev_training_metadata_path),
+    ):
+        if callback.double_checkpoint and os.path.exists(path):
+            _copy(path, copy)
+
+
+def _write_state(callback: Backup, state: dict[str, int]) -> None:
+    def write(path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(state, file)
 
-    saving.replace_file(weights, write_weights)
-    saving.replace_file(described, write_state)
+    saving.replace_file(callback._training_metadata_path, write)
 
 
 def _copy(path: str, copy: str) -> None:
+    if os.path.isdir(copy):  # Files of another save would stay in it.
+        shutil.rmtree(copy)
     with replacing(copy) as temporary:
-        shutil.copyfile(path, temporary)
+        if os.path.isdir(path):
+            shutil.copytree(path, temporary, copy_function=_link)
+        else:
+            shutil.copyfile(path, temporary)
+
+
+def _link(path: str, copy: str) -> None:
+    """Files of a sharded checkpoint are never changed, so that a second name is a copy."""
+    try:
+        os.link(path, copy)
+    except OSError:
+        shutil.copyfile(path, copy)
+
+
+def _state_file(callback: Backup) -> str:
+    """The path of the HDF5 file that has the state of training."""
+    path: str = callback._weights_path
+    return checkpoint.chief_file(path) if checkpoint.is_checkpoint(path) else path
 
 
 def _state(callback: Backup) -> dict[str, int]:
@@ -208,7 +257,7 @@ def _state(callback: Backup) -> dict[str, int]:
 
 def _read_state(callback: Backup) -> dict[str, int]:
     state: dict[str, int] = {"epoch": 0}
-    with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
+    with contextlib.suppress(OSError), h5py.File(_state_file(callback), "r") as file:
         if _STATE in file.attrs:
             state.update(json.loads(file.attrs[_STATE]))
             return state
@@ -248,7 +297,7 @@ def _metric_values(model: Model) -> list[Any]:
 def _saved_metrics(callback: Backup) -> list[tuple[Any, Any]]:
     """The metric variables with their values in the backup; none if the metrics are others now."""
     variables = callback.model.metrics_variables
-    with contextlib.suppress(OSError), h5py.File(callback._weights_path, "r") as file:
+    with contextlib.suppress(OSError), h5py.File(_state_file(callback), "r") as file:
         saved = file.get(_METRICS, {})
         values = [saved[str(i)][()] for i in range(len(saved))]
         if [value.shape for value in values] == [tuple(v.shape) for v in variables]:

@@ -26,11 +26,12 @@ from tfdist._keras import keras_export as export
 from tfdist._tf.distribute import SyncOnReadVariable, TrackableSaver, eagerly_outside_of_scope
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
-from tfdist.keras import hdf5, progress, updating
+from tfdist.keras import progress, updating
 from tfdist.keras.hooks import Hook
 from tfdist.sharding.variables import ShardedVariable, noted, read_together
 from tfdist.types import Model, Tensor, Variable
 from tfdist.utils.atomic_io import SaveError, replacing
+from tfdist.utils.hdf5 import CarefulFile
 from tfdist.utils.thread_state import Flag
 
 _local = threading.local()
@@ -62,7 +63,7 @@ def hooks() -> list[Hook]:
         Hook(io_utils, "print_msg", _name_the_final_path),
         Hook(saving_lib, "_raise_loading_failure", _mistakes_first),
         Hook(SyncOnReadVariable, "_get_cross_replica", _read_from_hand),
-        *hdf5.hooks(),
+        Hook(saving_lib.H5IOStore, "_get_h5_file", _with_care),
     ]
 
 
@@ -206,12 +207,25 @@ def _legacy_by_one_process(original: Callable[..., Any]) -> Callable[..., Any]:
             if _place(place) is None:
                 original(model, place, *args, **kwargs)
                 return
-            with hdf5.CarefulFile(place) as file:
+            with CarefulFile(place) as file:
                 original(model, file, *args, **kwargs)
 
         _by_one_process(lambda _, place: write(place))(model, filepath)
 
     return save_model_to_hdf5
+
+
+def _with_care(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A process that is killed while it writes HDF5 leaves a broken file in place of the former."""
+
+    @functools.wraps(original)
+    def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> object:
+        on_disk = isinstance(path_or_io, Path) and not self.archive
+        if on_disk and (mode or self.mode) == "w":
+            return CarefulFile(path_or_io)
+        return original(self, path_or_io, mode)
+
+    return get_h5_file
 
 
 def _chief_answers(original: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -295,18 +309,27 @@ def _reads_of(source: object) -> list[Any]:
     if isinstance(source, TFExportArchive):
         lists = [v for v in vars(source._tf_trackable).values() if isinstance(v, (list, tuple))]
         return on_read_variables(variable for each in lists for variable in each)
+    return walk(source, Nowhere())
+
+
+def walk(source: object, store: Nowhere) -> list[Any]:
+    """Lets Keras save a model to a store that keeps nothing.
+
+    Returns:
+        The on-read variables that it has read, or given to the store, in order.
+    """
     divided: dict[int, Any] = {}
     _local.noted = {}
     try:
         # The writer is going to meet an error too, and report it.
         with contextlib.suppress(Exception), noted.set(divided):
-            saving_lib._save_state(source, _Nowhere(), None, "", set())
+            saving_lib._save_state(source, store, None, "", set())
         return list({**divided, **_local.noted}.values())
     finally:
         _local.noted = None
 
 
-class _Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
+class Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
     """A store that keeps nothing: shows which variables a save reads."""
 
     def __init__(self) -> None:
@@ -315,7 +338,7 @@ class _Nowhere(saving_lib.H5IOStore):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return True
 
-    def make(self, path: str, metadata: object = None) -> _Nowhere:
+    def make(self, path: str, metadata: Mapping[str, str] | None = None) -> Nowhere:
         """The store itself, for every path."""
         return self
 

@@ -11,9 +11,49 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from tfdist.config.mesh import Axis
+from tfdist.config.mesh import Axis, Mesh
 
-__all__ = ["Cut", "Layout", "cut_for"]
+__all__ = ["Cut", "Layout", "Region", "cut_for", "writers"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A box of a tensor's elements.
+
+    Attributes:
+        start: for each dimension its first position.
+        shape: for each dimension the number of positions.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Region:
+        """All of a tensor."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """For each dimension the position after the last one."""
+        return tuple(map(sum, zip(self.start, self.shape, strict=True)))
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def overlap(self, other: Region) -> Region | None:
+        """The elements that two regions of a tensor have in common; None if there are none."""
+        start = tuple(map(max, zip(self.start, other.start, strict=True)))
+        stop = map(min, zip(self.stop, other.stop, strict=True))
+        shape = tuple(last - first for first, last in zip(start, stop, strict=True))
+        return Region(start, shape) if all(size > 0 for size in shape) else None
+
+    def within(self, other: Region) -> tuple[slice, ...]:
+        """The place of this region in an array of another one, which contains it."""
+        firsts = [own - first for own, first in zip(self.start, other.start, strict=True)]
+        return tuple(slice(at, at + size) for at, size in zip(firsts, self.shape, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +123,28 @@ class Layout:
         """The shape of this process's shard."""
         return self.cuts[-1].shard_shape
 
+    @property
+    def region(self) -> Region:
+        """The elements of the whole tensor that this process's shard has."""
+        start = [0] * len(self.shape)
+        for cut in self.cuts:
+            start[cut.dimension] += cut.start
+        return Region(tuple(start), self.shard_shape)
+
+    def at(self, mesh: Mesh, rank: int) -> Layout:
+        """The same division, as the process of a rank sees it."""
+        axes = [mesh.axis(cut.axis.name, rank) for cut in self.cuts]
+        pairs = zip(self.cuts, axes, strict=True)
+        return Layout(tuple(dataclasses.replace(cut, axis=axis) for cut, axis in pairs))
+
+    def __str__(self) -> str:
+        """For each dimension the axes that divide it, or a dash, as in "- model"."""
+        names = [
+            "+".join(cut.axis.name for cut in self.cuts if cut.dimension == dimension)
+            for dimension in range(len(self.shape))
+        ]
+        return " ".join(each or "-" for each in names)
+
     def along(self, axis: str) -> Cut | None:
         """The cut over an axis; None if the tensor is not divided over it."""
         return next((cut for cut in self.cuts if cut.axis.name == axis), None)
@@ -102,3 +164,21 @@ def cut_for(shape: Sequence[int], axis: Axis) -> Cut | None:
         if axis.size > 1 and size and size % axis.size == 0:
             return Cut(tuple(shape), dimension, axis)
     return None
+
+
+def writers(regions: Sequence[Region], loads: list[int]) -> dict[int, Region]:
+    """For each region of a tensor one of the processes that have it: that with least to write.
+
+    Args:
+        regions: each process's.
+        loads: the elements that each process writes already; those of the tensor are added.
+    """
+    holders: dict[Region, list[int]] = {}
+    for rank, region in enumerate(regions):
+        holders.setdefault(region, []).append(rank)
+    chosen: dict[int, Region] = {}
+    for region, ranks in holders.items():
+        rank = min(ranks, key=lambda each: (loads[each], each))
+        loads[rank] += region.size
+        chosen[rank] = region
+    return chosen

@@ -20,6 +20,7 @@ from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import DATA, MODEL
 from tfdist.errors import ConfigError
+from tfdist.sharding.checkpoint import Saved
 from tfdist.sharding.exchange import gather, own_shard, slice_of
 from tfdist.sharding.gathering import gathered
 from tfdist.sharding.layout import Cut, Layout
@@ -42,6 +43,9 @@ __all__ = [
     "noted",
     "read_together",
 ]
+
+#: Seconds that a process waits for the others at a divided variable that it reads.
+READ_SECONDS = 300.0
 
 #: Set while an optimizer runs, to which sharded variables are their shards.
 as_shards = Flag()
@@ -218,9 +222,23 @@ class ShardedVariable(_Shard):
         # Run eagerly, an exchange traces a function anyway, of which TensorFlow warns.
         gather_all = tf.function(lambda: strategy.run(self.gathered), autograph=False)
         with tf.init_scope(), strategy.scope():
-            host_collectives.barrier(strategy, f"reading {self.path!r}, which is divided")
+            name = f"reading {self.path!r}, which is divided"
+            host_collectives.barrier(strategy, name, READ_SECONDS)
             whole: Tensor = local_results(strategy, gather_all.get_concrete_function()())[0]
         return whole
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a whole value, of which the part is kept; of a saved one only that is read."""
+        if not isinstance(value, Saved):
+            return super().assign(value)
+        if value.shape != self.layout.shape:
+            raise ValueError(
+                f"{self.path!r} has the shape {self.layout.shape}, and what was saved has "
+                f"{value.shape}."
+            )
+        self._assignments += 1
+        self.kept.assign(tf.cast(value.read(self.kept_layout.region), self.kept.dtype))
+        return value
 
     def numpy(self) -> Array:
         """The whole value; see `read`."""
@@ -234,8 +252,9 @@ class ShardedVariable(_Shard):
         if as_shards.is_up:
             self.shard.assign(tf.cast(value, self.shard.dtype))
             return
-        own = own_shard(tf.convert_to_tensor(value), self.kept_layout)
-        self.kept.assign(tf.cast(own, self.kept.dtype))
+        own = tf.cast(own_shard(tf.convert_to_tensor(value), self.kept_layout), self.kept.dtype)
+        # A slice may be a view, which would keep the whole value alive.
+        self.kept.assign(tf.raw_ops.DeepCopy(x=own))
 
     def _serialize_to_tensors(self) -> dict[str, Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self.value)}

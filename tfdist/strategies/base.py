@@ -18,6 +18,7 @@ from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, Axis, LayoutRule, Mesh
+from tfdist.config.sharding_options import Checkpoints
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.gradients.step_profiler import Meter
@@ -109,6 +110,9 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     #: ZeRO's stage: the part of the model's state that is divided over the processes.
     zero: int = 0
+
+    #: The form of saved models: ordinary files, or directories with a part of each process.
+    checkpoints: Checkpoints = "whole"
 
     #: The axes of the processes; None if all of them are data.
     mesh: Mesh | None = None

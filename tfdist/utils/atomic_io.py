@@ -20,8 +20,9 @@ import time
 from collections.abc import Iterator
 
 from tfdist.errors import ConfigError, TfdistError
+from tfdist.utils.messages import logger
 
-__all__ = ["SaveError", "check_writable", "replacing"]
+__all__ = ["SaveError", "check_writable", "replacing", "set_aside", "sync_directory"]
 
 #: After this long what another host left unfinished counts as abandoned.
 _ABANDONED_SECONDS = 24 * 3600
@@ -127,10 +128,22 @@ def replacing(path: str) -> Iterator[str]:
     os.mkdir(partial)
     try:
         yield os.path.join(partial, name)
-        _to_disk(partial)
+        sync_directory(partial)
         _publish(partial, parent)
     finally:
         _discard(partial)
+
+
+def set_aside(path: str) -> None:
+    """Renames a file or directory whose place is needed for the other kind."""
+    aside = f"{path}.before"
+    number = 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = f"{path}.before{number}"
+    os.rename(path, aside)
+    kind = "directory" if os.path.isdir(aside) else "file"
+    logger.warning(f"{path!r} was a {kind}, in whose place another kind is saved: it is {aside!r}.")
 
 
 def _discard(directory: str) -> None:
@@ -170,10 +183,13 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _to_disk(directory: str) -> None:
-    """Waits until all files are on the disk, since some full disks report errors only then."""
+def sync_directory(directory: str) -> None:
+    """Waits until a directory and all files in it are on the disk.
+
+    Some full disks report errors only then.
+    """
     for root, _, names in os.walk(directory):
-        for name in names:
+        for name in [*names, "."]:
             descriptor = os.open(os.path.join(root, name), os.O_RDONLY)
             try:
                 os.fsync(descriptor)

@@ -43,5 +43,6 @@ def create(config: StrategyConfig, member: Member | None) -> Horovod:
     place = None
     if member is not None:
         place = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
-    zero = config.part(ShardingOptions).zero
-    return Horovod(device, gradients, place, config.part(GradientOptions), zero)
+    sharding = config.part(ShardingOptions)
+    rule = config.part(GradientOptions)
+    return Horovod(device, gradients, place, rule, sharding.zero, sharding.checkpoints)

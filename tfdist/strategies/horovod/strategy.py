@@ -13,6 +13,7 @@ from tfdist.comm.launchers import RingExtended
 from tfdist.comm.replica_collectives import Link, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA
+from tfdist.config.sharding_options import Checkpoints
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
 from tfdist.strategies.horovod import collectives, library
 from tfdist.strategies.horovod.collectives import Ring, RingLink
@@ -70,6 +71,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         cluster_resolver: the cluster and this task, if the addresses are known.
         rule: the treatment of gradients before the optimizer applies them.
         zero: ZeRO's stage, 0 to 2: the part of the model's state that is divided.
+        checkpoints: "sharded" if each process writes its part of a saved model, else "whole".
 
     Raises:
         ConfigError: if Horovod is missing, or was built for another TensorFlow.
@@ -85,8 +87,9 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         cluster_resolver: object = None,
         rule: GradientOptions = PLAIN,
         zero: int = 0,
+        checkpoints: Checkpoints = "whole",
     ) -> None:
-        self.rule, self.zero = rule, zero
+        self.rule, self.zero, self.checkpoints = rule, zero, checkpoints
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
         self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(

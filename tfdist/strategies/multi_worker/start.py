@@ -35,7 +35,7 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
     )
-    mesh = config.part(MeshOptions)
+    mesh, sharding = config.part(MeshOptions), config.part(ShardingOptions)
     with connecting(member, config):
         try:
             return MultiWorker(
@@ -43,9 +43,10 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
                 options,
                 len(devices),
                 config.part(GradientOptions),
-                config.part(ShardingOptions).zero,
+                sharding.zero,
                 mesh.mesh,
                 mesh.layouts,
+                sharding.checkpoints,
             )
         except RuntimeError as error:
             if "program startup" in str(error) or "must be configured" in str(error):

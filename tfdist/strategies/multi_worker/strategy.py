@@ -14,6 +14,7 @@ from tfdist.comm.launchers import replace_launchers
 from tfdist.comm.replica_collectives import LineLink, Link
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
+from tfdist.config.sharding_options import Checkpoints
 from tfdist.errors import ConfigError
 from tfdist.sharding.deferred import exchanging_what_is_read
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
@@ -34,6 +35,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         mesh: the axes of the processes, such as "data=2,model=2"; by default all are data.
         layouts: the rules by which weights are divided along the model axis; by default those that
             follow from the kinds of layers.
+        checkpoints: "sharded" if each process writes its part of a saved model, else "whole".
 
     Raises:
         ConfigError: if the mesh is not one of the processes.
@@ -50,8 +52,9 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         zero: int = 0,
         mesh: str | None = None,
         layouts: str | None = None,
+        checkpoints: Checkpoints = "whole",
     ) -> None:
-        self.rule, self.zero = rule, zero
+        self.rule, self.zero, self.checkpoints = rule, zero, checkpoints
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         extended = CollectiveExtended(self, cluster_resolver, options, cpu_devices)
         tf.distribute.Strategy.__init__(self, extended)

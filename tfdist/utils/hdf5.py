@@ -8,10 +8,8 @@ and the error is raised when the file has been closed.
 
 from __future__ import annotations
 
-import functools
 import io
 import os
-import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,20 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 
-from tfdist._keras import saving_lib
-from tfdist.keras.hooks import Hook
-
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
     from typing_extensions import Buffer
 
 
+__all__ = ["CarefulFile", "finishing"]
+
 _local = threading.local()
-
-
-def hooks() -> list[Hook]:
-    """The seam at which Keras opens an HDF5 file."""
-    return [Hook(saving_lib.H5IOStore, "_get_h5_file", _with_care)]
 
 
 class CarefulFile(h5py.File):  # type: ignore[misc]
@@ -68,7 +60,7 @@ class CarefulFile(h5py.File):  # type: ignore[misc]
 
 
 @contextmanager
-def finishing(finish: Callable[[Any], None]) -> Iterator[None]:
+def finishing(finish: Callable[[h5py.File], None]) -> Iterator[None]:
     """In the block, adds something to each HDF5 file that Keras writes, before it is closed.
 
     Args:
@@ -122,16 +114,3 @@ class _Sink(io.RawIOBase):
                 action()
             except OSError as error:
                 self.error = self.error or error
-
-
-def _with_care(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A process that is killed while it writes HDF5 leaves a broken file in place of the former."""
-
-    @functools.wraps(original)
-    def get_h5_file(self: Any, path_or_io: Any, mode: str | None = None) -> object:
-        on_disk = isinstance(path_or_io, pathlib.Path) and not self.archive
-        if on_disk and (mode or self.mode) == "w":
-            return CarefulFile(path_or_io)
-        return original(self, path_or_io, mode)
-
-    return get_h5_file
