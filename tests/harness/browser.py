@@ -34,10 +34,10 @@ _MEASURE = """
 <script id="measure">//<![CDATA[
 window.addEventListener("load", function () { setTimeout(function () {
   var edge = document.documentElement.clientWidth, wide = [], pictures = [];
-  document.querySelectorAll("body *").forEach(function (each) {
+  document.querySelectorAll("main *").forEach(function (each) {
     var box = each.getBoundingClientRect();
     var inner = each.closest("svg, pre, .md-typeset__scrollwrap");
-    if (box.width && box.right > edge + 1 && (!inner || inner === each))
+    if (each.checkVisibility() && box.right > edge + 1 && (!inner || inner === each))
       wide.push(each.tagName + "." + each.getAttribute("class") + " to " + Math.round(box.right));
   });
   document.querySelectorAll("main svg, main img").forEach(function (each) {
