@@ -162,3 +162,39 @@ def _before(op: Any) -> set[Any]:
             found.add(current)
             waiting += [*(tensor.op for tensor in current.inputs), *current.control_inputs]
     return found
+
+
+def notes(strategy: Any, *, mode: str) -> list[tuple[str, list[str]]]:
+    """The notes of an update: for each its server, and the devices of the ops that it waits for."""
+    x, y = common.tokens(2 * BATCH)
+    with ruled(strategy, mode=mode), strategy.scope():
+        model = common.embedding_model()
+        model.compile(keras.optimizers.Adam(), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, verbose=0)
+        [traced] = model.train_function._traced.values()
+    found = []
+    for op in _with_branches(traced.function.graph):
+        if op.type == "ResourceScatterNdUpdate":
+            # Its inputs wait, such as constants: TensorFlow leaves out what it waits for by them.
+            waits = {each.device for one in _inputs_of(op) for each in one.control_inputs}
+            found.append((op.device, sorted(waits - {""})))
+    return found
+
+
+def _inputs_of(op: Any) -> set[Any]:
+    """An op and all that it is computed from, but for what it only waits for."""
+    found, waiting = set(), [op]
+    while waiting:
+        current = waiting.pop()
+        if current not in found:
+            found.add(current)
+            waiting += [tensor.op for tensor in current.inputs]
+    return found
+
+
+def _with_branches(graph: Any) -> Iterator[Any]:
+    for op in graph.get_operations():
+        yield op
+        if op.type in ("If", "StatelessIf"):
+            for name in ("then_branch", "else_branch"):
+                yield from _with_branches(graph._get_function(op.get_attr(name).name).graph)

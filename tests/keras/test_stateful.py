@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.conftest import assert_same
-from tests.harness import Pool
+from tests.harness import CallError, Pool
 
 CASES = "tests.cases.step_cases"
 
@@ -30,3 +30,9 @@ def test_one_sequence_is_generated_step_by_step(cluster: Pool, target: str) -> N
 def test_unequal_slices_are_refused(cluster: Pool, method: str) -> None:
     for error in cluster("multi_worker").call(f"{CASES}:stateful_uneven", method=method):
         assert "Each replica keeps the states of its own rows" in error
+
+
+@pytest.mark.parametrize("given", ["input", "lazy"])
+def test_parameter_servers_refuse_states(cluster: Pool, given: str) -> None:
+    with pytest.raises(CallError, match=r"has a stateful RNN, which conflicts with strategy='par"):
+        cluster("parameter_server").call(f"{CASES}:stateful", given=given)

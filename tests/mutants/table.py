@@ -349,6 +349,14 @@ MUTANTS: list[Mutant] = [
         _STEPS.format("kernels and parameter_server"),
         ("piece.variable, piece.assigned", "piece.variable, False"),
     ),
+    *_of(
+        "tfdist/strategies/parameter_server/apply_update.py",
+        "tests/servers/test_workers.py -k notes_its_changes",
+        (
+            "with tf.control_dependencies(of_server(ops, device)):\n                noted +=",
+            "with tf.control_dependencies(ops):\n                noted +=",
+        ),
+    ),
     # Replicas on threads, and logs that are no numbers.
     *_of(
         "tfdist/keras/replica_attributes.py",

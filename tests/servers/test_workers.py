@@ -42,6 +42,18 @@ def test_a_step_that_comes_again_is_not_made_twice(cluster: Pool, mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_server_notes_its_changes_before_others_have_made_theirs(
+    cluster: Pool, mode: str
+) -> None:
+    """A worker that dies while servers wait for each other leaves no change without its note."""
+    [found] = cluster("parameter_server").call(f"{CASES}:notes", mode=mode)
+    assert len({server for server, _ in found}) == 2
+    waiting = [server for server, waits in found if set(waits) - {server}]
+    assert len(waiting) == 2  # the number and the fate of the whole update, on the first server
+    assert len(set(waiting)) == 1
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_no_step_holds_the_lock_while_its_worker_computes(cluster: Pool, mode: str) -> None:
     """A worker that is stopped there would stop all others."""
     [found] = cluster("parameter_server").call(f"{CASES}:under_the_lock", mode=mode)

@@ -7,6 +7,11 @@ optimizer, each variable on its server.
 
 A worker that dies in the middle may leave one server updated and another not. Each server notes
 what it has applied, so that the step, done again, is applied where it is missing and nowhere twice.
+A change and its note are two ops. A note waits for its own server's changes and not for those of
+others, so that a worker that dies while servers wait for each other leaves no change without its
+note. A server that waits for another in the middle of its own changes, such as to count the steps
+after all have read their number, can still be left between two of them: done again, these are made
+twice. That takes a worker that dies within these few transfers.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from tfdist.strategies.parameter_server.payload import (
     guarded,
     guards,
     if_missing,
+    of_server,
     only_if,
     scaled,
     true_after,
@@ -47,6 +53,7 @@ from tfdist.strategies.parameter_server.transaction_log import (
     APPLIED,
     DROPPED,
     FORGOTTEN,
+    MADE,
     WINDOW,
     Ledger,
 )
@@ -149,9 +156,11 @@ class _Transaction:
             held = self.servers.lock.acquire()
         with tf.control_dependencies([held]), tf.device(first):
             fates = {d: self.ledger.fate(d, self.number) for d in self.servers.devices}
-            self.applied = {d: tf.equal(fate, APPLIED) for d, fate in fates.items()}
-            # The first server notes last, so what it knows as applied is on every server.
-            self.fresh = tf.equal(fates[first], 0)
+            self.applied = {
+                d: tf.equal(fate, APPLIED) | tf.equal(fate, MADE) for d, fate in fates.items()
+            }
+            # The first server notes `APPLIED` last, so what it knows as such is on every server.
+            self.fresh = tf.equal(fates[first], 0) | tf.equal(fates[first], MADE)
             # A number too old to be remembered may belong to another model, trained before.
             self.forgotten = tf.equal(fates[first], FORGOTTEN)
             ended = [*self.decide(), only_if(self.fresh, self._tell)]
@@ -191,12 +200,13 @@ class _Transaction:
             return effects_of(run)
 
     def note_applied(self, ops: list[Any], staleness: Tensor, count: Callable[[], Any]) -> Tensor:
-        """Notes on all servers that something was applied; the first comes last, and counts."""
-        first, *others = self.servers.devices
-        with tf.control_dependencies(ops):
-            noted = [op for d in others for op in self.ledger.note(d, self.number, APPLIED)]
+        """Notes on each server that it has made its changes, then on the first that all have."""
+        noted = []
+        for device in self.servers.devices:
+            with tf.control_dependencies(of_server(ops, device)):
+                noted += self.ledger.note(device, self.number, MADE)
         with tf.control_dependencies([*ops, *noted]):
-            noted += self.ledger.note(first, self.number, APPLIED)
+            noted += self.ledger.note(self.servers.devices[0], self.number, APPLIED)
             noted.append(self.servers.counts.note_applied(staleness))
             noted += count()
         return true_after(noted)
@@ -266,9 +276,8 @@ class _Together(_Transaction):
     def decide(self) -> list[Tensor]:
         """Adds the part up if its update has not been made; makes it if no other part is needed."""
         servers = self.servers
-        rounds = servers.rounds[servers.devices[0]].read_value()
         # Rounds are the updates made together: another number means that this one is made already.
-        timely = ~self.forgotten & tf.equal(rounds, self._round)
+        timely = ~self.forgotten & tf.equal(servers.round.read_value(), self._round)
         added = tf.cond(
             timely & self.fresh, self._add_up, lambda: only_if(self.fresh, self.discard)
         )
@@ -292,22 +301,24 @@ class _Together(_Transaction):
         )
 
     def _apply(self) -> Tensor:
-        """Applies the sums and starts them anew; the first server comes last."""
+        """Applies the sums and starts them anew; the round is counted last."""
         servers = self.servers
-        first, *others = servers.devices
         with guards(servers, {d: self._is_missing(d) for d in servers.devices}):
             ops = self.change([self._mean(each.total()) for each in self._sums])
-            with tf.control_dependencies(ops):
-                ops = [each.clear() for each in self._sums]
-        with tf.control_dependencies(ops):
-            noted = [self._note_round(device) for device in others]
-        # The update is made when the first server has noted the round: none is `timely` then.
+            for each in self._sums:
+                with tf.control_dependencies(of_server(ops, each.device)):
+                    ops = [*ops, each.clear()]
+        noted = []
+        for device in servers.devices:
+            with tf.control_dependencies(of_server(ops, device)):
+                noted.append(self._note_round(device))
+        # The update is made when the round is counted: none is `timely` then.
         with tf.control_dependencies([*ops, *noted]):
             noted.append(servers.count.assign(0, read_value=False))
             noted.append(servers.share.assign(0.0, read_value=False))
             noted.append(servers.updates.version.assign_add(1, read_value=False))
             with tf.control_dependencies(noted):
-                noted.append(self._note_round(first))
+                noted.append(servers.round.assign(self._round + 1, read_value=False))
         return true_after(noted)
 
     def _is_missing(self, device: str) -> Tensor:
@@ -335,7 +346,7 @@ class _Sum:
 
     def __init__(self, servers: Servers, piece: Change) -> None:
         self._piece, self._parts = piece, servers.needed
-        self._device = device_of(piece.variable)
+        self.device = device_of(piece.variable)
         self._is_sparse = piece.common is not None
         self._sum: Any = (
             servers.slices_for(piece.variable)
@@ -345,16 +356,16 @@ class _Sum:
 
     def add(self) -> Tensor:
         """Adds this part's."""
-        return done(self._device, self._add)
+        return done(self.device, self._add)
 
     def total(self) -> Gradient:
         """The sum; takes a sparse one out."""
         shape = self._piece.variable.shape.as_list()
-        with tf.device(self._device):
+        with tf.device(self.device):
             if not self._is_sparse:
                 return self._sum.read_value()
             taken = if_missing(
-                self._device,
+                self.device,
                 lambda: self._sum.take(self._parts, shape),
                 lambda: self._sum.nothing(shape),
             )
@@ -362,7 +373,7 @@ class _Sum:
 
     def clear(self) -> Tensor:
         """Sets a dense sum to zero."""
-        return done(self._device, self._clear)
+        return done(self.device, self._clear)
 
     def _add(self) -> None:
         value = self._piece.value

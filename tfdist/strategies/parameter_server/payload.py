@@ -24,6 +24,7 @@ __all__ = [
     "guarded",
     "guards",
     "if_missing",
+    "of_server",
     "only_if",
     "scaled",
     "true_after",
@@ -177,9 +178,13 @@ def true_after(ops: list[Any]) -> Tensor:
 
 
 def effects_of(change: Callable[[], Any]) -> list[Any]:
-    """Runs a change, and returns an op that ends when all its effects on the servers are done."""
+    """Runs a change, and returns the ops that have effects on the servers."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     change()
-    made = [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
-    return [tf.group(*made)]
+    return [op for op in graph.get_operations()[before:] if op.op_def.is_stateful]
+
+
+def of_server(effects: Sequence[Any], device: str) -> list[Any]:
+    """Those of the effects of a change that are a server's, and those of no known device."""
+    return [each for each in effects if each.device in (device, "")]

@@ -242,8 +242,9 @@ class Servers:
     Attributes:
         wire: type in which floating-point tensors travel, or None for their own.
         updates: the record of every update, and their number.
-        rounds: on each server, how many of them workers have made together. Only that changes it,
-            so that the chief knows it without asking. The first server's comes last, and counts.
+        round: how many of them workers have made together. Only that changes it, so that the chief
+            knows it without asking.
+        rounds: on each server, of how many it has made its own changes.
         contributions: the record of the parts of these.
         count: parts that the next one has already.
         share: the sum of their weights.
@@ -259,6 +260,7 @@ class Servers:
         self.updates = Ledger(self.devices)
         self.contributions = Ledger(self.devices)
         self.counts = Counts(self.devices[0])
+        self.round = _counter(self.devices[0])
         self.rounds = {device: _counter(device) for device in self.devices}
         with tf.device(self.devices[0]):
             self.count = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -328,7 +330,7 @@ class Servers:
 
     def forget_parts(self) -> None:
         """Forgets the parts of an update that will not be made, eagerly; no step may run."""
-        made = self.rounds[self.devices[0]].read_value()
+        made = self.round.read_value()
         for rounds in self.rounds.values():
             rounds.assign(made)
         for total in list(self._sums.values()):

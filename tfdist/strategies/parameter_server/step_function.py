@@ -124,7 +124,7 @@ class Serving:
     def known_rounds(self) -> int:
         """The updates that the workers have made together; asked only if it is not known."""
         if self._rounds is None:
-            self._rounds = int(self.servers.rounds[self.servers.devices[0]].numpy())
+            self._rounds = int(self.servers.round.numpy())
         return self._rounds
 
     def note_round(self, made: bool) -> None:

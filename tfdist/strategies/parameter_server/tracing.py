@@ -11,8 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import OnlyReplica
+from tfdist.errors import ConfigError
 from tfdist.keras import replica_context as keras_step
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
+from tfdist.keras.stateful import is_stateful
 from tfdist.keras.whole_batch import as_average
 from tfdist.strategies.parameter_server import apply_update
 from tfdist.strategies.parameter_server.feeding import Load
@@ -100,7 +102,15 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
 
     Raises:
         NotSplittable: if the step cannot be computed in parts.
+        ConfigError: if an RNN is to go on from the states of the batch before.
     """
+    if is_stateful(model):
+        raise ConfigError(
+            f"The model {model.name!r} has a stateful RNN, which conflicts with "
+            "strategy='parameter_server': each batch may go to another worker, at the same time as "
+            "the one before, so that there are no states to go on from. Choose "
+            "strategy='multi_worker', or leave stateful=True out."
+        )
     traced = TracedStep()
 
     def run(*given: Any) -> Any:

@@ -17,14 +17,25 @@ from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.strategies.parameter_server.serialization import Vector
 from tfdist.types import Array, Operation, Tensor, Variable
 
-__all__ = ["APPLIED", "DROPPED", "FORGOTTEN", "WINDOW", "Counts", "Ledger", "Lock", "Tally"]
+__all__ = [
+    "APPLIED",
+    "DROPPED",
+    "FORGOTTEN",
+    "MADE",
+    "WINDOW",
+    "Counts",
+    "Ledger",
+    "Lock",
+    "Tally",
+]
 
 #: Numbers of updates that are remembered; those under way must lie within.
 WINDOW = 4096
 
 #: Fates of an update. One whose number is too old to be remembered is refused: it may have
-#: been applied, by whoever took over from a worker that was cut off.
-APPLIED, DROPPED, FORGOTTEN = 1, 2, 3
+#: been applied, by whoever took over from a worker that was cut off. A server has `MADE` its own
+#: changes of one; the first one notes that it was applied, when all have.
+APPLIED, DROPPED, FORGOTTEN, MADE = 1, 2, 3, 4
 
 
 class Ledger:
@@ -50,7 +61,7 @@ class Ledger:
                 self._fates[device] = _window("fates", 0)
 
     def fate(self, device: str, number: Tensor) -> Tensor:
-        """A server's decision on the update of this number: 0, `APPLIED`, `DROPPED`, `FORGOTTEN`.
+        """A server's decision on the update of this number: 0 if there is none.
 
         Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
         been noted if its place has an earlier one, and cannot be remembered if it has a later one.
