@@ -10,7 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tests.cases import common, mesh_cases
 from tests.cases.common import BATCH, scope
@@ -189,15 +188,3 @@ def read_on_one(strategy: Any) -> None:
 
         reads = keras.callbacks.LambdaCallback(on_train_batch_end=read)
         _fit(model, data, 1, callbacks=[reads] if chief else [])
-
-
-def is_a_view(strategy: Any) -> bool:
-    """Whether a part that is kept lies in the memory of the whole value that was assigned."""
-    with scope(strategy):
-        model, _ = _made()
-        weight = model.layers[-1].kernel
-        whole = tf.random.normal(weight.shape)
-        weight.assign(whole)
-        first = whole.numpy().__array_interface__["data"][0]
-        part = weight.kept.numpy().__array_interface__["data"][0]
-        return first <= part < first + whole.numpy().nbytes

@@ -123,7 +123,3 @@ def test_weights_that_the_chief_reads_in_the_middle_of_an_epoch_are_named(cluste
         CallError, match=r"different places of the program: worker 0 at .*reading '"
     ):
         cluster("zero3").call(f"{CASES}:read_on_one")
-
-
-def test_a_loaded_part_does_not_keep_the_whole_weight_in_memory(cluster: Pool) -> None:
-    assert cluster("zero3").call(f"{CASES}:is_a_view") == [False, False]
