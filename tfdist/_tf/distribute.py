@@ -36,6 +36,7 @@ from tfdist.types import (
     CoordinatedWorker,
     Dataset,
     DatasetIterator,
+    Operation,
     Strategy,
     Structure,
     Tensor,
@@ -475,6 +476,11 @@ def redirect(readers: Sequence[Any], tensor: Tensor, other: Tensor) -> None:
         for index, each in enumerate(reader.inputs):
             if each is tensor:
                 reader._update_input(index, other)
+
+
+def wait_for(operation: Operation, others: Sequence[Operation]) -> None:
+    """Makes an operation of a graph run after others, which must not depend on it."""
+    operation._add_control_inputs(list(others))
 
 
 def in_xla() -> bool:

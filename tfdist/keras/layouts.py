@@ -51,10 +51,12 @@ class _Made(NamedTuple):
     Attributes:
         shape: the whole weight's.
         cuts: its divisions by the rules, or by the kind of the layer.
+        kept: the bytes that each process keeps of it.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
+    kept: int
 
 
 _made: weakref.WeakKeyDictionary[Any, dict[str, _Made]] = weakref.WeakKeyDictionary()
@@ -133,12 +135,15 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
         return None
     shape = tuple(weight._shape)
     cuts = _cuts_of(weight, layer, shape, strategy)
-    _made.setdefault(strategy, {})[weight.path] = _Made(shape, tuple(cuts))
+    of_rules = tuple(cuts)
     in_rules = any(cut.axis.name == DATA for cut in cuts)
     large = weight.trainable and math.prod(shape) >= SMALLEST
     if stage(strategy) > 2 and large and not in_rules:
         divided = cut_for(cuts[-1].shard_shape if cuts else shape, data_axis(strategy))
         cuts.extend([divided] if divided is not None else [])
+    numbers = math.prod(cuts[-1].shard_shape if cuts else shape)
+    kept = numbers * int(tf.as_dtype(weight._dtype).size)
+    _made.setdefault(strategy, {})[weight.path] = _Made(shape, of_rules, kept)
     return Layout(tuple(cuts)) if cuts else None
 
 
@@ -322,10 +327,14 @@ def _table(made: dict[str, _Made]) -> str:
     """The divided weights with their layouts, as lines of text."""
     divided = {path: each for path, each in made.items() if each.cuts}
     width = max(len(path) for path in divided)
-    lines = [f"layouts of {len(divided)} of {len(made)} weights; the others are whole:"]
+    total = sum(each.kept for each in made.values())
+    lines = [
+        f"layouts of {len(divided)} of {len(made)} weights, the others are whole; "
+        f"each process keeps {total:,} bytes of weights:"
+    ]
     for path, each in divided.items():
         axes = ["-"] * len(each.shape)
         for cut in each.cuts:
             axes[cut.dimension] = cut.axis.name
-        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {' '.join(axes)}")
+        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {' '.join(axes):<12} {each.kept:,}")
     return "\n".join(lines)
