@@ -91,6 +91,9 @@ class GraphCollectives:
     the other, so a blocking collective would wait for ever.
     """
 
+    #: The graph around the function of the replicas that is being traced.
+    _replica_graph: Any = None
+
     def _use_merge_call(self) -> bool:
         return bool(context.executing_eagerly())
 
@@ -100,6 +103,26 @@ class GraphCollectives:
         if kwargs.get("aggregation") is tf.VariableAggregation.ONLY_FIRST_REPLICA:
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> object:
+        before, self._replica_graph = self._replica_graph, _traced_graph()
+        try:
+            return super()._call_for_each_replica(fn, args, kwargs)  # type: ignore[misc]
+        finally:
+            self._replica_graph = before
+
+    def outside_of_loops(self) -> contextlib.AbstractContextManager[object]:
+        """A block outside of the loops and branches of a replica's function that is traced.
+
+        Its operations run once, whichever branch is taken. A `tf.function` that the
+        replica's function calls is left as it is: its graph may be called from elsewhere too.
+        """
+        graph = _traced_graph()
+        while graph is not self._replica_graph and getattr(graph, "is_control_flow_graph", False):
+            graph = graph.outer_graph
+        return contextlib.nullcontext() if graph is None else graph.as_default()
 
 
 class LocalExtended(GraphCollectives, MirroredExtended):  # type: ignore[misc]
@@ -176,7 +199,6 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         #: The processes along each axis of a mesh.
         self.lines: dict[str, Line] = {}
         self._around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-        self._graph: Any = None
 
     def lay_out(
         self, axes: Sequence[Axis], around: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -194,22 +216,7 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> object:
         run = fn if self._around is None else self._around(fn)
-        before, self._graph = self._graph, _traced_graph()
-        try:
-            return super()._call_for_each_replica(run, args, kwargs)
-        finally:
-            self._graph = before
-
-    def outside_of_loops(self) -> contextlib.AbstractContextManager[object]:
-        """A block outside of the loops and branches of a replica's function that is traced.
-
-        Its operations run once, whichever branch is taken. A `tf.function` that the
-        replica's function calls is left as it is: its graph may be called from elsewhere too.
-        """
-        graph = _traced_graph()
-        while graph is not self._graph and getattr(graph, "is_control_flow_graph", False):
-            graph = graph.outer_graph
-        return contextlib.nullcontext() if graph is None else graph.as_default()
+        return super()._call_for_each_replica(run, args, kwargs)
 
     @contextlib.contextmanager
     def among_all(self) -> Iterator[None]:
