@@ -59,6 +59,7 @@ def test_a_process_keeps_and_updates_parts(cluster: Pool, target: str) -> None:
         ("eager", {}, "mesh='model=2' conflicts with a step that runs eagerly"),
         ("loop", {}, "mesh='model=2' conflicts with a training loop written by hand"),
         ("lamb", {}, "mesh='model=2' conflicts with the optimizer Lamb"),
+        ("outputs", {}, "mesh='model=2' conflicts with a gradient of 'Tanh"),
         ("policy", {}, "mesh='model=2' conflicts with the auto-shard policy OFF"),
         (
             "rule",

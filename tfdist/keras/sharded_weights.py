@@ -14,9 +14,11 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
+from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import layout_of
+from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
 from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.gathering import gather_again
@@ -30,7 +32,7 @@ from tfdist.sharding.variables import (
     initialize,
     initialize_weight,
 )
-from tfdist.types import Gradient, KerasVariable, Model, Optimizer
+from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Structure
 from tfdist.utils.thread_state import Current
 
 __all__ = ["hooks"]
@@ -166,8 +168,26 @@ def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
     """Weights of the forward pass are not kept for the backward pass."""
 
     @functools.wraps(original)
-    def gradient(self: object, *args: object, **kwargs: object) -> object:
+    def gradient(
+        self: object, target: object, sources: Structure, *args: object, **kwargs: object
+    ) -> object:
+        _refuse_parts(sources)
         with gather_again():
-            return original(self, *args, **kwargs)
+            return original(self, target, sources, *args, **kwargs)
 
     return gradient
+
+
+def _refuse_parts(sources: Structure) -> None:
+    """Refuses gradients of tensors in whose place a process computes with its part."""
+    strategy: Strategy = tf.distribute.get_strategy()
+    if getattr(strategy, "parted", None) is None or tf.distribute.in_cross_replica_context():
+        return
+    for each in tf.nest.flatten(sources):
+        if is_symbolic(each) and part_behind(strategy.link(MODEL), each) is not None:
+            raise ConfigError(
+                f"{asked(strategy)} conflicts with a gradient of {each.name!r}, the outputs of a "
+                "layer that is divided, or a weight's value: what follows is computed from parts "
+                "of it. Ask for the gradients of the model's inputs or of its variables "
+                "(model.trainable_variables), or set rules (--layouts) that leave that layer out."
+            )
