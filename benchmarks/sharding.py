@@ -62,7 +62,7 @@ def measure() -> None:
     seconds = (time.perf_counter() - begun) / _STEPS
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
     if tfdist.strategy().is_chief:
-        with open(sys.argv[1], "w") as file:
+        with open(Path(sys.argv[1]) / "result.json", "w") as file:
             json.dump({"rest": used, "peak": peak, "seconds": seconds, "loss": float(loss)}, file)
 
 
@@ -73,21 +73,25 @@ def _kinds(processes: int) -> list[str]:
     return [*stages, f"--mesh model={processes}", *([mesh] if processes > 2 else [])]
 
 
-def _run(processes: int, flags: str) -> dict[str, Any]:
+def run(processes: int, flags: str, program: str, directory: str) -> None:
+    """Runs a program, with exact counts of memory; it may write into a directory, its argument."""
     words = ["--strategy", "single"]
     if processes > 1:
         words = ["--strategy", "multi_worker", "-n", str(processes), *flags.split()]
-    with tempfile.TemporaryDirectory() as place:
-        result = Path(place) / "result.json"
-        subprocess.run(
-            [sys.executable, "-m", "tfdist", "run", *words, __file__, str(result)],
-            cwd=place,
-            env=environment.merged({"TF_CPU_ALLOCATOR_USE_BFC": "true"}),
-            check=True,
-            capture_output=True,
-            timeout=300,
-        )
-        found: dict[str, Any] = json.loads(result.read_text())
+    subprocess.run(
+        [sys.executable, "-m", "tfdist", "run", *words, program, directory],
+        cwd=directory,
+        env=environment.merged({"TF_CPU_ALLOCATOR_USE_BFC": "true"}),
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
+
+
+def _run(processes: int, flags: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        run(processes, flags, __file__, directory)
+        found: dict[str, Any] = json.loads((Path(directory) / "result.json").read_text())
         return found
 
 
@@ -145,7 +149,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+    if len(sys.argv) == 2 and Path(sys.argv[1]).is_dir():
         measure()
     else:
         app()

@@ -5,6 +5,11 @@ The text ships with Python. The same file runs on one device and in stages:
     tfdist run examples/language_model.py
     tfdist run --strategy pipeline --devices 4 --microbatches 8 examples/language_model.py
     tfdist run -s pipeline -n 2 --microbatches 8 --timeline step.png examples/language_model.py
+
+and with parts of its weights, or of its layers, in each process:
+
+    tfdist run --strategy multi_worker -n 2 --zero 3 examples/language_model.py
+    tfdist run --strategy multi_worker -n 2 --mesh model=2 examples/language_model.py
 """
 
 import argparse
@@ -16,6 +21,7 @@ from keras import layers, ops
 
 parser = argparse.ArgumentParser(description="Train a transformer on the help texts of Python.")
 parser.add_argument("--steps", type=int, default=80, help="updates")
+parser.add_argument("--epochs", type=int, default=1, help="passes over the updates' sequences")
 parser.add_argument("--batch-size", type=int, default=32, help="sequences of an update")
 parser.add_argument("--length", type=int, default=64, help="letters of a sequence")
 parser.add_argument("--width", type=int, default=96)
@@ -86,7 +92,7 @@ model.compile(
     metrics=["accuracy"],
 )
 features, labels = sequences(letters[:border], args.steps * args.batch_size, seed=1)
-model.fit(features, labels, batch_size=args.batch_size, shuffle=False)
+model.fit(features, labels, batch_size=args.batch_size, epochs=args.epochs, shuffle=False)
 
 held_out = sequences(letters[border:], 128, seed=2)
 loss, accuracy = model.evaluate(*held_out, verbose=0)
