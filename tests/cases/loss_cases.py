@@ -250,6 +250,8 @@ class Counting(keras.layers.Layer):
             self.examples.assign_add(tf.shape(inputs, tf.int64)[0])
             self.steps.assign_add(1)
             self.total.assign(0.9 * self.total + 0.1 * tf.reduce_sum(inputs, 0))
+            # TensorFlow's own variable, after an assignment by Keras's.
+            self.total.value.assign_add(0.01 * tf.reduce_sum(inputs, 0))
             self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(inputs, 0))
             self.scale.assign(tf.sqrt(tf.reduce_mean(tf.square(inputs))))
         return inputs

@@ -96,7 +96,7 @@ def test_files_of_unequal_lengths(
 def test_unequal_lengths_end_before_step_1_or_are_equalised(
     run: Agree, target: str, kind: str
 ) -> None:
-    """Worker 0 has 5 batches, worker 1 has 3, and so on. A generator's length is not known before its end."""
+    """Even workers have 5 batches, odd ones 3. A generator's length is not known before its end."""
     results = run("data_cases:unequal_lengths", kind=kind)
     if target.startswith("mesh") and kind == "generator":
         assert all("have different numbers of batches" in each["error"] for each in results)

@@ -122,10 +122,10 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         result = list(self.changed.values())
         optimizer = self._optimizer()
         if optimizer is not None and self.rule.average_state:
-            result += [v.value for v in optimizer.variables if v is not optimizer.learning_rate]
+            result += [v._value for v in optimizer.variables if v is not optimizer.learning_rate]
         elif optimizer is not None and optimizer.use_ema:
             # At the end of `fit` Keras gives the weights these averages of them.
-            result += [v.value for v in optimizer._model_variables_moving_average]
+            result += [v._value for v in optimizer._model_variables_moving_average]
         return result
 
     def _obj_type(self) -> str:

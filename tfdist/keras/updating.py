@@ -80,7 +80,7 @@ def step_by_rule(
     else:
         shares = (now.count, now.total)
         owned = {id(weight) for weight in now.model.weights}
-        updater.changed.update({k: v.value for k, (v, _) in now.assigned.items() if k in owned})
+        updater.changed.update({k: v._value for k, (v, _) in now.assigned.items() if k in owned})
     updater.rate.note_batch(None if now is None else now.total)
 
     def apply_all(sums: list[Any]) -> None:

@@ -87,9 +87,17 @@ def _as_assigned(original: property) -> property:
         if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
             return original.fget(self)  # type: ignore[misc]
         read = tf.ensure_shape(tf.cast(tensor, self.dtype), self.shape)
-        return self._maybe_autocast(read)
+        return _assignable(self._maybe_autocast(read), self)
 
     return property(value)
+
+
+def _assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:
+    """A weight's value that can be assigned as TensorFlow's variable, which it stands for."""
+    for name in ("assign", "assign_add", "assign_sub"):
+        setattr(read, name, getattr(weight, name))
+    setattr(read, "read_value", lambda: read)  # noqa: B010
+    return read
 
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
