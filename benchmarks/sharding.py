@@ -84,7 +84,7 @@ def run(processes: int, flags: str, program: str, directory: str) -> None:
         env=environment.merged({"TF_CPU_ALLOCATOR_USE_BFC": "true"}),
         check=True,
         capture_output=True,
-        timeout=600,
+        timeout=1200,
     )
 
 
