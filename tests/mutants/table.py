@@ -374,6 +374,41 @@ MUTANTS: list[Mutant] = [
         "total",
         "tests/servers/test_scaling.py -k 'one_process and multi_worker'",
     ),
+    # Hooks go in all together or not at all.
+    *_of(
+        "tfdist/keras/hooks.py",
+        "tests/keras/test_hooks.py",
+        (
+            "                    self._restore()\n                    raise",
+            "                    raise",
+        ),
+        (
+            "self._set(wanted)\n        self.hooks = wanted",
+            "self.hooks = wanted\n        self._set(wanted)",
+        ),
+    ),
+    # Updates that come twice, and trainings that were interrupted.
+    *_of(
+        "tfdist/strategies/parameter_server/scheduler.py",
+        "tests/unit/test_dispatch.py",
+        (
+            "            self.gate.end(self._waiting.popleft().number)",
+            "            self._waiting.popleft()",
+        ),
+        ("self.gate.end(self._running.pop(index).number)", "self._running.pop(index)"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/transaction_log.py",
+        f"{_SERVERS} -k ledger",
+        ("late = there > number", "late = there > number + WINDOW"),
+        ("late = tf.logical_or(late, number < self._floor)", "pass"),
+    ),
+    Mutant(
+        "tfdist/strategies/parameter_server/optimizers.py",
+        "factor = tf.convert_to_tensor(optimizer.dynamic_scale) / scale",
+        "factor = tf.ones([])",
+        "tests/servers/test_scaling.py -k 'grows and built and async'",
+    ),
     # Replicas on threads, and logs that are no numbers.
     *_of(
         "tfdist/keras/replica_attributes.py",
