@@ -39,10 +39,18 @@ def slope(
         }
 
 
-def half(strategy: Any, *, large: float = 1.0, rule: dict[str, Any] | None = None) -> Any:
-    """Trains in mixed_float16 on equal examples, whose parts are as the whole."""
+def half(
+    strategy: Any, *, large: float = 1.0, alike: bool = True, rule: dict[str, Any] | None = None
+) -> Any:
+    """Trains in mixed_float16, on equal examples or on such as differ.
+
+    Of equal ones the sum over a batch overflows first, of others the gradient of an example may.
+    """
     x, y = np.ones((128, 4), "float32"), np.full((128, 1), large, "float32")
-    ruling = contextlib.nullcontext() if strategy is None else ruled(strategy, **(rule or {}))
+    if not alike:
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=x.shape), y * (1 + 0.1 * rng.normal(size=y.shape))
+    ruling = contextlib.nullcontext() if rule is None else ruled(strategy, **rule)
     with ruling, common.scope(strategy):
         keras.utils.set_random_seed(5)
         keras.mixed_precision.set_global_policy("mixed_float16")

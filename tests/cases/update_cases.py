@@ -350,8 +350,14 @@ def load_other(strategy: Any, first: dict[str, Any], then: dict[str, Any], direc
     return ""
 
 
-def closed_over(strategy: Any, *, rule: dict[str, Any], held: bool) -> list[Any]:
-    """The weights after a fit whose `train_step` applies an optimizer of a closure."""
+def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
+    """The weights after a fit whose `train_step` applies an optimizer that a model holds somewhere.
+
+    Args:
+        strategy: the strategy.
+        rule: the update rule.
+        where: "model.optimizer", or a "list" or "dict" of the model; or a "closure" alone.
+    """
     x, y = common.table(BATCH * 5)
     with ruled(strategy, rule), scope(strategy):
         optimizer = keras.optimizers.SGD(0.1)
@@ -368,6 +374,8 @@ def closed_over(strategy: Any, *, rule: dict[str, Any], held: bool) -> list[Any]
                 return {"loss": loss}
 
         model = Net([keras.Input((8,)), keras.layers.Dense(3)])
-        model.compile(optimizer if held else None)
+        model.compile(optimizer if where == "model.optimizer" else None)
+        if where in ("list", "dict"):
+            model.own = [optimizer] if where == "list" else {"first": optimizer}
         model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
         return common.weights(model)

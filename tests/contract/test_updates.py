@@ -239,8 +239,19 @@ def test_a_checkpoint_of_another_rule_is_refused(
         assert "compression=powersgd rank=4" in message
 
 
-@pytest.mark.parametrize("rule", [{"mode": "local", "period": 3}, {"accumulate": 3}], ids=str)
-def test_an_optimizer_in_a_closure_is_flushed(run: Agree, rule: dict[str, Any]) -> None:
-    held = run("update_cases:closed_over", rule=rule, held=True)
-    for weights in run("update_cases:closed_over", rule=rule, held=False):
-        assert_same({"weights": held[0]}, {"weights": weights}, 1e-6, "the optimizer of a closure")
+@pytest.mark.parametrize(
+    ("where", "rule"),
+    [
+        ("closure", {"mode": "local", "period": 3}),
+        ("closure", {"accumulate": 3}),
+        ("list", {"mode": "local", "period": 3}),
+        ("dict", {"mode": "stale"}),
+    ],
+    ids=str,
+)
+def test_an_optimizer_is_flushed_wherever_it_is_held(
+    run: Agree, where: str, rule: dict[str, Any]
+) -> None:
+    expected = run("update_cases:held_by", rule=rule, where="model.optimizer")
+    for weights in run("update_cases:held_by", rule=rule, where=where):
+        assert_same({"weights": expected[0]}, {"weights": weights}, 1e-6, where)

@@ -79,6 +79,19 @@ def test_an_attribute_that_is_gone_leaves_nothing_replaced_and_the_next_scope_ho
     hooks.leave()
 
 
+def test_a_hook_that_cannot_be_made_beside_one_of_another_set():
+    def fails(original):
+        raise AttributeError("Keras has moved")
+
+    first = HookSet(lambda: [Hook(Owner, "one", marked("a"))])
+    second = HookSet(lambda: [Hook(Owner, "one", fails)], 1)
+    first.enter()
+    with pytest.raises(AttributeError, match="Keras has moved"):
+        second.enter()
+    assert Owner.one == "a(one)"
+    first.leave()
+
+
 def test_an_attribute_that_refuses_to_be_replaced():
     hooks = HookSet(lambda: [Hook(Owner, "one", marked("a")), Hook(Partly, "fixed", marked("b"))])
     Rigid.soft = False

@@ -49,6 +49,7 @@ _REDUCED = _LOSSES.format("reductions or mask or reduces_the_batch")
 _READ_WEIGHTS = _LOSSES.format("reads_weights")
 _PARTS = "tests/keras/test_mesh.py -k 'mesh-transformer or one_sum'"
 _MEET = _LOSSES.format("meet and ({})")
+_CONTROL_FLOW = "tests/keras/test_zero.py -k 'zero3 and within_control_flow'"
 
 
 def _of(path: str, tests: str, *pairs: tuple[str, str]) -> list[Mutant]:
@@ -357,6 +358,57 @@ MUTANTS: list[Mutant] = [
             "with tf.control_dependencies(ops):\n                noted +=",
         ),
     ),
+    # Gradients of halves, and loss scales.
+    *_of(
+        "tfdist/strategies/parameter_server/apply_update.py",
+        "tests/servers/test_scaling.py -k 'one_process and parameter_server'",
+        ("as_of_halves(total) if self._piece.of_halves else total", "total"),
+        (
+            "part.weigh(value) if change.assigned else part.weigh_gradient(value, optimizer)",
+            "part.weigh(value)",
+        ),
+    ),
+    Mutant(
+        "tfdist/keras/optimizers.py",
+        "as_of_halves(total) if is_of_halves(g) else total",
+        "total",
+        "tests/servers/test_scaling.py -k 'one_process and multi_worker'",
+    ),
+    # Hooks go in all together or not at all.
+    *_of(
+        "tfdist/keras/hooks.py",
+        "tests/keras/test_hooks.py",
+        (
+            "                    self._restore()\n                    raise",
+            "                    raise",
+        ),
+        (
+            "self._set(wanted)\n        self.hooks = wanted",
+            "self.hooks = wanted\n        self._set(wanted)",
+        ),
+    ),
+    # Updates that come twice, and trainings that were interrupted.
+    *_of(
+        "tfdist/strategies/parameter_server/scheduler.py",
+        "tests/unit/test_dispatch.py",
+        (
+            "            self.gate.end(self._waiting.popleft().number)",
+            "            self._waiting.popleft()",
+        ),
+        ("self.gate.end(self._running.pop(index).number)", "self._running.pop(index)"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/transaction_log.py",
+        f"{_SERVERS} -k ledger",
+        ("late = there > number", "late = there > number + WINDOW"),
+        ("late = tf.logical_or(late, number < self._floor)", "pass"),
+    ),
+    Mutant(
+        "tfdist/strategies/parameter_server/optimizers.py",
+        "factor = tf.convert_to_tensor(optimizer.dynamic_scale) / scale",
+        "factor = tf.ones([])",
+        "tests/servers/test_scaling.py -k 'grows and built and async'",
+    ),
     # Replicas on threads, and logs that are no numbers.
     *_of(
         "tfdist/keras/replica_attributes.py",
@@ -382,6 +434,49 @@ MUTANTS: list[Mutant] = [
         _PARTS,
         ("lambda upstream: summed(", "lambda upstream: copied("),
         ("return part_of(link, tf.convert_to_tensor(upstream), part.dimension)", "return upstream"),
+    ),
+    Mutant(
+        "tfdist/sharding/relayout.py",
+        "order = [*range(1, dimension + 1), 0, *range(dimension + 1, rank + 1)]",
+        "order = [*range(rank + 1)]",
+        _PARTS,
+    ),
+    *_of(
+        "tfdist/keras/sharded_weights.py",
+        "tests/keras/test_mesh.py -k outputs",
+        ("        _refuse_parts(sources)\n", ""),
+        ("part_behind(strategy.link(MODEL), each) is not None", "False"),
+    ),
+    # Shards of variables: their exchange, their gathering, and files of them.
+    *_of(
+        "tfdist/sharding/exchange.py",
+        "tests/unit/test_sharding.py",
+        ("value = tf.transpose(tf.reshape(value, [before, shards, after]), [1, 0, 2])", "pass"),
+        ("(value.indices < cut.stop)", "(value.indices <= cut.stop)"),
+    ),
+    *_of(
+        "tfdist/sharding/gathering.py",
+        _CONTROL_FLOW,
+        ("weighed = weigh(upstream)", "weighed = upstream"),
+    ),
+    Mutant(
+        "tfdist/sharding/gathering.py",
+        "redirect(readers, use.whole, again)",
+        "pass",
+        "tests/unit/test_sharding.py -k gathered_again",
+    ),
+    *_of(
+        "tfdist/comm/launchers.py",
+        "tests/keras/test_zero.py -k mesh-within_control_flow",
+        ("return None if gradients_of_control_flow() else token", "return token"),
+        ("key = graph.capture(key)", "pass"),
+    ),
+    *_of(
+        "tfdist/sharding/checkpoint.py",
+        "tests/unit/test_checkpoint.py",
+        ("        if found != size:", "        if found is None:"),
+        ("if found != self.index.save:", "if False:"),
+        ('match["save"] != index.save', "False"),
     ),
     *_of(
         "tfdist/sharding/deferred.py",

@@ -39,12 +39,15 @@ def test_a_gradient_that_overflows_halves_its_scale_once(cluster: Pool, mode: st
         assert result == expected
 
 
-@pytest.mark.parametrize("large", [1.0, 3e3])
-def test_mixed_float16_in_sync_is_one_process(cluster: Pool, large: float) -> None:
-    expected = cluster.plain(f"{CASES}:half", large=large)
-    [result] = cluster("parameter_server").call(f"{CASES}:half", large=large)
+@pytest.mark.parametrize("target", ["parameter_server", "multi_worker"])
+@pytest.mark.parametrize(("large", "alike"), [(1.0, True), (3e3, True), (300.0, False)])
+def test_mixed_float16_in_sync_is_one_process(
+    cluster: Pool, target: str, large: float, alike: bool
+) -> None:
+    expected = cluster.plain(f"{CASES}:half", large=large, alike=alike)
     assert (expected["scale"] < 2.0**15) == (large > 1)
-    assert_same(expected, result, 1e-3, "parameter_server")
+    for result in cluster(target).call(f"{CASES}:half", large=large, alike=alike):
+        assert_same(expected, result, 1e-3, target)
 
 
 def test_mixed_float16_trains_in_async(cluster: Pool) -> None:

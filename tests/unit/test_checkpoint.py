@@ -170,12 +170,14 @@ def test_a_save_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_part_that_the_chief_does_not_see_is_named(tmp_path: Path) -> None:
-    index = _write(tmp_path / "c")
-    os.unlink(tmp_path / "c" / "part-00001.aa.h5")
-    with pytest.raises(
-        OSError, match=r"part-00001.aa.h5.* is not there. Name a directory that all"
+    index, part = _write(tmp_path / "c"), tmp_path / "c" / "part-00001.aa.h5"
+    for damage, found in (
+        (lambda: os.truncate(part, 9), r"9 instead of \d+ bytes"),
+        (part.unlink, "not there"),
     ):
-        checkpoint.publish(str(tmp_path / "c"), index)
+        damage()
+        with pytest.raises(OSError, match=rf"part-00001.aa.h5.* is {found}. Name a directory that"):
+            checkpoint.publish(str(tmp_path / "c"), index)
 
 
 @pytest.mark.parametrize("out", ["w.weights.h5", "m.keras"])

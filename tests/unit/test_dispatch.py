@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,20 @@ class Coordinator:
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "on_worker", lambda worker: contextlib.nullcontext())
+
+
+@pytest.fixture(autouse=True)
+def _deadline() -> Iterator[None]:
+    """A gate that stays shut would keep a test waiting for ever."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("no worker has taken the step within 20 s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def dispatcher(workers: int, step_timeout: float = 60.0, patience: float = 60.0) -> Dispatcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import tfdist
 from tfdist.config.mesh import DATA, Axis, Mesh, parse_layouts
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
+from tfdist.sharding.gathering import gather_again, gathered
 from tfdist.sharding.layout import Cut, cut_for
 
 SHAPES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
@@ -117,15 +119,60 @@ def test_shards_of_sums_and_wholes_of_shards(shards: int, dtype: str) -> None:
             np.testing.assert_array_equal(np.float64(shard), slice_of(total, cut))
 
 
+class Doubling:
+    """A link whose two replicas have the same shards, within a graph."""
+
+    count = 2
+
+    def gather(self, tensor: Any) -> Any:
+        return tf.concat([tensor, tensor], 0)
+
+    def all_to_all(self, tensor: Any) -> Any:
+        return tensor
+
+
+def test_the_backward_pass_reads_a_weight_that_is_gathered_again() -> None:
+    """That of the forward pass would be kept until then."""
+    strategy: Any = SimpleNamespace(link=Doubling, sum_gradients=list)
+    cut = Cut((4, 3), 0, axis(2, 0))
+    readers: list[list[str]] = []
+
+    @tf.function
+    def gradients(shard: tf.Tensor, x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch((shard, x))
+            whole = gathered(strategy, shard, cut, lambda gradient: gradient)
+            loss = tf.reduce_sum(tf.matmul(tf.tanh(x), whole) ** 2)
+        forward = set(whole.consumers())
+        with gather_again():
+            found = tape.gradient(loss, (shard, x))
+        readers[:] = [
+            [each.type for each in forward],
+            [each.type for each in whole.consumers() if each not in forward],
+        ]
+        return found
+
+    shard, x = tf.reshape(tf.range(6.0), [2, 3]), tf.ones([5, 4]) / 3
+    of_shard, of_x = gradients(shard, x)
+    assert readers[0] == ["MatMul"]
+    assert "MatMul" not in readers[1]
+    with tf.GradientTape() as tape:
+        tape.watch((shard, x))
+        loss = tf.reduce_sum(tf.matmul(tf.tanh(x), tf.concat([shard, shard], 0)) ** 2)
+    for own, expected in zip((of_shard, of_x), tape.gradient(loss, (shard, x)), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dimension", [0, 1])
 def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
-    rows = tf.IndexedSlices(tf.reshape(tf.range(12.0), [3, 4]), tf.constant([5, 0, 5]), [6, 4])
+    rows = tf.IndexedSlices(tf.reshape(tf.range(16.0), [4, 4]), tf.constant([5, 0, 5, 3]), [6, 4])
     dense = tf.math.unsorted_segment_sum(rows.values, rows.indices, 6)
     for index in range(2):
         cut = Cut((6, 4), dimension, axis(2, index))
         own = slice_of(rows, cut)
         assert isinstance(own, tf.IndexedSlices)
         size = cut.shard_shape[0]
+        assert int(tf.reduce_max(own.indices)) < size  # row 3 is the first of the other half
         found = tf.math.unsorted_segment_sum(own.values, own.indices, size)
         np.testing.assert_array_equal(found, slice_of(dense, cut))
 

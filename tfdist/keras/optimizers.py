@@ -24,7 +24,7 @@ from tfdist.keras.custom_gradients import check_unchanged
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.losses import has_weights
 from tfdist.keras.model_optimizers import note_applied
-from tfdist.keras.replica_context import current_step, weighed
+from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
 from tfdist.keras.updating import step_by_rule
 from tfdist.types import Adam as AdamOptimizer
 from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
@@ -106,11 +106,12 @@ def exchange(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
     Returns:
         The reduced gradients, None if there was None.
     """
-    present = weighed([g for g in grads if g is not None], optimizer)
-    if not present:
+    own = [g for g in grads if g is not None]
+    if not own:
         return grads
     sum_gradients = getattr(tf.distribute.get_strategy(), "sum_gradients", sum_over_replicas)
-    reduced = iter(sum_gradients(present))
+    sums = zip(own, sum_gradients(weighed(own, optimizer)), strict=True)
+    reduced = iter([as_of_halves(total) if is_of_halves(g) else total for g, total in sums])
     return [None if g is None else next(reduced) for g in grads]
 
 

@@ -27,7 +27,7 @@ from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.comm.replica_collectives import with_distinct_rows
 from tfdist.keras.hooks import exchanged
 from tfdist.keras.learning_rate import learning_rate_times
-from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.replica_context import Step, as_of_halves, current_step, is_of_halves
 from tfdist.strategies.parameter_server.payload import (
     Change,
     Payload,
@@ -57,7 +57,7 @@ from tfdist.strategies.parameter_server.transaction_log import (
     WINDOW,
     Ledger,
 )
-from tfdist.types import Gradient, Operation, Tensor, Variable
+from tfdist.types import Gradient, Operation, Optimizer, Tensor, Variable
 
 __all__ = ["UPDATES_A_STEP", "send"]
 
@@ -91,27 +91,28 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
         return _Alone(step, update, changes, results, ledger, given).send()
     part = current_step()
     assert part is not None
-    changes = [_of_part(change, step, part) for change in changes]
+    changes = [_of_part(change, step, part, update.optimizer) for change in changes]
     ledger, given = step.servers.contributions, [step.update, part.share()]
     return _Together(step, update, changes, results, ledger, given).send()
 
 
-def _of_part(change: Change, step: ServedStep, part: Step) -> Change:
+def _of_part(change: Change, step: ServedStep, part: Step, optimizer: Optimizer | None) -> Change:
     """A change that a part of a global batch makes, weighed by the part's share of it."""
     value = change.value
+    of_halves = not change.assigned and is_of_halves(value)
     if isinstance(value, tf.IndexedSlices):
         distinct = are_distinct(value.indices)
         if distinct is None:
             raise NotSplittable("looks up rows of one table both one by one and by unique ids")
         common = common_rows(value.indices)
-        value = part.weigh(value)
+        value = part.weigh_gradient(value, optimizer)
         return dataclasses.replace(change, value=value, common=common, distinct=distinct)
     if change.assigned and not value.dtype.is_floating:
         # An integer, such as a counter of steps, has no fractions: one part's stands for all.
         value = value * tf.cast(tf.equal(step.part, 0), value.dtype)
     else:
-        value = part.weigh(value)
-    return dataclasses.replace(change, value=value)
+        value = part.weigh(value) if change.assigned else part.weigh_gradient(value, optimizer)
+    return dataclasses.replace(change, value=value, of_halves=of_halves)
 
 
 class _Transaction:
@@ -363,7 +364,8 @@ class _Sum:
         shape = self._piece.variable.shape.as_list()
         with tf.device(self.device):
             if not self._is_sparse:
-                return self._sum.read_value()
+                total = self._sum.read_value()
+                return as_of_halves(total) if self._piece.of_halves else total
             taken = if_missing(
                 self.device,
                 lambda: self._sum.take(self._parts, shape),

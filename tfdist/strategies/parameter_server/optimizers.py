@@ -89,7 +89,7 @@ def _sent(servers: Servers, original: Callable[..., Any]) -> Callable[..., Any]:
             _apply_alone(servers, run, list(grads), variables)
         else:
             beside = () if scale is None else (scale,)
-            step.apply(Update(run, list(grads), variables, beside))
+            step.apply(Update(run, list(grads), variables, beside, self))
         return None
 
     return apply

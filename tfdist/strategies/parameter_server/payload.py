@@ -43,6 +43,7 @@ class Change:
             their rows all parts have in common (see `common_rows`). In a payload these come first,
             and this is how many they are.
         distinct: whether the rows of such come once: see `are_distinct`.
+        of_halves: whether it is a gradient that was computed in float16 (see `is_of_halves`).
     """
 
     variable: Any
@@ -50,6 +51,7 @@ class Change:
     assigned: bool = False
     common: Tensor | bool | None = None
     distinct: bool = False
+    of_halves: bool = False
 
     @property
     def leaves(self) -> list[Any]:

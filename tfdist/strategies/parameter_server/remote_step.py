@@ -55,12 +55,14 @@ class Update(NamedTuple):
         grads: a dense tensor, `IndexedSlices` or None for each variable.
         variables: Keras variables.
         beside: other tensors that `apply` uses, on the first server.
+        optimizer: whose `apply` that is; or None.
     """
 
     apply: Callable[[list[Any], list[Any]], Any] | None
     grads: list[Any]
     variables: list[Any]
     beside: tuple[Any, ...] = ()
+    optimizer: Optimizer | None = None
 
 
 class Results(NamedTuple):
@@ -90,11 +92,6 @@ class Part(Step):
         """Leaves the whole batch to one worker."""
         del rows
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
-
-    def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
-        """The loss itself: gradients are weighed when they are sent."""
-        del optimizer
-        return loss
 
 
 class ServedStep:
