@@ -59,7 +59,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     if context.num_replicas_in_sync == 1:
         return values
     pieces = [pieces_of(value) for value in values]
-    flat = [piece.value for each in pieces for piece in each]
+    flat = [_with_a_row(piece.value) for each in pieces for piece in each]
     by_type: dict[Any, list[int]] = {}
     for i, value in enumerate(flat):
         by_type.setdefault((isinstance(value, tf.IndexedSlices), value.dtype), []).append(i)
@@ -70,6 +70,22 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     supply = iter(sums[i] for i in range(len(flat)))
     replicas = context.num_replicas_in_sync
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
+
+
+def _with_a_row(value: Gradient) -> Gradient:
+    """A gradient of rows that has one at least: a row of zeros if there is none.
+
+    TensorFlow's exchange of rows ends in a segmentation fault if no replica has any, as where a
+    batch has no id of a process's part of a table.
+    """
+    if not is_sparse(value):
+        return value
+    missing = tf.cast(tf.equal(tf.size(value.indices), 0), tf.int32)
+    shape = value.values.shape
+    values = tf.pad(value.values, [[0, missing], *([0, 0] for _ in shape[1:])])
+    values = tf.ensure_shape(values, [None, *shape[1:]])
+    indices = tf.pad(value.indices, [[0, missing]])
+    return tf.IndexedSlices(values, indices, value.dense_shape)
 
 
 class Piece(NamedTuple):
