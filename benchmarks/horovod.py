@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from bench.pair.job import SIZES, WORKLOADS, Pair
 from bench.pair.peers import OF_HOROVOD, PEERS, missing
 from bench.pair.report import draw, markdown
 from bench.pair.run import Measured, measure
+from bench.versions import versions_of
 from rich.console import Console
 from rich.markup import escape
 
@@ -127,7 +127,7 @@ def _say(found: Measured) -> None:
 
 def _write(done: list[Measured], against: str, output: Path, picture: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(markdown(done, against, _versions()))
+    output.write_text(markdown(done, against, versions_of(_PACKAGES)))
     write_lines(done, output.with_suffix(".jsonl"))
     console.print(f"Written: {output} and {output.with_suffix('.jsonl').name}")
     try:
@@ -140,16 +140,6 @@ def _write(done: list[Measured], against: str, output: Path, picture: Path) -> N
 
 def _load(path: Path) -> list[Measured]:
     return [Measured(**{**line, "job": Pair(**line["job"])}) for line in read_lines(path)]
-
-
-def _versions() -> str:
-    known = []
-    for package in _PACKAGES:
-        try:
-            known.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(known)
 
 
 if __name__ == "__main__":

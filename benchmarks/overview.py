@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from bench.overview.plan import FULL, QUICK, absent, jobs_of
 from bench.pair.job import Pair
 from bench.pair.run import measure
 from bench.run import run
+from bench.versions import versions_of
 from rich.console import Console
 from rich.markup import escape
 
@@ -83,7 +83,7 @@ def main(
             draw(found, plan, picture)
             command = f"make bench{' QUICK=1' if quick else ''}"
             relative = str(picture.relative_to(output.parent))
-            output.write_text(page(found, plan, command, _versions(), relative))
+            output.write_text(page(found, plan, command, versions_of(_PACKAGES), relative))
             write_lines([*found.pairs, *found.servers], raw)
             console.print(f"Written: {output}")
             if output == _PAGE and not quick:
@@ -134,16 +134,6 @@ def _turn(job: Job | Pair, number: int, found: Found) -> str:
         return f"{name}: first step after {done.started:.2f} s"
     rates = (f"{kind} {each['rate']:.1f}/s" for kind, each in done.trainings.items())
     return f"{name}: {', '.join(rates)}"
-
-
-def _versions() -> str:
-    known = []
-    for package in _PACKAGES:
-        try:
-            known.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(known)
 
 
 if __name__ == "__main__":

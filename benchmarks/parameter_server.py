@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from bench.lines import write_lines
 from bench.network import isolation
 from bench.report import markdown, rows_of, show
 from bench.run import Measurement, run
+from bench.versions import versions_of
 from rich.console import Console
 from rich.markup import escape
 
@@ -155,23 +155,13 @@ def _preamble(done: list[Measurement]) -> str:
     bytes_note = "" if isolation().own_network else f" Bytes: {isolation().reason}."
     return f"""# Parameter servers compared
 
-By `python benchmarks/parameter_server.py` on {os.cpu_count()} cores; {_versions()}.
+By `python benchmarks/parameter_server.py` on {os.cpu_count()} cores; {versions_of(_PACKAGES)}.
 Asynchronous, 2 workers, 1 ps, {optimizer}, batch 32, steps_per_execution {per_execution}; {rounds}
 rounds in turns: median (min-max). Ratios are taken within each round. CPU is user and system
 time of all tasks, of which those of the chief, the ps and both workers.{bytes_note}
 
 {_peer_list()}
 """
-
-
-def _versions() -> str:
-    known = []
-    for package in _PACKAGES:
-        try:
-            known.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ", ".join(known)
 
 
 if __name__ == "__main__":

@@ -492,7 +492,7 @@ def wait_for(operation: Operation, others: Sequence[Operation]) -> None:
 
 def in_xla() -> bool:
     """Whether a function is being traced that XLA compiles."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    graph = _traced_graph()
     while graph is not None:
         control_flow = graph._get_control_flow_context()
         if control_flow is not None and control_flow.IsXLAContext():
