@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
 import math
 import pathlib
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +20,7 @@ import tensorflow as tf
 import tfdist
 from tests.cases import common
 from tests.cases.common import scope
+from tfdist.keras import feeding
 
 #: 5 batches of 8 and one of 3.
 EXAMPLES, BATCH = 43, 8
@@ -448,3 +452,26 @@ def validating_generator(strategy: Any) -> list[float]:
             verbose=0,
         )
     return [float(value) for value in done.history["val_loss"]]
+
+
+def freed_by_thread(strategy: Any, *, epochs: int) -> dict[str, int]:
+    """Fits; counts the resources of iterators that are kept for the thread, and held elsewhere.
+
+    A resource that something else holds too would be destroyed there, where TensorFlow may sleep.
+    """
+    x, _ = _rows()
+    taken: list[object] = []
+    freeing, feeding._freeing = feeding._freeing, feeding._Freeing()
+    feeding._freeing._put = taken.append  # type: ignore[method-assign]
+    try:
+        with scope(strategy):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.fit(x, x[:, :1], batch_size=BATCH, epochs=epochs, verbose=0)
+        gc.collect()
+    finally:
+        atexit.unregister(feeding._freeing._finish)
+        feeding._freeing = freeing
+    alone = sys.getrefcount(object())
+    held = [sys.getrefcount(taken[at]) for at in range(len(taken))]
+    return {"taken": len(taken), "held": sum(count > alone + 1 for count in held)}

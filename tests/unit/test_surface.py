@@ -111,7 +111,11 @@ HOOK_ORDER = {
         "strategies.parameter_server.hooks",
         "strategies.pipeline.hooks",
     ],
-    "EpochIterator._enumerate_iterator": ["keras.input_comparison", "keras.backup"],
+    "EpochIterator._enumerate_iterator": [
+        "keras.feeding",
+        "keras.input_comparison",
+        "keras.backup",
+    ],
     "Trainer.compile": ["keras.building", "strategies.parameter_server.hooks", "horovod.program"],
     "GradientTape.gradient": [
         "keras.loops",

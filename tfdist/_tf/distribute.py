@@ -76,6 +76,7 @@ __all__ = [
     "outside_of_function",
     "redirect",
     "regroup",
+    "resources_of",
     "seeded",
     "unordered_steps",
     "watch_on_all_tapes",
@@ -547,6 +548,20 @@ def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
                 return None
             result.append(value.get_value())
     return result
+
+
+def resources_of(iterator: DatasetIterator) -> list[tuple[object, Tensor]]:
+    """The objects that own the resources of an iterator, each with its resource.
+
+    Args:
+        iterator: of a data set, or of a distributed one.
+    """
+    owners = [own._iterator for own in getattr(iterator, "_iterators", ())] or [iterator]
+    owners = [
+        each for owner in owners for each in (*getattr(owner, "_device_iterators", ()), owner)
+    ]
+    names = ("_iterator_resource", "_multi_device_iterator_resource")
+    return [(owner, getattr(owner, n)) for owner in owners for n in names if hasattr(owner, n)]
 
 
 def has_started() -> bool:
