@@ -55,7 +55,7 @@ def test_a_data_set_that_fails_on_one_worker_fails_on_all(cluster: Pool, worker:
 
 
 @pytest.mark.parametrize(
-    ("target", "resources"), [("single", 2), ("mirrored", 3), ("multi_worker", 1)]
+    ("target", "resources"), [("single", 1), ("mirrored", 3), ("multi_worker", 1)]
 )
 def test_a_thread_frees_the_iterators_of_past_epochs(
     cluster: Pool, target: str, resources: int

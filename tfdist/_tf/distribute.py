@@ -22,6 +22,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.distribute.coordinator import coordinator_context
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2,
     ParameterServerStrategyV2Extended,
@@ -55,6 +56,7 @@ __all__ = [
     "ServerExtended",
     "ServerStrategy",
     "ShardedVariable",
+    "SingleExtended",
     "SyncOnReadVariable",
     "TrackableSaver",
     "collective_ops",
@@ -178,6 +180,13 @@ class Line(NamedTuple):
     on_hosts: Any
     workers: int
     worker: int
+
+
+class SingleExtended(PlainInput, OneDeviceExtended):  # type: ignore[misc]
+    """The only replica, on one device."""
+
+    def _make_input_context(self) -> tf.distribute.InputContext:
+        return tf.distribute.InputContext()
 
 
 class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tfdist._tf.distribute import SingleExtended
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
@@ -24,7 +25,7 @@ class Single(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[mi
         self.rule = rule
         if device is None:
             device = "/GPU:0" if tf.config.list_logical_devices("GPU") else "/CPU:0"
-        super().__init__(device)
+        tf.distribute.Strategy.__init__(self, SingleExtended(self, device))
 
 
 def create(config: StrategyConfig, member: None = None) -> Single:
