@@ -563,7 +563,7 @@ def resources_of(iterator: DatasetIterator) -> list[tuple[object, Tensor]]:
     """The objects that own the resources of an iterator, each with its resource.
 
     Args:
-        iterator: of a data set, or of a distributed one.
+        iterator: of a data set, or of a distributed one. Others, such as generators, have none.
     """
     owners = [own._iterator for own in getattr(iterator, "_iterators", ())] or [iterator]
     owners = [

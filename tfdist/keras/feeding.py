@@ -30,7 +30,7 @@ from tfdist.types import DataAdapter, Model
 from tfdist.utils.messages import logger
 
 _local = threading.local()
-#: An attribute of an iterator that a thread frees.
+#: An attribute of the owner of a resource that a thread frees.
 _TAKEN = "_tfdist_taken"
 
 
@@ -161,11 +161,10 @@ class _Freeing:
 
     def take(self, iterator: types.DatasetIterator) -> None:
         """Takes over the resources of an iterator when nothing else uses it any more."""
-        if vars(iterator).get(_TAKEN):
-            return
-        vars(iterator)[_TAKEN] = True
         for owner, resource in resources_of(iterator):
-            weakref.finalize(owner, self._put, resource).atexit = False
+            if not vars(owner).get(_TAKEN):
+                vars(owner)[_TAKEN] = True
+                weakref.finalize(owner, self._put, resource).atexit = False
         self._start()
 
     def _put(self, resource: object) -> None:
