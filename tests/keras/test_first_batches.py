@@ -63,3 +63,8 @@ def test_a_thread_frees_the_iterators_of_past_epochs(
     epochs = 3
     for result in cluster(target).call(f"{CASES}:freed_by_thread", epochs=epochs):
         assert result == {"taken": epochs * resources, "held": 0}
+
+
+def test_workers_of_servers_read_on_from_epoch_to_epoch(cluster: Pool) -> None:
+    for result in cluster("parameter_server").call(f"{CASES}:coverage", kind="dataset_repeated"):
+        assert result["iterations"] == 2 * 6

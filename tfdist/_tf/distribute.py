@@ -565,7 +565,10 @@ def resources_of(iterator: DatasetIterator) -> list[tuple[object, Tensor]]:
     Args:
         iterator: of a data set, or of a distributed one. Others, such as generators, have none.
     """
-    owners = [own._iterator for own in getattr(iterator, "_iterators", ())] or [iterator]
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        owners = [own._iterator for own in iterator._iterators]
+    else:
+        owners = [iterator]
     owners = [
         each for owner in owners for each in (*getattr(owner, "_device_iterators", ()), owner)
     ]
