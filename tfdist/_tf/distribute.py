@@ -36,7 +36,6 @@ from tfdist.config.mesh import DATA, Axis
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
-    DatasetIterator,
     Operation,
     Strategy,
     Structure,
@@ -73,14 +72,11 @@ __all__ = [
     "is_distributed",
     "local_replica",
     "local_results",
-    "next_of_this_process",
     "on_worker",
     "outside_of_function",
     "redirect",
     "regroup",
-    "resources_of",
     "seeded",
-    "unordered_steps",
     "watch_on_all_tapes",
 ]
 
@@ -529,51 +525,6 @@ def local_replica() -> int:
 def regroup(values: list[Any]) -> Structure:
     """Turns one structure for each local replica into one structure of per-replica values."""
     return distribute_utils.regroup(values)
-
-
-def unordered_steps(dataset: Dataset) -> list[str]:
-    """Steps of a data set's pipeline whose order differs from run to run.
-
-    They were made with `deterministic=False`, which the data set's options do not override.
-    """
-    result, waiting = [], [dataset]
-    while waiting:
-        current = waiting.pop()
-        if getattr(current, "_deterministic", None) == "false":
-            result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
-        waiting.extend(current._inputs())
-    return result
-
-
-def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
-    """The next values of a distributed iterator on this process's replicas, or None at its end.
-
-    `next(iterator)` asks the other workers whether they are at their end, this function does not.
-    """
-    result: list[Any] = []
-    for own in iterator._iterators:
-        for value in own.get_next_as_optional_list():
-            if not value.has_value():
-                return None
-            result.append(value.get_value())
-    return result
-
-
-def resources_of(iterator: DatasetIterator) -> list[tuple[object, Tensor]]:
-    """The objects that own the resources of an iterator, each with its resource.
-
-    Args:
-        iterator: of a data set, or of a distributed one. Others, such as generators, have none.
-    """
-    if isinstance(iterator, tf.distribute.DistributedIterator):
-        owners = [own._iterator for own in iterator._iterators]
-    else:
-        owners = [iterator]
-    owners = [
-        each for owner in owners for each in (*getattr(owner, "_device_iterators", ()), owner)
-    ]
-    names = ("_iterator_resource", "_multi_device_iterator_resource")
-    return [(owner, getattr(owner, n)) for owner in owners for n in names if hasattr(owner, n)]
 
 
 def has_started() -> bool:

@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import EpochIterator, GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterator
-from tfdist._tf.distribute import eagerly_outside_of_scope, resources_of
+from tfdist._tf.data import resources_of
+from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import DataAdapter, Model

@@ -24,7 +24,8 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import EpochIterator
-from tfdist._tf.distribute import input_lib, next_of_this_process
+from tfdist._tf.data import next_of_this_process
+from tfdist._tf.distribute import input_lib
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError

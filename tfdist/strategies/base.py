@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfdist._tf.distribute import global_seed, is_distributed, unordered_steps
+from tfdist._tf.data import unordered_steps
+from tfdist._tf.distribute import global_seed, is_distributed
 from tfdist._tf.graphs import on_one_replica
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas

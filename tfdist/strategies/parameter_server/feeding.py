@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf.distribute import DistributedDatasetsFromFunction, unordered_steps
+from tfdist._tf.data import unordered_steps
+from tfdist._tf.distribute import DistributedDatasetsFromFunction
 from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
