@@ -166,6 +166,7 @@ def full_disk(strategy: Any, path: str) -> dict[str, Any]:
         _fit(model, data, 1)
         model.save(f"{path}/model.keras")
         before = sorted(os.listdir(f"{path}/model.keras"))
+        host_collectives.all_gather_json(strategy, None, "listing the files")
         full = disk_full_at(1000) if strategy.world.worker == 1 else contextlib.nullcontext()
         with full:
             try:
@@ -173,6 +174,8 @@ def full_disk(strategy: Any, path: str) -> dict[str, Any]:
                 error = ""
             except OSError as caught:
                 error = f"{type(caught).__name__}: {caught}"
+        # Each process deletes its own part.
+        host_collectives.all_gather_json(strategy, None, "deleting the parts")
         after = sorted(os.listdir(f"{path}/model.keras"))
     return {"error": error, "before": before, "after": after}
 
