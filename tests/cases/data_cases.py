@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import itertools
 import math
 import pathlib
 import random
 import sys
+import types
+import unittest.mock
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import tensorflow as tf
 import tfdist
 from tests.cases import common
 from tests.cases.common import scope
-from tfdist.keras import feeding
+from tfdist.keras import iterators
 
 #: 5 batches of 8 and one of 3.
 EXAMPLES, BATCH = 43, 8
@@ -461,17 +462,13 @@ def freed_by_thread(strategy: Any, *, epochs: int) -> dict[str, int]:
     """
     x, _ = _rows()
     taken: list[object] = []
-    freeing, feeding._freeing = feeding._freeing, feeding._Freeing()
-    feeding._freeing._put = taken.append  # type: ignore[method-assign]
-    try:
+    thread = types.SimpleNamespace(put=taken.append)
+    with unittest.mock.patch.object(iterators, "_last_references", return_value=thread):
         with scope(strategy):
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
             model.fit(x, x[:, :1], batch_size=BATCH, epochs=epochs, verbose=0)
         gc.collect()
-    finally:
-        atexit.unregister(feeding._freeing._finish)
-        feeding._freeing = freeing
     alone = sys.getrefcount(object())
     held = [sys.getrefcount(taken[at]) for at in range(len(taken))]
     return {"taken": len(taken), "held": sum(count > alone + 1 for count in held)}

@@ -1,4 +1,4 @@
-"""Workers that would read different batches: made alike or refused; iterators of past epochs."""
+"""Workers that would read different batches: made alike where Keras shuffles, else refused."""
 
 from __future__ import annotations
 
@@ -52,19 +52,3 @@ def test_batches_that_differ_from_the_second_epoch_on_are_refused_there(cluster:
 def test_a_data_set_that_fails_on_one_worker_fails_on_all(cluster: Pool, worker: int) -> None:
     for error in cluster("multi_worker").call(f"{CASES}:one_fails_to_read", worker=worker):
         assert "no such file" in error
-
-
-@pytest.mark.parametrize(
-    ("target", "resources"), [("single", 1), ("mirrored", 3), ("multi_worker", 1)]
-)
-def test_a_thread_frees_the_iterators_of_past_epochs(
-    cluster: Pool, target: str, resources: int
-) -> None:
-    epochs = 3
-    for result in cluster(target).call(f"{CASES}:freed_by_thread", epochs=epochs):
-        assert result == {"taken": epochs * resources, "held": 0}
-
-
-def test_workers_of_servers_read_on_from_epoch_to_epoch(cluster: Pool) -> None:
-    for result in cluster("parameter_server").call(f"{CASES}:coverage", kind="dataset_repeated"):
-        assert result["iterations"] == 2 * 6

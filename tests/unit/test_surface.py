@@ -112,7 +112,7 @@ HOOK_ORDER = {
         "strategies.pipeline.hooks",
     ],
     "EpochIterator._enumerate_iterator": [
-        "keras.feeding",
+        "keras.iterators",
         "keras.input_comparison",
         "keras.backup",
     ],

@@ -7,40 +7,32 @@ again before the model sees them.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import inspect
 import itertools
-import queue
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist import types
-from tfdist._keras import EpochIterator, GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterator
-from tfdist._tf.data import resources_of
+from tfdist._keras import GeneratorDataAdapter, TensorFlowTrainer, TFEpochIterator
 from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist.comm.batch_sharding import policy_of, split_in_words
 from tfdist.keras.hooks import Hook, fitting
-from tfdist.types import DataAdapter, Model
+from tfdist.types import DataAdapter, EpochIterator, Model
 from tfdist.utils.messages import logger
 
 _local = threading.local()
-#: An attribute of the owner of a resource that a thread frees.
-_TAKEN = "_tfdist_taken"
 
 
 def hooks() -> list[Hook]:
-    """The seams at which Keras distributes and reads its data sets, and learns of epochs."""
+    """The seams at which Keras distributes its data sets, and learns for how many epochs."""
     return [
         Hook(TFEpochIterator, "__init__", _for_keras, priority=2),
         Hook(TensorFlowTrainer, "fit", _note_epochs, priority=2),
-        Hook(EpochIterator, "_enumerate_iterator", _freed_by_thread, priority=-1),
     ]
 
 
@@ -111,7 +103,7 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
     """Keras shards data sets by files or not at all, and cannot divide uneven batches."""
 
     @functools.wraps(original)
-    def init(self: types.EpochIterator, *args: object, **kwargs: object) -> None:
+    def init(self: EpochIterator, *args: object, **kwargs: object) -> None:
         _local.iterator = self
         # The first one that `fit` makes is read on from epoch to epoch; others are not.
         self._tfdist_epochs, _local.epochs = getattr(_local, "epochs", 1), 1
@@ -126,77 +118,11 @@ def _for_keras(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _freed_by_thread(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Frees the iterators of past epochs on a thread of its own.
-
-    The destructor of an iterator waits for TensorFlow's autotuning thread. That thread can miss
-    the end, and then sleeps out its period, which grows with the time since the iterator began, up
-    to a minute (`Model::OptimizeLoop` asks `IsCancelled` before `StartCancel` has set it). An epoch
-    then ends late by up to its own length, and all workers wait for the one that it happens to.
-    """
-
-    @functools.wraps(original)
-    def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
-        known = None
-        for begin, end, batches in original(self):
-            if batches is not known:
-                known = batches
-                _freeing.take(batches)
-            yield begin, end, batches
-
-    return enumerate_iterator
-
-
-class _Freeing:
-    """A thread that drops the last references to iterators."""
-
-    #: Seconds until a reference is dropped, so that it is the last one.
-    _PAUSE = 0.05
-    #: Seconds that the end of the process waits; the longest period of the autotuning thread.
-    _LONGEST = 60.0
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._waiting = 0
-        self._start = functools.cache(self._start_thread)
-
-    def take(self, iterator: types.DatasetIterator) -> None:
-        """Takes over the resources of an iterator when nothing else uses it any more."""
-        for owner, resource in resources_of(iterator):
-            if not vars(owner).get(_TAKEN):
-                vars(owner)[_TAKEN] = True
-                weakref.finalize(owner, self._put, resource).atexit = False
-        self._start()
-
-    def _put(self, resource: object) -> None:
-        self._waiting += 1
-        self._queue.put(resource)
-
-    def _start_thread(self) -> None:
-        threading.Thread(target=self._run, name="tfdist-free-iterators", daemon=True).start()
-        atexit.register(self._finish)
-
-    def _run(self) -> None:
-        while True:
-            resource = self._queue.get()
-            time.sleep(self._PAUSE)
-            del resource
-            self._waiting -= 1
-
-    def _finish(self) -> None:
-        """TensorFlow's libraries may not end while an iterator is being destroyed."""
-        deadline = time.monotonic() + self._LONGEST
-        while self._waiting and time.monotonic() < deadline:
-            time.sleep(self._PAUSE / 5)
-
-
-_freeing = _Freeing()
-
 #: Strategies that have reported how they split a batch.
 _said: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _say_batch(iterator: types.EpochIterator) -> None:
+def _say_batch(iterator: EpochIterator) -> None:
     """Shows the user, at the first `fit`, how its batches are split."""
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync

@@ -1,0 +1,85 @@
+"""Freeing the iterators of past epochs on a thread of its own.
+
+The destructor of a `tf.data` iterator waits for TensorFlow's autotuning thread. That thread can
+miss the end, and then sleeps out its period, which grows with the time since the iterator began, up
+to a minute (`Model::OptimizeLoop` asks `IsCancelled` before `StartCancel` has set it). An epoch
+then ends late by up to its own length, and all workers wait for the one that it happens to.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdist import types
+from tfdist._keras import EpochIterator
+from tfdist._tf.data import resources_of
+from tfdist.keras.hooks import Hook
+
+#: Seconds until a reference is dropped: by then the owner of the resource has dropped its own.
+_PAUSE = 0.05
+#: Seconds that the end of the process waits; the longest period of the autotuning thread.
+_LONGEST = 60.0
+#: An attribute of an owner whose resource is left to the thread.
+_LEFT = "_tfdist_left_to_thread"
+
+
+def hooks() -> list[Hook]:
+    """The seam at which Keras goes through an epoch."""
+    return [Hook(EpochIterator, "_enumerate_iterator", _freed_by_thread, priority=-1)]
+
+
+def _freed_by_thread(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """The end of an epoch does not wait for TensorFlow's autotuning thread."""
+
+    @functools.wraps(original)
+    def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
+        known = None
+        for begin, end, batches in original(self):
+            if batches is not known:
+                known = batches
+                _leave_to_thread(batches)
+            yield begin, end, batches
+
+    return enumerate_iterator
+
+
+def _leave_to_thread(iterator: types.DatasetIterator) -> None:
+    """Lets the thread drop the last references to the resources of an iterator.
+
+    An iterator that is read on in the next epoch is seen again.
+    """
+    for owner, resource in resources_of(iterator):
+        if _LEFT not in vars(owner):
+            vars(owner)[_LEFT] = True
+            weakref.finalize(owner, _last_references().put, resource).atexit = False
+
+
+@functools.cache
+def _last_references() -> queue.SimpleQueue[object]:
+    """The queue that the thread reads, which starts with the first call."""
+    references: queue.SimpleQueue[object] = queue.SimpleQueue()
+    name = "tfdist free iterators"
+    thread = threading.Thread(target=_drop, args=(references,), name=name, daemon=True)
+    thread.start()
+
+    def finish() -> None:
+        """TensorFlow's libraries may not end while an iterator is being destroyed."""
+        references.put(None)
+        thread.join(_LONGEST)
+
+    atexit.register(finish)
+    return references
+
+
+def _drop(references: queue.SimpleQueue[object]) -> None:
+    """Drops references one after the other, until there is None."""
+    for reference in iter(references.get, None):
+        time.sleep(_PAUSE)
+        del reference
