@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import os
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
@@ -295,3 +297,52 @@ def damage_backup(strategy: Any, path: str) -> None:
     del strategy
     file = f"{path}/backup/latest.weights.h5"
     os.truncate(file, os.path.getsize(file) // 2)
+
+
+class _BatchLogs(keras.callbacks.Callback):
+    """Keeps the logs of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Keeps the logs."""
+        self.seen.append({name: float(value) for name, value in logs.items()})
+
+
+def _exchanges_in_steps() -> list[int]:
+    """The exchanges in the graph of each training step that is alive."""
+    functions = [each for each in gc.get_objects() if isinstance(each, AtomicFunction)]
+    steps = [each for each in functions if b"one_step_on_data" in each.name]
+    kinds = ("CollectiveReduce", "HorovodGroupedAllreduce", "HorovodAllreduce")
+    return [sum(node.op.startswith(kinds) for node in s.definition.node_def) for s in steps]
+
+
+def batch_logs(strategy: Any, readers: str) -> dict[str, Any]:
+    """Logs of batches that callbacks or the program's own loop read, and the step's exchanges.
+
+    Args:
+        readers: `"none"` has only the progress bar, `"chief"` a callback on the chief alone,
+            `"loop"` calls Keras's train function by itself.
+    """
+    gc.collect()
+    with scope(strategy):
+        model = _model()
+        seen = _BatchLogs()
+        if readers == "loop":
+            dataset = tf.data.Dataset.from_tensor_slices(common.table(UNEVEN)).batch(BATCH)
+            model.make_train_function()
+            batches = iter(model.distribute_strategy.experimental_distribute_dataset(dataset))
+            seen.set_model(model)
+            for batch in range(3):
+                seen.on_train_batch_end(batch, model.train_function(batches))
+            return {"seen": seen.seen, "weights": model.get_weights()}
+        callbacks = [seen] if readers == "chief" and rank(strategy) == 0 else []
+        history = _fit(model, callbacks, 2).history
+        return {
+            "seen": seen.seen,
+            "history": history,
+            "exchanges": _exchanges_in_steps(),
+            "weights": model.get_weights(),
+        }

@@ -55,6 +55,23 @@ def test_callbacks_act_as_on_one_device(cluster: Pool, name: str, kind: str) -> 
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
+@pytest.mark.parametrize("readers", ["none", "chief", "loop"])
+@pytest.mark.parametrize("name", ["multi_worker", seldom("horovod")])
+def test_logs_of_batches_are_exchanged_if_they_are_read(
+    cluster: Pool, name: str, readers: str
+) -> None:
+    expected = cluster.plain(f"{CASES}:batch_logs", readers=readers)
+    for worker, result in enumerate(cluster(name).call(f"{CASES}:batch_logs", readers=readers)):
+        if readers != "loop":
+            # Those of gradients alone; all are in one exchange.
+            assert set(result.pop("exchanges")) == {1}
+            expected.pop("exchanges", None)
+        if readers == "chief" and worker:
+            assert result["seen"] == []
+            result["seen"] = expected["seen"]
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
 @pytest.mark.parametrize("name", ["plain", *WRITERS])
 def test_checkpoints(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     workers = cluster(name).call(f"{CASES}:checkpoints", path=str(tmp_path))

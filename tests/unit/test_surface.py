@@ -39,6 +39,7 @@ HOOK_ORDER = {
         "strategies.pipeline.hooks",
     ],
     "TFEpochIterator.__init__": ["keras.backup", "keras.predictions", "keras.feeding"],
+    "TensorFlowTrainer._make_function": ["keras.executions", "keras.batch_logs"],
     "TensorFlowTrainer._get_metrics_result_or_logs": [
         "keras.elastic",
         "strategies.parameter_server.hooks",

@@ -26,10 +26,14 @@ def unordered_steps(dataset: Dataset) -> list[str]:
 
 
 def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:
-    """The next values of a distributed iterator on this process's replicas, or None at its end.
+    """The next values of an iterator on this process's replicas, or None at its end.
 
-    `next(iterator)` asks the other workers whether they are at their end, this function does not.
+    `next` of a distributed iterator asks the other workers whether they are at their end, this
+    function does not.
     """
+    if not isinstance(iterator, tf.distribute.DistributedIterator):
+        value = iterator.get_next_as_optional()
+        return [value.get_value()] if value.has_value() else None
     result: list[Any] = []
     for own in iterator._iterators:
         for value in own.get_next_as_optional_list():

@@ -8,6 +8,7 @@ steps. File sharding, if it is asked for, is TensorFlow's own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -191,32 +192,71 @@ def local_dataset(
     if shard.replicas == 1 and not preview:
         return dataset
     own = tf.constant(shard.positions(), tf.int64)
-    previewed = tf.concat([tf.range(shard.replicas, dtype=tf.int64), own], 0)
     static = _even_batch(dataset, shard.replicas)
     # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
     several = type(dataset.element_spec) is tuple
 
-    def replica_slice(position: Tensor, whole: Structure) -> Structure:
+    def slice_at(position: Tensor, whole: Structure) -> Structure:
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, static)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def own_slice(*batch: Structure) -> Structure:
-        return replica_slice(own[0], batch if several else batch[0])
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def spread(index: Tensor, whole: Structure) -> tf.data.Dataset:
-        positions = tf.cond(tf.equal(index, 0), lambda: previewed, lambda: own) if preview else own
-        each = tf.data.Dataset.from_tensor_slices(positions)
-        return each.map(lambda position: replica_slice(position, whole))
+        return slice_at(own[0], batch if several else batch[0])
 
     if shard.local == 1 and not preview:
         slices = dataset.map(own_slice, num_parallel_calls=tf.data.AUTOTUNE)
     else:
-        slices = dataset.enumerate().flat_map(spread)
+        slices = dataset.enumerate().flat_map(_spread(slice_at, shard, preview))
     options = tf.data.Options()
     options.deterministic = True
     return slices.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def _spread(
+    slice_at: Callable[[Tensor, Structure], Structure], shard: Shard, preview: bool
+) -> Callable[[Tensor, Structure], tf.data.Dataset]:
+    """A function that makes a data set of a global batch: of this process's slices.
+
+    Args:
+        slice_at: the slice of a batch at a position.
+        shard: this process's place.
+        preview: whether all slices of the batch of index 0 come first.
+    """
+    own = tf.constant(shard.positions(), tf.int64)
+    previewed = tf.concat([tf.range(shard.replicas, dtype=tf.int64), own], 0)
+
+    def slices_at(positions: Tensor, whole: Structure) -> tf.data.Dataset:
+        each = tf.data.Dataset.from_tensor_slices(positions)
+        return each.map(lambda position: slice_at(position, whole))
+
+    def own_slices(whole: Structure) -> tf.data.Dataset:
+        if shard.local > 1:
+            return slices_at(own, whole)
+        # An iterator of one element costs a fraction of one that calls a function. The position
+        # must not be known when it is traced, or the shapes may be others than those of previews.
+        position = tf.compat.v1.placeholder_with_default(own[0], [])
+        return tf.data.Dataset.from_tensors(slice_at(position, whole))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def spread(index: Tensor, whole: Structure) -> tf.data.Dataset:
+        if not preview:
+            return own_slices(whole)
+        specs: list[Any] = []
+
+        def variant_of(slices: tf.data.Dataset) -> Tensor:
+            specs.append(slices.element_spec)
+            return tf.data.experimental.to_variant(slices)
+
+        # A data set of one element forgets the shapes of sparse tensors, the other one does not.
+        variant = tf.cond(
+            tf.equal(index, 0),
+            lambda: variant_of(slices_at(previewed, whole)),
+            lambda: variant_of(own_slices(whole)),
+        )
+        return tf.data.experimental.from_variant(variant, specs[0])
+
+    return spread
 
 
 def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:

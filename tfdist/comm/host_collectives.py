@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
-from tfdist.types import AnyStrategy, Array, Json, Scalar, Strategy, Tensor
+from tfdist.types import AnyStrategy, Array, Json, Strategy, Tensor
 from tfdist.utils.messages import logger
 from tfdist.utils.watchdog import calling_after, hard_deadline
 
@@ -138,29 +138,35 @@ def any_worker(strategy: Strategy, flag: bool, name: str) -> bool:
     """
     if worker_count(strategy) == 1:
         return flag
-    with _saying_what_for(strategy, name), strategy.among_all():
-        return bool(_total(strategy)(tf.constant(float(flag))) > 0)
+    with _saying_what_for(strategy, name):
+        return bool(_total(strategy, np.asarray(flag, np.float32)) > 0)
 
 
 _totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyDictionary()
 
 
-def _total(strategy: Strategy) -> Callable[[Any], Any]:
-    """The compiled sum of a number over all replicas, kept as long as the strategy."""
+def _total(strategy: Strategy, numbers: Array) -> Array:
+    """The sum of an array of float32 over all workers; the first replica of each speaks for it.
+
+    The function is compiled once, and kept as long as the strategy.
+    """
     if strategy not in _totals:
         alive: Callable[[], Any] = weakref.ref(strategy)
 
         def add(value: Tensor) -> Tensor:
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+            speaks = tf.equal(context.replica_id_in_sync_group, rank(alive()) * alive().world.local)
+            spoken = tf.where(speaks, value, tf.zeros_like(value))
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, spoken)
 
-        def total(number: Scalar) -> Tensor:
-            sums = alive().run(add, args=(number,))
+        def total(numbers: Tensor) -> Tensor:
+            sums = alive().run(add, args=(numbers,))
             return alive().experimental_local_results(sums)[0]
 
-        spec = tf.TensorSpec((), tf.float32)
+        spec = tf.TensorSpec(None, tf.float32)
         _totals[strategy] = tf.function(total, input_signature=[spec], autograph=False)
-    return _totals[strategy]
+    with strategy.among_all():
+        return np.asarray(_totals[strategy](tf.constant(numbers)))
 
 
 def on_chief(strategy: Strategy, action: Callable[[], Any], name: str = "on_chief") -> Any:
@@ -324,6 +330,8 @@ def _sum_over_workers(strategy: Strategy, numbers: Array) -> Array:
     The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
     on every device; below 2^24 they are exact.
     """
+    if tf.executing_eagerly():
+        return np.rint(_total(strategy, numbers)).astype(np.int64)
     own, silent = numbers, np.zeros_like(numbers)
     first = rank(strategy) * strategy.world.local
 

@@ -18,7 +18,7 @@ from tfdist._keras import CallbackList, OrbaxCheckpoint, TensorFlowTrainer, file
 from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError
-from tfdist.keras import backup, saving, stopping
+from tfdist.keras import backup, batch_logs, saving, stopping
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.types import Callback, Logs, Model, Strategy
 
@@ -86,15 +86,18 @@ def _fail_together(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin_together(original: Callable[..., None]) -> Callable[..., None]:
-    """Begins together, and finds out whether a callback of any worker may stop within an epoch."""
+    """Begins together, and finds out what callbacks of any worker do within an epoch."""
 
     @functools.wraps(original)
     def on_train_begin(self: types.CallbackList, logs: Logs | None = None) -> None:
-        def call() -> bool:
+        def call() -> list[bool]:
             original(self, logs)
-            return stopping.may_stop(self)
+            return [stopping.may_stop(self), batch_logs.are_read(self)]
 
-        stopping.ask_at_batches(self, any(_together("callbacks on_train_begin", call)))
+        answers = zip(*_together("callbacks on_train_begin", call), strict=True)
+        may_stop, read = map(any, answers)
+        stopping.ask_at_batches(self, may_stop)
+        batch_logs.note_readers(self.model, read)
 
     return on_train_begin
 

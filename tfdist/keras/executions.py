@@ -36,7 +36,7 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
             return function
 
         def execute(iterator: Iterator[Any]) -> object:
-            if not isinstance(iterator, tf.distribute.DistributedIterator):
+            if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
                 return function(iterator)
             outputs = None
             for step in range(self.steps_per_execution):

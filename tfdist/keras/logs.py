@@ -94,26 +94,51 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
         results: the results that `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
-    metrics = {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}
+    metrics = _metrics_of(flat, results)
     scalars = {
         i: tf.convert_to_tensor(v)
         for i, v in enumerate(flat)
         if i not in metrics and (_is_scalar(v) or _has_no_rows(step, v))
     }
-    states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
     weighed = [step.weigh(tf.cast(as_average(step, v), tf.float32)) for v in scalars.values()]
-    if not weighed and not states:
-        return logs
-    together = sum_over_replicas([*tf.nest.flatten(states), *weighed])
-    sums = tf.nest.pack_sequence_as(states, together[: len(together) - len(weighed)])
-    averages = together[len(together) - len(weighed) :]
-    for i, metric, state in zip(metrics, metrics.values(), sums, strict=True):
-        flat[i] = metric.stateless_result(state)
-        note_agreed(flat[i])
+    averages = _sum_states(flat, metrics, weighed)
     for (i, value), average in zip(scalars.items(), averages, strict=True):
         flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average
         note_agreed(flat[i])
     return tf.nest.pack_sequence_as(logs, flat)
+
+
+def sum_results(logs: Logs, results: Results) -> Logs:
+    """Logs with the results of metrics computed from the states of all replicas.
+
+    Args:
+        logs: a nest of tensors.
+        results: the results that `NoticedResults` noted on this replica.
+    """
+    flat = tf.nest.flatten(logs)
+    _sum_states(flat, _metrics_of(flat, results), [])
+    return tf.nest.pack_sequence_as(logs, flat)
+
+
+def _metrics_of(flat: list[Any], results: Results) -> dict[int, Any]:
+    """The metrics whose results logs are, by place."""
+    return {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}
+
+
+def _sum_states(flat: list[Any], metrics: dict[int, Any], more: list[Any]) -> list[Any]:
+    """Puts the results of metrics over all replicas in place; returns the sums of more numbers.
+
+    All go in one exchange.
+    """
+    states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
+    if not more and not states:
+        return []
+    together = sum_over_replicas([*tf.nest.flatten(states), *more])
+    sums = tf.nest.pack_sequence_as(states, together[: len(together) - len(more)])
+    for i, metric, state in zip(metrics, metrics.values(), sums, strict=True):
+        flat[i] = metric.stateless_result(state)
+        note_agreed(flat[i])
+    return together[len(together) - len(more) :]
 
 
 def note_agreed(value: Any) -> None:

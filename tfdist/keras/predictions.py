@@ -47,7 +47,7 @@ def hooks() -> list[Hook]:
         Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
         Hook(TensorFlowTrainer, "make_predict_function", _by_replicas),
         Hook(TFEpochIterator, "__init__", _without_pipeline, priority=1),
-        Hook(trainer, "reduce_per_replica", _own_if_alone),
+        Hook(trainer, "reduce_per_replica", _in_few_exchanges),
     ]
 
 
@@ -132,14 +132,17 @@ class _Predictions:
         return self._together(batches)
 
 
-def _own_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A process that predicts by itself takes its own replica's outputs."""
+def _in_few_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras gathers the sizes besides, to order replicas that are in order already."""
 
     @functools.wraps(original)
     def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
-        if not _alone.is_up:
-            return original(values, strategy, reduction)
-        return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
+        if _alone.is_up:
+            return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
+        shard = getattr(strategy, "shard", None)
+        if predicting.is_up and shard is not None and shard.workers > 1 and shard.local == 1:
+            return tree.map_structure(lambda v: strategy.gather(v, axis=0), values)
+        return original(values, strategy, reduction)
 
     return reduce_per_replica
 

@@ -16,6 +16,7 @@ from tfdist._tf.graphs import ordered_apart
 from tfdist.comm.batch_sharding import Slice
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
+from tfdist.keras.batch_logs import exchange_in_step
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
 from tfdist.keras.logs import (
@@ -70,7 +71,8 @@ def run_keras_step(
         kwargs: none.
         options: `tf.distribute.RunOptions`.
     """
-    meter = strategy.meter if fn.__name__ == "train_step" else None
+    trains = fn.__name__ == "train_step"
+    meter = strategy.meter if trains else None
 
     def traced(fn: Callable[..., Any]) -> Logs:
         noticed, carried = (
@@ -86,7 +88,10 @@ def run_keras_step(
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
                     weights.average_assigned(step)
-                    return average_logs(step, logs, noticed.on_this_replica())
+                    results = noticed.on_this_replica()
+                    if trains and not exchange_in_step(strategy, model, logs, results):
+                        return logs
+                    return average_logs(step, logs, results)
 
         with noticed:
             return run(on_replica, args, None, options)

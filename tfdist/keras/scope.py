@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfdist.keras import (
+    batch_logs,
     batches,
     binding,
     building,
@@ -39,6 +40,7 @@ from tfdist.keras.hooks import Hook, HookSet
 def all_hooks() -> list[Hook]:
     """Every seam of Keras that is hooked inside a scope."""
     rooms = (
+        batch_logs,
         batches,
         binding,
         building,
