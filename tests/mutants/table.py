@@ -198,7 +198,10 @@ MUTANTS: list[Mutant] = [
         "tfdist/cluster/spec.py",
         "tests/unit/test_horovod.py tests/cluster",
         ("on_local[local] += 1", "pass"),
-        ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
+        (
+            "numbered.append((seen[host], counts[host]))",
+            "numbered.append((seen[host], len(hosts)))",
+        ),
     ),
     *_of(
         "tfdist/launcher/elastic_place.py",
@@ -506,7 +509,7 @@ MUTANTS: list[Mutant] = [
         "tests/cluster/test_background.py",
         ("threading.Thread(target=_end_with, args=(parent,), daemon=True).start()", "pass"),
         ("numbers[begin : begin + _BATCH])", "numbers[begin : begin + 1])"),
-        ('if "error" in found:', "if False:"),
+        ('if "error" in outcome:', "if False:"),
     ),
     *_of(
         "tfdist/cli/server.py",

@@ -22,9 +22,9 @@ from tfdist.cluster.environments import detection, hostfile
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
+    ProcessContext,
     Roles,
-    Surroundings,
+    TaskAssignment,
     addresses,
 )
 from tfdist.cluster.spec import Address, ClusterSpec, Task
@@ -252,12 +252,12 @@ def _warn_of_length(text: str, form: _Format) -> None:
         )
 
 
-def _surroundings() -> Surroundings:
-    return Surroundings(environ=variables.snapshot(), hostname=socket.gethostname())
+def _surroundings() -> ProcessContext:
+    return ProcessContext(environ=variables.snapshot(), hostname=socket.gethostname())
 
 
 def _show_place(
-    given: Surroundings, environment: str | None, form: _Format | None, only: str | None
+    given: ProcessContext, environment: str | None, form: _Format | None, only: str | None
 ) -> None:
     if only is not None:
         raise ConfigError(f"--task {only} conflicts with --detect, which finds out the task.")
@@ -280,12 +280,12 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
     table.add_column("environment", no_wrap=True)
     table.add_column("task", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=1)
-    found = [each for each in sightings if isinstance(each.answer, Place)]
+    found = [each for each in sightings if isinstance(each.answer, TaskAssignment)]
     for sighting in sightings:
         answer = sighting.answer
         if sighting.detector.name == "local" and len(found) > 1:
             row = (Text("-", "dim"), Text("another is found", "dim"))
-        elif isinstance(answer, Place):
+        elif isinstance(answer, TaskAssignment):
             task = Text(str(answer.task or "?"), "green")
             row = (task, Text(f"{answer.reason}; {answer.counted}"))
         elif isinstance(answer, Absent):
@@ -296,7 +296,7 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
     return table
 
 
-def _described(place: Place) -> Text:
+def _described(place: TaskAssignment) -> Text:
     lines = [
         f"This process is {place.task or 'no task'} of {place.counted}, by {place.environment}."
     ]

@@ -146,7 +146,7 @@ def _cluster_here(
     told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
     if told is not None or not spec_of(config.strategy).is_clustered:
         return environ, None
-    found = held.enter_context(detection.found(environ, config.roles, chosen))
+    found = held.enter_context(detection.current_job(environ, config.roles, chosen))
     if found is None:
         return environ, None
     return {**environ, "TF_CONFIG": found.cluster.tf_config(found.task)}, found.devices

@@ -277,7 +277,7 @@ def _leave_together(strategy: Any) -> None:
 
 def _run() -> NoReturn:
     status = main(sys.argv[1:])
-    liveness.say_farewell(status)
+    liveness.send_farewell(status)
     sys.exit(status)
 
 

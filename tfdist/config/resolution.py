@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.base import Surroundings
+from tfdist.cluster.environments.base import ProcessContext
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.structure import read
 from tfdist.config.strategy_config import StrategyConfig, accepted
@@ -39,8 +39,8 @@ class Resolved:
 
     def said(self, name: str) -> str:
         """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
-        place, value = self.reasons[name], self.config.value(name)
-        return f"{place} {value}" if place.startswith("--") else f"{name}={value!r} of {place}"
+        source, value = self.reasons[name], self.config.value(name)
+        return f"{source} {value}" if source.startswith("--") else f"{name}={value!r} of {source}"
 
 
 def resolve(
@@ -94,9 +94,9 @@ def _choose(
     if environment.read("HOROVOD_RANK", environ):
         return "horovod", "auto: horovodrun has started this process"
     if environment.read("TFDIST_LAUNCHED", environ) is None:
-        place = detection.detect(Surroundings(environ=environment.merged({}, environ)))
-        if place.size > 1:
-            return "multi_worker", f"auto: {place.counted} by {place.environment}"
+        assignment = detection.detect(ProcessContext(environ=environment.merged({}, environ)))
+        if assignment.size > 1:
+            return "multi_worker", f"auto: {assignment.counted} by {assignment.environment}"
     if "ps" in values:
         return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:

@@ -12,7 +12,7 @@ from tfdist import environment
 from tfdist.cli import logs, planning, summary
 from tfdist.cli.backends.base import Engine, Order
 from tfdist.cluster.environments import slurm as detected
-from tfdist.cluster.environments.base import Absent, Surroundings, number
+from tfdist.cluster.environments.base import Absent, ProcessContext, number
 from tfdist.cluster.spec import Task, counted
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
@@ -162,7 +162,7 @@ def _is_inside(environ: Mapping[str, str]) -> bool:
     """Whether this process has an allocation of Slurm to start tasks in."""
     if not environ.get("SLURM_JOB_ID"):
         return False
-    place = detected.place(Surroundings(environ=environ))
+    place = detected.resolve(ProcessContext(environ=environ))
     if isinstance(place, Absent):
         return True
     raise ConfigError(
