@@ -115,9 +115,9 @@ def _world(
             least=least,
             most=most,
             slots=lambda: most if discovery is None else discovery.slots,
-            news=lambda: None if discovery is None else discovery.news(),
+            problem=lambda: None if discovery is None else discovery.take_problem(),
             timeout=bounds.timeout,
-            place=states,
+            states=states,
             max_restarts=restarts or _RESTARTS,
         )
 

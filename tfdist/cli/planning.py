@@ -23,8 +23,8 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
     ESTIMATORS,
-    SERVED,
     STAGED,
+    WITH_SERVERS,
     Program,
     Role,
     local_cluster,
@@ -336,7 +336,7 @@ def _roles(config: StrategyConfig) -> Mapping[str, Role]:
     spec = spec_of(config.strategy)
     if spec.has_stages:
         return STAGED if config.processes > 1 else {}
-    return SERVED if spec.has_servers else {}
+    return WITH_SERVERS if spec.has_servers else {}
 
 
 def seed_of(config: StrategyConfig) -> int:

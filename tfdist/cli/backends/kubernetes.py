@@ -129,7 +129,7 @@ class Kubernetes(Engine):
 
     def _say_detached(self, remove: str) -> None:
         summary.note(f"its state: {self._by_hand('get', _KINDS[self._manifest])}")
-        if self._manifest == "plain" and self._job.served:
+        if self._manifest == "plain" and self._job.has_servers:
             summary.note(
                 "the servers are started again whenever they end, so remove them at the end"
             )
