@@ -37,7 +37,7 @@ class Resolved:
     reasons: Mapping[str, str]
     overridden: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def said(self, name: str) -> str:
+    def as_set(self, name: str) -> str:
         """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
         source, value = self.reasons[name], self.config.value(name)
         return f"{source} {value}" if source.startswith("--") else f"{name}={value!r} of {source}"
@@ -61,12 +61,14 @@ def resolve(
         ConfigError: for an unknown option, a conflict, or a value of a wrong type or out of range.
             If there is a file, the message begins with it.
     """
-    given = {name: accepted(name, value) for name, value in flags.items() if value is not None}
+    set_flags = {name: accepted(name, value) for name, value in flags.items() if value is not None}
     written: Mapping[str, Any] = {} if file is None else file.values
-    values: dict[str, Any] = {**written, **given}
+    values: dict[str, Any] = {**written, **set_flags}
     reasons = {name: str(file.path) for name in written} if file is not None else {}
-    reasons |= {name: _flag(name) for name in given}
-    overridden = {n: value for n, value in written.items() if n in given and given[n] != value}
+    reasons |= {name: _flag(name) for name in set_flags}
+    overridden = {
+        n: value for n, value in written.items() if n in set_flags and set_flags[n] != value
+    }
     if values.get("strategy", "auto") == "auto":
         values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
     try:
@@ -74,7 +76,7 @@ def resolve(
     except ConfigError as error:
         if file is None:
             raise
-        others = f" with {', '.join(map(_flag, given))}" if given else ""
+        others = f" with {', '.join(map(_flag, set_flags))}" if set_flags else ""
         raise ConfigError(f"{file.path}{others}: {error}") from error
 
 
