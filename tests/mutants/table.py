@@ -217,7 +217,7 @@ MUTANTS: list[Mutant] = [
     ),
     # The place of an Estimator's task.
     *_of(
-        "tfdist/estimator/place.py",
+        "tfdist/estimator/task_config.py",
         _PLACES,
         ("        _check_alone(content)\n", ""),
         ("< 2:", "< 1:"),
