@@ -136,7 +136,7 @@ class TaskRun:
         windows: its steps, in pieces of about a second.
         epochs: its epochs.
         files: the models and weights that it has written, by their paths.
-        served: for each epoch on parameter servers the updates that they made.
+        server_epochs: for each epoch on parameter servers the updates that they made.
         ends: its ends.
         peak_rss: the largest resident memory in bytes, as far as it is known.
     """
@@ -150,7 +150,7 @@ class TaskRun:
     windows: list[Sample] = dataclasses.field(default_factory=list)
     epochs: list[Epoch] = dataclasses.field(default_factory=list)
     files: list[str] = dataclasses.field(default_factory=list)
-    served: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    server_epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ends: list[End] = dataclasses.field(default_factory=list)
     peak_rss: int | None = None
 
@@ -291,10 +291,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _last(entries: Iterable[dict[str, Any]], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     for entry in entries:
-        found = entry if entry["kind"] == kind else found
-    return found
+        last = entry if entry["kind"] == kind else last
+    return last
 
 
 def _add_launcher(run: Run, job: dict[str, Any], entries: Sequence[dict[str, Any]]) -> None:
@@ -331,7 +331,7 @@ def _add_record(run: Run, task: TaskRun) -> None:
         if entry["kind"] == "task":
             task.abouts.append(entry)
         elif entry["kind"] == "served":
-            task.served.append(entry)
+            task.server_epochs.append(entry)
         elif entry["kind"] == "file":
             task.files.append(entry["path"])
         elif entry["kind"] in ("steps", "epoch"):
