@@ -103,9 +103,9 @@ MUTANTS: list[Mutant] = [
         "tfdist/config/horovod_options.py",
         _WIRING,
         ("int(options.fusion_mb * 2**20)", "int(options.fusion_mb)"),
-        ('given["HOROVOD_AUTOTUNE"] = "1"', "pass"),
-        ('given["HOROVOD_TIMELINE"] = options.timeline', "pass"),
-        ("given.update(_stall(options.stall_timeout))", "pass"),
+        ('environ["HOROVOD_AUTOTUNE"] = "1"', "pass"),
+        ('environ["HOROVOD_TIMELINE"] = options.timeline', "pass"),
+        ("environ.update(_stall(options.stall_timeout))", "pass"),
     ),
     *_of(
         "tfdist/strategies/factory.py",

@@ -61,14 +61,12 @@ def resolve(
         ConfigError: for an unknown option, a conflict, or a value of a wrong type or out of range.
             If there is a file, the message begins with it.
     """
-    set_flags = {name: accepted(name, value) for name, value in flags.items() if value is not None}
+    chosen = {name: accepted(name, value) for name, value in flags.items() if value is not None}
     written: Mapping[str, Any] = {} if file is None else file.values
-    values: dict[str, Any] = {**written, **set_flags}
+    values: dict[str, Any] = {**written, **chosen}
     reasons = {name: str(file.path) for name in written} if file is not None else {}
-    reasons |= {name: _flag(name) for name in set_flags}
-    overridden = {
-        n: value for n, value in written.items() if n in set_flags and set_flags[n] != value
-    }
+    reasons |= {name: _flag(name) for name in chosen}
+    overridden = {n: value for n, value in written.items() if n in chosen and chosen[n] != value}
     if values.get("strategy", "auto") == "auto":
         values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
     try:
@@ -76,7 +74,7 @@ def resolve(
     except ConfigError as error:
         if file is None:
             raise
-        others = f" with {', '.join(map(_flag, set_flags))}" if set_flags else ""
+        others = f" with {', '.join(map(_flag, chosen))}" if chosen else ""
         raise ConfigError(f"{file.path}{others}: {error}") from error
 
 
