@@ -52,7 +52,7 @@ _ANSWER_WITHIN = 2.0
 _WARN_EVERY = 30.0
 #: Seconds that threads of queues have to end before the session closes, as in TensorFlow; with
 #: parameter servers; and after it.
-_GRACE, _SERVED_GRACE, _GRACE_AFTER = 120, 1, 1
+_GRACE, _GRACE_WITH_SERVERS, _GRACE_AFTER = 120, 1, 1
 
 #: The server of this process, with its place. It runs until the process ends.
 _own_server: list[tuple[Any, Server]] = []
@@ -133,7 +133,7 @@ def for_training(
     return tf1.train.MonitoredSession(
         session_creator=creator,
         hooks=hooks,
-        stop_grace_period_secs=_SERVED_GRACE if config.num_ps_replicas else _GRACE,
+        stop_grace_period_secs=_GRACE_WITH_SERVERS if config.num_ps_replicas else _GRACE,
     )
 
 
