@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import socket
 import sys
@@ -153,8 +152,12 @@ def config(
     described = {"--hosts": hosts, **{_flag(kind): value for kind, value in listed.items()}}
     _check_one(detect, environment, described, hosts_file, roles, port)
     if detect:
-        context = dataclasses.replace(
-            _process_context(), hostfile=hosts_file, roles=roles, port=port
+        context = ProcessContext(
+            environ=variables.snapshot(),
+            hostname=socket.gethostname(),
+            hostfile=hosts_file,
+            roles=roles,
+            port=port,
         )
         _show_assignment(context, environment, form, only)
         return
@@ -252,10 +255,6 @@ def _warn_of_length(text: str, form: _Format) -> None:
             f"of more than {tf_config.LONGEST_VARIABLE}. Let each task detect its place instead.",
             file=sys.stderr,
         )
-
-
-def _process_context() -> ProcessContext:
-    return ProcessContext(environ=variables.snapshot(), hostname=socket.gethostname())
 
 
 def _show_assignment(

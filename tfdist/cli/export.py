@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -136,7 +135,8 @@ def _run(
         if how is None:
             status.update("comparing …")
             return exporter.compare(model, out, **common)
-        return exporter.export(model, out, note=_noting(status), **common, **how)
+        how["note"] = lambda text: status.update(f"{text} …")
+        return exporter.export(model, out, **common, **how)
 
 
 def _imported(modules: list[str]) -> Any:
@@ -151,10 +151,6 @@ def _imported(modules: list[str]) -> Any:
         tf.config.list_physical_devices()
     loading.import_modules(modules)
     return exporter
-
-
-def _noting(status: Any) -> Callable[[str], None]:
-    return lambda text: status.update(f"{text} …")
 
 
 def _refuse_with_check(form: _Format | None, precision: _Precision) -> None:

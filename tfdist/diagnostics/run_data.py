@@ -220,17 +220,13 @@ class Run:
         """The names of the metrics, the loss first, without those of the validation."""
         samples = (*self.chief.windows, *self.chief.epochs) if self.chief else ()
         names = dict.fromkeys(name for each in samples for name in each.logs)
-        own = dict.fromkeys(_plain(name) for name in names if name not in _NOT_METRICS)
+        own = dict.fromkeys(n.removeprefix("val_") for n in names if n not in _NOT_METRICS)
         return sorted(own, key=lambda name: name != "loss")
 
     @property
     def restarts(self) -> int:
         """The number of times a task was started again, or all were."""
         return max((len(task.ends) for task in self.tasks), default=1) - 1
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("val_")
 
 
 def pace(task: TaskRun) -> tuple[int, float]:

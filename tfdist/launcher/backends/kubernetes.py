@@ -321,18 +321,15 @@ def compose_document(job: ContainerJob) -> dict[str, Any]:
 
 def _compose_service(job: ContainerJob, cluster: ClusterSpec, task: Task) -> dict[str, Any]:
     gpus = job.gpus_of(task.type)
+    device = {"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}
     environment = {} if job.alone else {"environment": {"TF_CONFIG": cluster.tf_config(task)}}
     return {
         "image": job.image,
         "command": [_literal(word) for word in job.command],
         **environment,
         "stop_grace_period": f"{job.stop_seconds}s",
-        **({"deploy": {"resources": {"reservations": _devices(gpus)}}} if gpus else {}),
+        **({"deploy": {"resources": {"reservations": {"devices": [device]}}}} if gpus else {}),
     }
-
-
-def _devices(gpus: int) -> dict[str, Any]:
-    return {"devices": [{"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}]}
 
 
 # A job as Kubeflow's TFJob, whose operator makes the pods and writes their TF_CONFIG.
