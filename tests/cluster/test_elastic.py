@@ -40,9 +40,9 @@ def run(folder, body, *, slots=lambda: 2, least=1, most=4, timeout=5.0, restarts
         least=least,
         most=most,
         slots=slots,
-        news=lambda: None,
+        problem=lambda: None,
         timeout=timeout,
-        place=ElasticPlace(folder / "states"),
+        states=ElasticPlace(folder / "states"),
         max_restarts=restarts,
     )
     screen = Screen(None, said.append, lambda text, _: said.append(text))
@@ -176,7 +176,7 @@ def test_discovery_follows_its_script(here: Path):
             time.sleep(0.05)
         assert found.slots == 5
         (here / "slots").unlink()
-        while (news := found.news()) is None and time.monotonic() < deadline:
+        while (news := found.take_problem()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         assert news is not None
         assert "failed" in news

@@ -29,7 +29,7 @@ from tfdist.launcher.backends.ray import (
 from tfdist.launcher.backends.ray_actor import Runner
 from tfdist.launcher.backends.ray_driver import lacking, short
 from tfdist.launcher.backends.ray_relay import END, frame
-from tfdist.launcher.plan import SERVED, JobPlan, Program
+from tfdist.launcher.plan import WITH_SERVERS, JobPlan, Program
 
 SERVING = {"chief": 1, "worker": 2, "ps": 1}
 LONGEST = 20.0
@@ -69,7 +69,7 @@ def test_only_tasks_that_train_ask_for_gpus() -> None:
 
 
 def seat(host: str, port: int, *gpus: str) -> Seat:
-    return Seat(host=host, port=port, python="/there/python", gpus=gpus, folder=True, found={})
+    return Seat(host=host, port=port, python="/there/python", gpus=gpus, folder=True, facts={})
 
 
 def placed(counts: dict[str, int], gpus: int = 0) -> list[tuple[Bundle, Seat]]:
@@ -78,7 +78,8 @@ def placed(counts: dict[str, int], gpus: int = 0) -> list[tuple[Bundle, Seat]]:
 
 
 def planned(counts: dict[str, int], *, gpus: int = 0, clustered: bool = True) -> JobPlan:
-    program = Program(script="s.py", config="{}", seed=1, roles=SERVED if "ps" in counts else {})
+    roles = WITH_SERVERS if "ps" in counts else {}
+    program = Program(script="s.py", config="{}", seed=1, roles=roles)
     environ = {"MINE": "1", "HOME": "/home", "RAY_JOB_ID": "7", "TF_CPP_MIN_LOG_LEVEL": "0"}
     return plan_on(
         program, placed(counts, gpus), clustered=clustered, log_dir=Path("logs"), environ=environ

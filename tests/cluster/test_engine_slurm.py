@@ -62,7 +62,7 @@ def order(strategy: str | None = None, detach: bool = False, **given: Any) -> Or
         script="a/train.py",
         args=("--own",),
         strategy=strategy,
-        given=given,
+        strategy_options=given,
         log_dir=Path("/logs"),
         hosts=hosts,
         dry_run=True,

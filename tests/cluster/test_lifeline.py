@@ -34,7 +34,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     ("ending", "status"),
     [
         ("pass", 0),
-        ("liveness.say_farewell(3)", 3),
+        ("liveness.send_farewell(3)", 3),
         ("1 / 0", 1),
         ("os.kill(os.getpid(), signal.SIGKILL)", None),
         ("os.kill(os.getpid(), signal.SIGTERM)", None),
@@ -53,7 +53,7 @@ def test_a_server_learns_how_its_chief_ended(
 
 def test_the_line_stays_open_after_the_farewell(pool: ThreadPoolExecutor) -> None:
     """TensorFlow still talks to its servers while the chief's process ends."""
-    code = "import time; liveness.say_farewell(0); time.sleep(0.7); print('gone')"
+    code = "import time; liveness.send_farewell(0); time.sleep(0.7); print('gone')"
     with socket.create_server(("127.0.0.1", 0)) as door:
         command = [sys.executable, "-c", CHIEF, str(door.getsockname()[1]), code]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as chief:
@@ -72,7 +72,7 @@ def test_a_chief_that_does_not_end_is_not_waited_for(
     with chief, server:
         waiting: Future[End] = pool.submit(await_end, server)
         monkeypatch.setattr(liveness, "_held", [chief.dup()])
-        liveness.say_farewell(0)
+        liveness.send_farewell(0)
         assert waiting.result(timeout=20).status == 0
 
 

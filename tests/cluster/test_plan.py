@@ -16,7 +16,7 @@ from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
-    SERVED,
+    WITH_SERVERS,
     JobPlan,
     Program,
     Role,
@@ -178,7 +178,7 @@ def test_gpus_of_the_launcher_and_of_tensorflow(
     assert all(word in " ".join(said or ()) for word in words)
 
 
-SERVING = Program(script="train.py", args=("-x",), config="{}", seed=7, roles=SERVED)
+SERVING = Program(script="train.py", args=("-x",), config="{}", seed=7, roles=WITH_SERVERS)
 FOUR = local_cluster(range(5000, 5004), chief=True, ps=1)
 
 

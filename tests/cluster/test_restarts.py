@@ -20,7 +20,7 @@ from tfdist.cluster.spec import Address, Task
 from tfdist.launcher import root_cause, supervisor
 from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
-    SERVED,
+    WITH_SERVERS,
     JobPlan,
     Program,
     Role,
@@ -63,7 +63,7 @@ def plan_of(
     workers: int = 2,
     ps: int = 1,
     chief: bool = True,
-    roles: Mapping[str, Role] = SERVED,
+    roles: Mapping[str, Role] = WITH_SERVERS,
     **more: object,
 ) -> JobPlan:
     Path("task.py").write_text(HEAD + script)
@@ -187,7 +187,7 @@ serve()
     assert "chief 0 failed with exit status 1 because it lost another task" in outcome.message
 
 
-@pytest.mark.parametrize("roles", [SERVED, {}])
+@pytest.mark.parametrize("roles", [WITH_SERVERS, {}])
 def test_the_whole_job_is_started_again(roles: Mapping[str, Role]) -> None:
     script = """
 print("start")
@@ -280,8 +280,8 @@ import dataclasses, os, sys
 from pathlib import Path
 from tfdist.launcher import supervisor
 from tfdist.launcher.plan import local_cluster, plan_local
-from tfdist.launcher.plan import SERVED, Program
-program = Program(script="task.py", config="", seed=1, env_only=True, roles=SERVED)
+from tfdist.launcher.plan import WITH_SERVERS, Program
+program = Program(script="task.py", config="", seed=1, env_only=True, roles=WITH_SERVERS)
 cluster = local_cluster([1, 2, 3], chief=True, ps=1)
 plan = plan_local(program, cluster=cluster, log_dir=Path("."), environ={})
 plan = dataclasses.replace(plan, max_restarts=9)

@@ -53,35 +53,35 @@ def shown(terminal: tuple[int, int]) -> str:
 
 
 def test_the_line_names_what_the_last_tasks_wait_for(terminal, line, records):
-    line.look()
+    line.redraw()
     assert shown(terminal) == f"{ERASED}waiting for Python to start: 0 s"
     for record in records:
         record.add("imports")
-    line.look()
+    line.redraw()
     assert "waiting for TensorFlow to start: 0 s" in shown(terminal)
     records[0].add("joins")
-    line.look()
+    line.redraw()
     assert "waiting for TensorFlow to start (worker 1): 0 s" in shown(terminal)
     records[1].add("joins")
-    line.look()
+    line.redraw()
     assert "waiting to meet the other tasks: 0 s" in shown(terminal)
     records[0].add("steps")
-    line.look()
+    line.redraw()
     assert shown(terminal) == ERASED
-    line.look()
+    line.redraw()
     assert shown(terminal) == ""
 
 
 def test_the_line_makes_way_for_output(terminal, line, records):
-    line.look()
+    line.redraw()
     shown(terminal)
     with line.aside(b"half a li"):
         assert shown(terminal) == ERASED
-    line.look()
+    line.redraw()
     assert shown(terminal) == ""  # The cursor is within a line.
     with line.aside(b"ne\n"):
         pass
-    line.look()
+    line.redraw()
     assert "waiting" in shown(terminal)
 
 
@@ -90,16 +90,16 @@ def test_a_program_that_prints_is_left_alone_until_its_fit(terminal, line, recor
         record.add("task")
     with line.aside(b"tfdist: all tasks have joined\n"):
         pass
-    line.look()
+    line.redraw()
     assert "for the script to make its data and model" in shown(terminal)
     with line.aside(b"reading files\n"):
         pass
     shown(terminal)
-    line.look()
+    line.redraw()
     assert shown(terminal) == ""
     for record in records:
         record.add("traces")
-    line.look()
+    line.redraw()
     assert "for the first batch" in shown(terminal)
 
 
@@ -109,19 +109,19 @@ def test_lines_of_an_earlier_start_do_not_count(terminal, line, records, monkeyp
     now = waiting.time.time() + 60
     monkeypatch.setattr(waiting.time, "time", lambda: now)
     line.begin()
-    line.look()
+    line.redraw()
     assert "waiting for Python to start" in shown(terminal)
 
 
 def test_a_narrow_terminal_has_one_line(terminal, line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    line.look()
+    line.redraw()
     assert shown(terminal) == f"{ERASED}waiting for Python "
 
 
 def test_without_a_terminal_nothing_is_drawn(plan, capfd):
     line = waiting.Waiting(None, plan)
     line.begin()
-    line.look()
+    line.redraw()
     line.end()
     assert capfd.readouterr() == ("", "")

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_run_servers import dry_run, mistake
 from tfdist.cli.request import use_in
 from tfdist.errors import ConfigError
-from tfdist.estimator.place import Place, place_of
+from tfdist.estimator.task_config import TaskConfig, parse_task_config
 
 PS = ("-s", "parameter_server")
 CLUSTER = {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1", "q:1"]}
@@ -101,9 +101,9 @@ def test_an_evaluator_needs_estimators(here: Path) -> None:
     assert "--evaluator starts a task that" in mistake("run", *PS, "--evaluator", "train.py")
 
 
-def place(kind: str, index: int = 0, **cluster: list[str] | dict[str, str]) -> Place:
+def place(kind: str, index: int = 0, **cluster: list[str] | dict[str, str]) -> TaskConfig:
     task = {"type": kind, "index": index}
-    return place_of(json.dumps({"cluster": cluster or CLUSTER, "task": task}))
+    return parse_task_config(json.dumps({"cluster": cluster or CLUSTER, "task": task}))
 
 
 def test_places() -> None:
@@ -129,7 +129,7 @@ def test_worker_0_is_chief_where_there_is_no_other() -> None:
 
 def test_other_keys_of_tf_config() -> None:
     text = json.dumps({"model_dir": "/m", "service": {"x": 1}})
-    assert place_of(text) == Place(model_dir="/m", service={"x": 1})
+    assert parse_task_config(text) == TaskConfig(model_dir="/m", service={"x": 1})
 
 
 @pytest.mark.parametrize(
@@ -150,18 +150,18 @@ def test_other_keys_of_tf_config() -> None:
 )
 def test_mistakes_of_tf_config(content: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        place_of(json.dumps(content))
+        parse_task_config(json.dumps(content))
 
 
 def test_a_text_that_is_no_json() -> None:
     with pytest.raises(ConfigError, match="TF_CONFIG has 1 mistake"):
-        place_of("{cluster")
+        parse_task_config("{cluster")
 
 
 @pytest.mark.parametrize("index", [0, "0"])
 def test_worker_0_without_a_cluster_is_alone(index: Any) -> None:
     task = {"type": "worker", "index": index}
-    assert place_of(json.dumps({"task": task, "session_master": ""})) == Place()
+    assert parse_task_config(json.dumps({"task": task, "session_master": ""})) == TaskConfig()
 
 
 def test_a_master_is_called_so() -> None:

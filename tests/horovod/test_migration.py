@@ -396,6 +396,6 @@ def test_seams_of_keras() -> None:
             assert str(inspect.signature(original)) == signature
     assert isinstance(hooks["BaseOptimizer.variables"].owner.variables, property)
     places = list(inspect.signature(hooks["Trainer.compile"].owner.compile).parameters)
-    assert places[1 + program._PLACE_OF_JIT] == "jit_compile"
+    assert places[1 + program._JIT_POSITION] == "jit_compile"
     assert api_export.REGISTERED_OBJS_TO_NAMES[Adam] == "keras.optimizers.Adam"
     assert isinstance(object_registration.GLOBAL_CUSTOM_NAMES, dict)

@@ -61,7 +61,7 @@ def test_a_job_with_servers(tmp_path):
     _, page, found = page_of(tmp_path, *words)
     assert epochs_of(page) == ["1", "2", "3"]
     assert len(list(page.iter(SVG))) == 6  # the staleness too
-    counts = [sum(each["staleness"]) for each in found.chief.served]
+    counts = [sum(each["staleness"]) for each in found.chief.server_epochs]
     assert counts == [12, 12, 12]
     assert {task.name for task in found.tasks if task.peak_rss} == {
         *("chief 0", "worker 0", "worker 1", "ps 0")

@@ -103,9 +103,9 @@ MUTANTS: list[Mutant] = [
         "tfdist/config/horovod_options.py",
         _WIRING,
         ("int(options.fusion_mb * 2**20)", "int(options.fusion_mb)"),
-        ('given["HOROVOD_AUTOTUNE"] = "1"', "pass"),
-        ('given["HOROVOD_TIMELINE"] = options.timeline', "pass"),
-        ("given.update(_stall(options.stall_timeout))", "pass"),
+        ('environ["HOROVOD_AUTOTUNE"] = "1"', "pass"),
+        ('environ["HOROVOD_TIMELINE"] = options.timeline', "pass"),
+        ("environ.update(_stall(options.stall_timeout))", "pass"),
     ),
     *_of(
         "tfdist/strategies/factory.py",
@@ -198,7 +198,10 @@ MUTANTS: list[Mutant] = [
         "tfdist/cluster/spec.py",
         "tests/unit/test_horovod.py tests/cluster",
         ("on_local[local] += 1", "pass"),
-        ("found.append((seen[host], counts[host]))", "found.append((seen[host], len(hosts)))"),
+        (
+            "numbered.append((seen[host], counts[host]))",
+            "numbered.append((seen[host], len(hosts)))",
+        ),
     ),
     *_of(
         "tfdist/launcher/elastic_place.py",
@@ -214,7 +217,7 @@ MUTANTS: list[Mutant] = [
     ),
     # The place of an Estimator's task.
     *_of(
-        "tfdist/estimator/place.py",
+        "tfdist/estimator/task_config.py",
         _PLACES,
         ("        _check_alone(content)\n", ""),
         ("< 2:", "< 1:"),
@@ -506,7 +509,7 @@ MUTANTS: list[Mutant] = [
         "tests/cluster/test_background.py",
         ("threading.Thread(target=_end_with, args=(parent,), daemon=True).start()", "pass"),
         ("numbers[begin : begin + _BATCH])", "numbers[begin : begin + 1])"),
-        ('if "error" in found:', "if False:"),
+        ('if "error" in outcome:', "if False:"),
     ),
     *_of(
         "tfdist/cli/server.py",

@@ -148,8 +148,8 @@ def test_a_flag_wins_over_the_file(tmp_path):
     resolved = resolve({"processes": 3, "period": 4, "seed": None}, load_file(file), {})
     assert (resolved.config.processes, resolved.config.mode) == (3, "local")
     assert resolved.overridden == {"processes": 2}
-    assert resolved.said("processes") == "--processes 3"
-    assert resolved.said("mode") == f"mode='local' of {file}"
+    assert resolved.as_set("processes") == "--processes 3"
+    assert resolved.as_set("mode") == f"mode='local' of {file}"
 
 
 def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
@@ -157,7 +157,7 @@ def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
     file.write_text('strategy = "multi_worker"\nps = 2\n')
     resolved = resolve({"ps": 1}, load_file(file), {})
     assert resolved.overridden == {"ps": 2}
-    assert resolved.said("ps") == "--ps 1"
+    assert resolved.as_set("ps") == "--ps 1"
 
 
 def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import socket
 import sys
@@ -22,9 +21,9 @@ from tfdist.cluster.environments import detection, hostfile
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
+    ProcessContext,
     Roles,
-    Surroundings,
+    TaskAssignment,
     addresses,
 )
 from tfdist.cluster.spec import Address, ClusterSpec, Task
@@ -150,11 +149,17 @@ def config(
     """
     roles = Roles(chief=chief, ps=ps, evaluator=int(evaluator))
     listed = {"chief": chief_host, "worker": worker, "ps": ps_host, "evaluator": evaluator_host}
-    described = {"--hosts": hosts, **{_flag(kind): given for kind, given in listed.items()}}
+    described = {"--hosts": hosts, **{_flag(kind): value for kind, value in listed.items()}}
     _check_one(detect, environment, described, hosts_file, roles, port)
     if detect:
-        given = dataclasses.replace(_surroundings(), hostfile=hosts_file, roles=roles, port=port)
-        _show_place(given, environment, form, only)
+        context = ProcessContext(
+            environ=variables.snapshot(),
+            hostname=socket.gethostname(),
+            hostfile=hosts_file,
+            roles=roles,
+            port=port,
+        )
+        _show_assignment(context, environment, form, only)
         return
     if any(listed.values()):
         cluster = _of_addresses(listed)
@@ -176,24 +181,24 @@ def _check_one(
     port: int | None,
 ) -> None:
     """Refuses no description of a cluster, and more than one."""
-    given = [name for name, value in described.items() if value]
-    by_address = [name for name in given if name != "--hosts"]
+    flags = [name for name, value in described.items() if value]
+    by_address = [name for name in flags if name != "--hosts"]
     if environment is not None and not detect:
         raise ConfigError(
             f"--environment {environment} says whom --detect asks. Add --detect, or leave it out."
         )
-    if detect and given:
+    if detect and flags:
         raise ConfigError(
-            f"--detect says who this process is; {given[0]} describes another cluster. Give one of "
+            f"--detect says who this process is; {flags[0]} describes another cluster. Give one of "
             "them."
         )
-    if not detect and not given and hosts_file is None:
+    if not detect and not flags and hosts_file is None:
         raise ConfigError(
             "No cluster is described. Give its hosts, such as --hosts a:2,b:2, or its addresses, "
             "such as --worker a:2222,b:2222, or ask who this process is: --detect."
         )
-    if (hosts_file is not None and given) or (by_address and len(by_address) < len(given)):
-        names = [*given, *(["--hostfile"] if hosts_file is not None else [])]
+    if (hosts_file is not None and flags) or (by_address and len(by_address) < len(flags)):
+        names = [*flags, *(["--hostfile"] if hosts_file is not None else [])]
         raise ConfigError(f"{' and '.join(names)} describe the cluster twice. Give one of them.")
     if by_address and (roles != Roles() or port is not None):
         raise ConfigError(
@@ -205,8 +210,8 @@ def _check_one(
 
 def _of_addresses(listed: dict[str, list[str] | None]) -> ClusterSpec:
     parts = {
-        kind: tuple(Address.parse(one) for entry in given or () for one in entry.split(","))
-        for kind, given in listed.items()
+        kind: tuple(Address.parse(one) for entry in entries or () for one in entry.split(","))
+        for kind, entries in listed.items()
     }
     return ClusterSpec(parts)
 
@@ -252,27 +257,24 @@ def _warn_of_length(text: str, form: _Format) -> None:
         )
 
 
-def _surroundings() -> Surroundings:
-    return Surroundings(environ=variables.snapshot(), hostname=socket.gethostname())
-
-
-def _show_place(
-    given: Surroundings, environment: str | None, form: _Format | None, only: str | None
+def _show_assignment(
+    context: ProcessContext, environment: str | None, form: _Format | None, only: str | None
 ) -> None:
     if only is not None:
         raise ConfigError(f"--task {only} conflicts with --detect, which finds out the task.")
     if form is None:
         console = Console()
-        console.print(_table(detection.survey(given)))
-        console.print(_described(detection.detect(given, environment)))
+        console.print(_table(detection.survey(context)))
+        console.print(_described(detection.detect(context, environment)))
         return
-    place = detection.detect(given, environment)
-    if place.cluster is None or place.task is None:
+    assignment = detection.detect(context, environment)
+    if assignment.cluster is None or assignment.task is None:
         raise ConfigError(
-            f"This process is {place}, and no variable tells the addresses that a TF_CONFIG needs. "
-            "`tfdist run` finds them by itself where mpirun or horovodrun has started it."
+            f"This process is {assignment}, and no variable tells the addresses that a TF_CONFIG "
+            "needs. `tfdist run` finds them by itself where mpirun or horovodrun has started it."
         )
-    print(tf_config.written(place.task, place.cluster.tf_config(place.task), form.value))
+    text = assignment.cluster.tf_config(assignment.task)
+    print(tf_config.written(assignment.task, text, form.value))
 
 
 def _table(sightings: Sequence[detection.Sighting]) -> Table:
@@ -280,12 +282,12 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
     table.add_column("environment", no_wrap=True)
     table.add_column("task", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=1)
-    found = [each for each in sightings if isinstance(each.answer, Place)]
+    detected = [each for each in sightings if isinstance(each.answer, TaskAssignment)]
     for sighting in sightings:
         answer = sighting.answer
-        if sighting.detector.name == "local" and len(found) > 1:
+        if sighting.detector.name == "local" and len(detected) > 1:
             row = (Text("-", "dim"), Text("another is found", "dim"))
-        elif isinstance(answer, Place):
+        elif isinstance(answer, TaskAssignment):
             task = Text(str(answer.task or "?"), "green")
             row = (task, Text(f"{answer.reason}; {answer.counted}"))
         elif isinstance(answer, Absent):
@@ -296,18 +298,19 @@ def _table(sightings: Sequence[detection.Sighting]) -> Table:
     return table
 
 
-def _described(place: Place) -> Text:
+def _described(assignment: TaskAssignment) -> Text:
     lines = [
-        f"This process is {place.task or 'no task'} of {place.counted}, by {place.environment}."
+        f"This process is {assignment.task or 'no task'} of {assignment.counted}, "
+        f"by {assignment.environment}."
     ]
-    if place.cluster is not None and place.task is not None:
-        listed = dict(place.cluster.tasks())
-        where = listed.get(place.task)
-        chief = place.cluster.chief
+    if assignment.cluster is not None and assignment.task is not None:
+        listed = dict(assignment.cluster.tasks())
+        where = listed.get(assignment.task)
+        chief = assignment.cluster.chief
         if where is not None:
             lines.append(f"Its address is {where}; {chief} is at {listed[chief]}.")
-    if place.gathers:
+    if assignment.gathers:
         lines.append("No variable tells the addresses: the tasks ask each other when they start.")
-    if place.devices is not None:
-        lines.append(f"GPUs of each task that computes: {place.devices}.")
+    if assignment.devices is not None:
+        lines.append(f"GPUs of each task that computes: {assignment.devices}.")
     return Text("\n".join(lines), "bold")

@@ -88,12 +88,12 @@ def _show(report: Report, console: Console) -> None:
     table.add_column("where", no_wrap=True)
     table.add_column("what", overflow="fold", ratio=1)
     table.add_column("what to do", overflow="fold", ratio=1)
-    for found in report.findings:
-        status = Text(found.severity, _STYLES[found.severity])
-        where = found.where.removeprefix("TF_CONFIG.")
+    for finding in report.findings:
+        status = Text(finding.severity, _STYLES[finding.severity])
+        where = finding.where.removeprefix("TF_CONFIG.")
         # An OK finding needs no action; its remedy is information, which goes below.
-        remedy = "" if found.severity == "ok" else found.remedy
-        table.add_row(status, *map(Text, (where, found.problem, remedy)))
+        remedy = "" if finding.severity == "ok" else finding.remedy
+        table.add_row(status, *map(Text, (where, finding.problem, remedy)))
     console.print(table)
     if report.source:
         console.print(Text(f"TF_CONFIG, with its cluster and task, is from {report.source}."))

@@ -73,21 +73,22 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
         StartError: if there are too few slots for too long.
     """
     least, most = _range(request, bounds)
-    seed = request.given.get("seed")
+    seed = request.strategy_options.get("seed")
     seed = secrets.randbelow(2**32) if seed is None else seed
     chosen = request.log_dir is not None
-    place = request.log_dir or logs.default_place()
-    states = ElasticPlace((place / "elastic").absolute())
+    log_dir = request.log_dir or logs.default_log_dir()
+    states = ElasticPlace((log_dir / "elastic").absolute())
     # Logs may go elsewhere if this directory cannot be written, but the state of `fit` must not.
-    said = f"The state of an elastic job in {str(place)!r}"
-    check_writable(str(states.path / "state"), said, hint="Give a directory with --log-dir")
-    record, begun, shown = logs.launcher_record(place), time.monotonic(), False
+    what = f"The state of an elastic job in {str(log_dir)!r}"
+    check_writable(str(states.path / "state"), what, hint="Give a directory with --log-dir")
+    record, begun, shown = logs.launcher_record(log_dir), time.monotonic(), False
 
     @contextlib.contextmanager
     def make(count: int) -> Iterator[JobPlan]:
         nonlocal shown
-        given = {**request.given, "processes": count, "seed": seed}
-        with planning.planned(dataclasses.replace(request, given=given, log_dir=place)) as job:
+        options = {**request.strategy_options, "processes": count, "seed": seed}
+        sized = dataclasses.replace(request, strategy_options=options, log_dir=log_dir)
+        with planning.planned(sized) as job:
             _check_strategy(job)
             plan = logs.prepare(_leaving_states(job.plan, states), chosen=chosen)
             if not shown:
@@ -99,7 +100,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
     with _world(least, most, bounds, states, request.max_restarts) as world:
         screen = Screen(Terminal(), summary.note, summary.noting(record), record)
         outcome = elastic.run(make, world, grace=grace, screen=screen)
-    return logs.note_done(outcome, place, begun, record)
+    return logs.note_done(outcome, log_dir, begun, record)
 
 
 @contextlib.contextmanager
@@ -115,9 +116,9 @@ def _world(
             least=least,
             most=most,
             slots=lambda: most if discovery is None else discovery.slots,
-            news=lambda: None if discovery is None else discovery.news(),
+            problem=lambda: None if discovery is None else discovery.take_problem(),
             timeout=bounds.timeout,
-            place=states,
+            states=states,
             max_restarts=restarts or _RESTARTS,
         )
 
@@ -128,7 +129,7 @@ def _range(request: Request, bounds: Bounds) -> tuple[int, int]:
             "--min-np and --max-np need `fit` to keep its state, which tfdist sees to in scripts "
             "that it runs under a strategy. Leave out --env-only and --every-task."
         )
-    count = request.given.get("processes")
+    count = request.strategy_options.get("processes")
     if count is not None:
         raise ConfigError(
             f"-n {count} conflicts with --min-np and --max-np, which give the number of processes "

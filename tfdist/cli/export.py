@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,8 +119,8 @@ def export(
         _refuse_with_check(form, precision)
     how: dict[str, Any] = {"opset": opset, "precision": precision.value, "format": form}
     how |= {"calibration": calibration, "accuracy_loss": accuracy_loss}
-    given = {"inputs": inputs or (), "signature": signature, "weights": weights, "data": data}
-    common = {**given, "tolerance": tolerance}
+    arguments = {"inputs": inputs or (), "signature": signature, "weights": weights, "data": data}
+    common = {**arguments, "tolerance": tolerance}
     done = _run(model, out, common, modules or [], None if check else how)
     _conclude(done, out) if check else _show(done)
 
@@ -136,7 +135,8 @@ def _run(
         if how is None:
             status.update("comparing …")
             return exporter.compare(model, out, **common)
-        return exporter.export(model, out, note=_noting(status), **common, **how)
+        how["note"] = lambda text: status.update(f"{text} …")
+        return exporter.export(model, out, **common, **how)
 
 
 def _imported(modules: list[str]) -> Any:
@@ -153,10 +153,6 @@ def _imported(modules: list[str]) -> Any:
     return exporter
 
 
-def _noting(status: Any) -> Callable[[str], None]:
-    return lambda text: status.update(f"{text} …")
-
-
 def _refuse_with_check(form: _Format | None, precision: _Precision) -> None:
     if form is not None or precision is not _Precision.FLOAT32:
         raise ConfigError(
@@ -165,14 +161,14 @@ def _refuse_with_check(form: _Format | None, precision: _Precision) -> None:
         )
 
 
-def _conclude(found: Comparison, out: str) -> None:
+def _conclude(comparison: Comparison, out: str) -> None:
     console = _console()
-    console.print(_differences(found))
-    if found.ok:
-        console.print(f"[green]agrees[/] to {found.tolerance:g}: {escape(out)}")
+    console.print(_differences(comparison))
+    if comparison.ok:
+        console.print(f"[green]agrees[/] to {comparison.tolerance:g}: {escape(out)}")
         return
-    where = f" The first layer that differs is {found.layer!r}." if found.layer else ""
-    console.print(f"[red]differs[/] by more than {found.tolerance:g}: {escape(out)}.{where}")
+    where = f" The first layer that differs is {comparison.layer!r}." if comparison.layer else ""
+    console.print(f"[red]differs[/] by more than {comparison.tolerance:g}: {escape(out)}.{where}")
     raise typer.Exit(1)
 
 
@@ -190,16 +186,16 @@ def _show(report: Report) -> None:
     )
 
 
-def _differences(found: Comparison) -> Table:
+def _differences(comparison: Comparison) -> Table:
     table = Table(title="Largest difference from the model", title_justify="left")
     for name in ("output", "absolute", "relative to its largest", "allowed", "with"):
         table.add_column(name, justify="left" if name in ("output", "with") else "right")
-    for output in dict.fromkeys(each.output for each in found.differences):
-        worst = found.worst_of(output)
-        cells = (f"{worst.absolute:.1e}", f"{worst.relative:.1e}", f"{found.tolerance:g}")
-        style = "red" if worst.relative > found.tolerance else ""
+    for output in dict.fromkeys(each.output for each in comparison.differences):
+        worst = comparison.worst_of(output)
+        cells = (f"{worst.absolute:.1e}", f"{worst.relative:.1e}", f"{comparison.tolerance:g}")
+        style = "red" if worst.relative > comparison.tolerance else ""
         table.add_row(escape(output), *cells, worst.case, style=style)
-    tried = ", ".join(dict.fromkeys(each.case for each in found.differences))
+    tried = ", ".join(dict.fromkeys(each.case for each in comparison.differences))
     table.caption = f"tried: {tried}"
     return table
 

@@ -47,14 +47,14 @@ def assign(machines: Mapping[str, int], count: int) -> tuple[str, ...]:
     Raises:
         ConfigError: if there are fewer slots.
     """
-    places = [host for host, slots in machines.items() for _ in range(slots)]
-    if count > len(places):
+    by_slot = [host for host, slots in machines.items() for _ in range(slots)]
+    if count > len(by_slot):
         listed = ", ".join(f"{host}:{slots}" for host, slots in machines.items())
         raise ConfigError(
-            f"-n {count} is more than the {len(places)} slots of the hosts {listed}. Lower it, or "
+            f"-n {count} is more than the {len(by_slot)} slots of the hosts {listed}. Lower it, or "
             "give a host more slots."
         )
-    return tuple(places[:count])
+    return tuple(by_slot[:count])
 
 
 def ssh_of(arguments: str | None, python: str | None) -> Ssh:
@@ -85,21 +85,23 @@ def cluster_of(
             f"Choose {', '.join(clustered)}, or leave it out."
         )
     placed = list(assign(machines, config.processes))
-    places: dict[str, list[str]] = {"worker": placed}
+    hosts_by_type: dict[str, list[str]] = {"worker": placed}
     if spec.has_stages:
-        places = {"chief": placed[:1], "worker": placed[1:]}
+        hosts_by_type = {"chief": placed[:1], "worker": placed[1:]}
     if spec.has_servers:
         names = list(machines)
-        places = {
+        hosts_by_type = {
             "chief": names[:1],
-            **places,
+            **hosts_by_type,
             "ps": [names[number % len(names)] for number in range(config.counts["ps"])],
         }
-    everywhere = [host for hosts in places.values() for host in hosts]
+    everywhere = [host for hosts in hosts_by_type.values() for host in hosts]
     _check_loopback(everywhere)
     if dry_run:
         listed = iter(addresses(everywhere, DEFAULT_PORT, "--hosts"))
-        assumed = {kind: tuple(next(listed) for _ in hosts) for kind, hosts in places.items()}
+        assumed = {
+            kind: tuple(next(listed) for _ in hosts) for kind, hosts in hosts_by_type.items()
+        }
         yield ClusterSpec(assumed), {"localhost", socket.gethostname()}
         return
     here = local_among(everywhere)
@@ -107,7 +109,7 @@ def cluster_of(
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(HeldPorts(count)) if count else None
         ports = held.ports if held else ()
-        yield cluster_on(places, ssh, here, ports, config.start_timeout), here
+        yield cluster_on(hosts_by_type, ssh, here, ports, config.start_timeout), here
 
 
 def _check_loopback(hosts: Sequence[str]) -> None:

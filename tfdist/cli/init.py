@@ -161,7 +161,7 @@ def _manifest(name: str, image: str) -> str:
         script="train.py",
         args=(),
         strategy="strategy.toml",
-        given={},
+        strategy_options={},
         file=StrategyFile(Path("strategy.toml"), _STRATEGY),
     )
     order = Order(

@@ -23,14 +23,14 @@ from tfdist.launcher.supervisor import Outcome
 from tfdist.utils import run_record
 from tfdist.utils.run_record import Record
 
-__all__ = ["default_place", "describe_job", "launcher_record", "note_done", "prepare"]
+__all__ = ["default_log_dir", "describe_job", "launcher_record", "note_done", "prepare"]
 
 _LOGS = Path("tfdist-logs")
 #: The files that the last line names at most.
 _FILES_SHOWN = 5
 
 
-def default_place() -> Path:
+def default_log_dir() -> Path:
     """A directory of this job's own, named after the time and this process."""
     return _LOGS / f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
 
@@ -72,24 +72,24 @@ def _make_writable(directory: Path) -> None:
 
 def _with_temporary_logs(plan: JobPlan, error: OSError) -> JobPlan:
     try:
-        place = Path(tempfile.mkdtemp(prefix="tfdist-logs-"))
+        directory = Path(tempfile.mkdtemp(prefix="tfdist-logs-"))
     except OSError:
         return plan  # Each task's log reports that it cannot be written; the training goes on.
     summary.note(
-        f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {place}."
+        f"Cannot write logs to {str(plan.log_dir)!r}: {error.strerror}. They go to {directory}."
     )
     paths = (*plan.files, *(record_of(each.log) for each in plan.tasks))
-    names = {str(path): str(place / path.name) for path in paths}
+    names = {str(path): str(directory / path.name) for path in paths}
     tasks = tuple(
         dataclasses.replace(
             each,
-            log=place / each.log.name,
+            log=directory / each.log.name,
             environ={k: names.get(v, v) if v else v for k, v in each.environ.items()},
         )
         for each in plan.tasks
     )
     files = {Path(names[str(path)]): text for path, text in plan.files.items()}
-    moved = dataclasses.replace(plan, tasks=tasks, log_dir=place, files=files)
+    moved = dataclasses.replace(plan, tasks=tasks, log_dir=directory, files=files)
     _write(moved)
     return moved
 

@@ -265,12 +265,12 @@ def _with(table: dict[str, Any], after: str, command: Callable[..., None]) -> Ca
     """The command with the options of a table behind one of its own."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     named = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    place = 1 + [each.name for each in named].index(after)
+    position = 1 + [each.name for each in named].index(after)
     added = [
         inspect.Parameter(name, named[0].kind, default=None, annotation=kind)
         for name, kind in table.items()
     ]
-    taken = [*named[:place], *added, *named[place:]]
+    taken = [*named[:position], *added, *named[position:]]
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:

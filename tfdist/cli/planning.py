@@ -10,7 +10,7 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cli import hosts, logs
-from tfdist.cli.request import Job, Request, check_count, hold_ports, place_of
+from tfdist.cli.request import Job, Request, check_count, cluster_and_task, hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.environments import detection
 from tfdist.cluster.spec import ClusterSpec, Task
@@ -23,8 +23,8 @@ from tfdist.errors import ConfigError
 from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
     ESTIMATORS,
-    SERVED,
     STAGED,
+    WITH_SERVERS,
     Program,
     Role,
     local_cluster,
@@ -51,7 +51,7 @@ def _without_strategy(request: Request, held: contextlib.ExitStack) -> Job:
     environ = environment.snapshot()
     gpus = gpu_lists.visible(environ)
     text = environment.read("TF_CONFIG", environ)
-    place = request.log_dir or logs.default_place()
+    log_dir = request.log_dir or logs.default_log_dir()
     program = Program(
         script=request.script,
         args=request.args,
@@ -63,19 +63,19 @@ def _without_strategy(request: Request, held: contextlib.ExitStack) -> Job:
         task_flags=request.task_flags,
     )
     if text is not None:
-        cluster, task = place_of(text)
+        cluster, task = cluster_and_task(text)
         for name, count in counts.items():
             flag = "--ps" if name == "ps" else "-n"
             check_count(name, count, f"{flag} {count}", cluster)
         plan = plan_member(
-            program, cluster=cluster, task=task, log_dir=place, environ=environ, gpus=gpus
+            program, cluster=cluster, task=task, log_dir=log_dir, environ=environ, gpus=gpus
         )
     else:
         ps = counts.get("ps", 1)
         count = counts.get("processes", 1) + ps + request.evaluator
         ports = held.enter_context(hold_ports(count)).ports
         cluster = local_cluster(ports, chief=chief, ps=ps, evaluator=request.evaluator)
-        plan = plan_local(program, cluster=cluster, log_dir=place, environ=environ, gpus=gpus)
+        plan = plan_local(program, cluster=cluster, log_dir=log_dir, environ=environ, gpus=gpus)
     return Job(plan, None, None, gpus, request.why_every_task)
 
 
@@ -85,13 +85,13 @@ def _with_servers() -> list[str]:
 
 def _counts(request: Request) -> dict[str, int]:
     """The numbers of tasks that were given; nothing else goes with `--every-task`."""
-    given = request.asked
-    name = given.pop("strategy", None)
+    options = request.asked
+    name = options.pop("strategy", None)
     others = [] if name in (None, *_with_servers()) else ["strategy"]
-    others += [name for name in given if name not in _OF_EVERY_TASK]
+    others += [name for name in options if name not in _OF_EVERY_TASK]
     if others:
         flag = f"--{others[0].replace('_', '-')}"
-        value = request.strategy if others[0] == "strategy" else given[others[0]]
+        value = request.strategy if others[0] == "strategy" else options[others[0]]
         why = request.why_every_task
         raise ConfigError(
             f"{flag} {value} conflicts with {why or '--every-task'}: each task then runs "
@@ -104,12 +104,12 @@ def _counts(request: Request) -> dict[str, int]:
             "each task's TF_CONFIG."
         )
     for name, flag in (("processes", "-n"), ("ps", "--ps")):
-        if given.get(name, 1) < 1:
+        if options.get(name, 1) < 1:
             raise ConfigError(
-                f"{flag} {given[name]} conflicts with --every-task, which starts workers and "
+                f"{flag} {options[name]} conflicts with --every-task, which starts workers and "
                 "parameter servers. Give a number of 1 or more."
             )
-    return given
+    return options
 
 
 # A process that something else has started: a scheduler, `mpirun` or `horovodrun`.
@@ -143,13 +143,13 @@ def _cluster_here(
     Returns:
         Also the GPUs that each task has by the scheduler; None if that does not set them.
     """
-    told = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
-    if told is not None or not spec_of(config.strategy).is_clustered:
+    assigned = own_tf_config(environ) or environment.read("TFDIST_LAUNCHED", environ)
+    if assigned is not None or not spec_of(config.strategy).is_clustered:
         return environ, None
-    found = held.enter_context(detection.found(environ, config.roles, chosen))
-    if found is None:
+    job = held.enter_context(detection.current_job(environ, config.roles, chosen))
+    if job is None:
         return environ, None
-    return {**environ, "TF_CONFIG": found.cluster.tf_config(found.task)}, found.devices
+    return {**environ, "TF_CONFIG": job.cluster.tf_config(job.task)}, job.devices
 
 
 def _with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
@@ -160,7 +160,7 @@ def _with_size(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     size, asked = int(text), resolved.config.processes
     if "processes" in resolved.reasons and asked != size:
         raise ConfigError(
-            f"{resolved.said('processes')} conflicts with HOROVOD_SIZE={size}: horovodrun has "
+            f"{resolved.as_set('processes')} conflicts with HOROVOD_SIZE={size}: horovodrun has "
             f"started {size} processes. Leave it out here, or give -n {size}, or start with "
             "`tfdist run` alone."
         )
@@ -224,7 +224,7 @@ def _as_member(
         program_of(request, resolved.config, seed),
         cluster=cluster,
         task=task,
-        log_dir=request.log_dir or logs.default_place(),
+        log_dir=request.log_dir or logs.default_log_dir(),
         environ=environ,
         gpus=gpus,
         gpus_each=gpus_each,
@@ -252,7 +252,7 @@ def _on_hosts(
         cluster=cluster,
         here=here,
         ssh=ssh,
-        log_dir=request.log_dir or logs.default_place(),
+        log_dir=request.log_dir or logs.default_log_dir(),
         environ=environ,
         gpus=gpus,
     )
@@ -273,10 +273,11 @@ def resolved_for(request: Request) -> Resolved:
 
 def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
     """The request for as many processes as the machines have slots, unless -n sets a number."""
-    if request.given.get("processes") is not None:
+    if request.strategy_options.get("processes") is not None:
         return request
     slots = sum(machines.values())
-    return dataclasses.replace(request, given={**request.given, "processes": slots})
+    options = {**request.strategy_options, "processes": slots}
+    return dataclasses.replace(request, strategy_options=options)
 
 
 def _as_rank(
@@ -288,7 +289,7 @@ def _as_rank(
     plan = plan_local(
         program_of(request, resolved.config, seed),
         cluster=None,
-        log_dir=request.log_dir or logs.default_place(),
+        log_dir=request.log_dir or logs.default_log_dir(),
         environ=environ,
     )
     return Job(plan, resolved, seed, gpus)
@@ -312,7 +313,7 @@ def _on_this_machine(
     plan = plan_local(
         program_of(request, config, seed),
         cluster=cluster,
-        log_dir=request.log_dir or logs.default_place(),
+        log_dir=request.log_dir or logs.default_log_dir(),
         environ=environ,
         gpus=gpus,
         devices=1 if spec.one_device else config.devices,
@@ -336,7 +337,7 @@ def _roles(config: StrategyConfig) -> Mapping[str, Role]:
     spec = spec_of(config.strategy)
     if spec.has_stages:
         return STAGED if config.processes > 1 else {}
-    return SERVED if spec.has_servers else {}
+    return WITH_SERVERS if spec.has_servers else {}
 
 
 def seed_of(config: StrategyConfig) -> int:
@@ -365,12 +366,12 @@ def _resolve(request: Request, text: str | None, environ: Mapping[str, str], gpu
     return dataclasses.replace(resolved, reasons=reasons)
 
 
-def _counts_of_cluster(text: str | None, given: Mapping[str, Any]) -> dict[str, int]:
+def _counts_of_cluster(text: str | None, options: Mapping[str, Any]) -> dict[str, int]:
     """The numbers of workers and servers as TF_CONFIG has them, if nothing else gives them.
 
     Other options are checked against them, such as `backup_workers`.
     """
-    if text is None or given.get("strategy", "auto") not in ("auto", *_with_servers()):
+    if text is None or options.get("strategy", "auto") not in ("auto", *_with_servers()):
         return {}
     try:
         listed = parse_tf_config(text)[0].addresses
@@ -379,7 +380,7 @@ def _counts_of_cluster(text: str | None, given: Mapping[str, Any]) -> dict[str, 
     if "ps" not in listed:
         return {}
     counts = {"processes": len(listed.get("worker", ())), "ps": len(listed["ps"])}
-    return {name: count for name, count in counts.items() if count and name not in given}
+    return {name: count for name, count in counts.items() if count and name not in options}
 
 
 def _flags(request: Request) -> dict[str, Any]:
@@ -407,13 +408,13 @@ def _count_as_devices(name: str, flags: dict[str, Any]) -> None:
 
 def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
     """The cluster and the task of a TF_CONFIG, checked for the strategy."""
-    cluster, task = place_of(text)
+    cluster, task = cluster_and_task(text)
     config = resolved.config
     refuse_gaps(cluster, f"strategy={config.strategy!r}")
     spec = spec_of(config.strategy)
     if spec.has_servers:
-        found = check_tf_config(text, use=spec.use)
-        errors = [finding for finding in found if finding.severity == "error"]
+        findings = check_tf_config(text, use=spec.use)
+        errors = [finding for finding in findings if finding.severity == "error"]
         if errors:
             lines = "\n".join(f"  {finding}" for finding in errors)
             raise ConfigError(
@@ -423,7 +424,7 @@ def _member(text: str, resolved: Resolved) -> tuple[ClusterSpec, Task]:
             )
     for name in ("processes", "ps"):
         if name in resolved.reasons:
-            check_count(name, config.value(name), resolved.said(name), cluster)
+            check_count(name, config.value(name), resolved.as_set(name), cluster)
     return cluster, task
 
 

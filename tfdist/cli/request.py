@@ -24,9 +24,9 @@ __all__ = [
     "Job",
     "Request",
     "check_count",
+    "cluster_and_task",
     "file_of",
     "hold_ports",
-    "place_of",
     "settled",
     "use_in",
 ]
@@ -45,7 +45,7 @@ class Request:
         module: whether `script` is the name of a module.
         strategy: `--strategy`: the name of a strategy, a file, or None.
         file: the strategy file, if `--strategy` names one.
-        given: the strategy's options; None for those that were not given.
+        strategy_options: the strategy's options; None for those that were not given.
         env_only: whether the script makes its own strategy.
         every_task: whether each task of the cluster runs the script itself.
         task_flags: whether each then gets its place as flags.
@@ -64,7 +64,7 @@ class Request:
     script: str
     args: tuple[str, ...]
     strategy: str | None
-    given: Mapping[str, Any]
+    strategy_options: Mapping[str, Any]
     module: bool = False
     file: StrategyFile | None = None
     env_only: bool = False
@@ -89,7 +89,7 @@ class Request:
     @property
     def flags(self) -> dict[str, Any]:
         """The options that are given on the command line, with a strategy that is named there."""
-        flags = {name: value for name, value in self.given.items() if value is not None}
+        flags = {name: value for name, value in self.strategy_options.items() if value is not None}
         if self.file is None and self.strategy is not None:
             flags["strategy"] = self.strategy
         return flags
@@ -125,7 +125,7 @@ class Job:
         return None if config is None else config.part(TimelineOptions).timeline
 
 
-def place_of(text: str) -> tuple[ClusterSpec, Task]:
+def cluster_and_task(text: str) -> tuple[ClusterSpec, Task]:
     """The cluster and the task of a TF_CONFIG that is set in the environment.
 
     Raises:
@@ -140,13 +140,13 @@ def place_of(text: str) -> tuple[ClusterSpec, Task]:
     return cluster, task
 
 
-def check_count(name: str, asked: int, said: str, cluster: ClusterSpec) -> None:
+def check_count(name: str, asked: int, option: str, cluster: ClusterSpec) -> None:
     """Compares a number of tasks that was asked for with TF_CONFIG's.
 
     Args:
         name: `"ps"`, or `"processes"`.
         asked: the number.
-        said: the option as it was set, such as `-n 3`.
+        option: the option as it was set, such as `-n 3`.
         cluster: the cluster of TF_CONFIG.
 
     Raises:
@@ -160,7 +160,7 @@ def check_count(name: str, asked: int, said: str, cluster: ClusterSpec) -> None:
         kind, count = "task", len(cluster.computing)
     if asked != count:
         raise ConfigError(
-            f"{said} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
+            f"{option} conflicts with TF_CONFIG, whose cluster has {count} {kind}"
             f"{'s' * (count != 1)}{' that compute' * (kind == 'task')}. "
             f"Leave it out, or give {'--ps' if name == 'ps' else '-n'} {count}, to run this task "
             "of that cluster; or unset TF_CONFIG to start all processes on this machine."

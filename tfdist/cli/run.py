@@ -107,21 +107,21 @@ def _run_here(request: Request, grace: float, dry_run: bool, as_json: bool) -> i
         return _supervise(plan, grace, record)
 
 
-def _request(given: dict[str, Any]) -> Request:
+def _request(params: dict[str, Any]) -> Request:
     """The values of the command line, sorted by who needs them."""
-    if not given["module"]:
-        _check_script(given["script"])
+    if not params["module"]:
+        _check_script(params["script"])
     of_strategy = set(all_options()) - {"strategy"}
     own = {field.name for field in dataclasses.fields(Request)} - {
-        *("args", "given", "file", "why_every_task")
+        *("args", "strategy_options", "file", "why_every_task")
     }
-    strategy = given["strategy"]
+    strategy = params["strategy"]
     is_file = strategy is not None and (strategy.endswith(".toml") or os.sep in strategy)
     return Request(
-        args=tuple(given["args"] or ()),
-        given={name: value for name, value in given.items() if name in of_strategy},
+        args=tuple(params["args"] or ()),
+        strategy_options={name: value for name, value in params.items() if name in of_strategy},
         file=load_file(Path(strategy)) if is_file else None,
-        **{name: value for name, value in given.items() if name in own},
+        **{name: value for name, value in params.items() if name in own},
     )
 
 
@@ -155,29 +155,29 @@ def _engine(on: str | None, request: Request) -> type[Engine] | None:
     return None if on is None else _ENGINES.get(on)
 
 
-def _options_of(engine: type[Engine] | None, given: Mapping[str, Any]) -> EngineOptions:
+def _options_of(engine: type[Engine] | None, params: Mapping[str, Any]) -> EngineOptions:
     """The options of an engine; one that is set and belongs to another is an error."""
     fields = dataclasses.fields(EngineOptions)
     has = engine.options if engine is not None else ()
     for each in fields:
-        if given[each.name] not in (None, each.default) and each.name not in has:
+        if params[each.name] not in (None, each.default) and each.name not in has:
             flag = f"--{each.name.replace('_', '-')}"
             owners = [name for name, other in _ENGINES.items() if each.name in other.options]
             raise ConfigError(
                 f"{flag} goes with --on {' or '.join(owners)}. Add that, or leave {flag} out."
             )
-    _check_json(engine, given)
-    told = {each.name: given[each.name] for each in fields if given[each.name] is not None}
-    return EngineOptions(**told)
+    _check_json(engine, params)
+    chosen = {each.name: params[each.name] for each in fields if params[each.name] is not None}
+    return EngineOptions(**chosen)
 
 
-def _check_json(engine: type[Engine] | None, given: Mapping[str, Any]) -> None:
-    if given["as_json"] and engine is not None:
+def _check_json(engine: type[Engine] | None, params: Mapping[str, Any]) -> None:
+    if params["as_json"] and engine is not None:
         raise ConfigError(
             f"--json conflicts with --on {engine.name}, whose dry run prints what the engine "
             "takes, not tasks that this command starts. Leave one of them out."
         )
-    if given["as_json"] and not given["dry_run"]:
+    if params["as_json"] and not params["dry_run"]:
         raise ConfigError("--json prints the plan of a dry run. Add --dry-run, or leave it out.")
 
 
@@ -207,8 +207,8 @@ def _check_script(script: str) -> None:
         return
     if path.is_dir():
         inside = sorted(each.name for each in path.glob("*.py"))
-        found = f" It has: {', '.join(inside[:5])}." if inside else ""
-        raise ConfigError(f"The script {script!r} is a directory. Give a Python file.{found}")
+        contents = f" It has: {', '.join(inside[:5])}." if inside else ""
+        raise ConfigError(f"The script {script!r} is a directory. Give a Python file.{contents}")
     near = [str(each) for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
     close = difflib.get_close_matches(str(path), near, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _serve()
     except TfdistError as error:
-        _say(str(error))
+        _report(str(error))
         return error.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -69,7 +69,7 @@ def _serve() -> int:
         )
     member = join_as_server(config, StrategyConfig.from_json(text))
     server = _start_server(member)
-    _say(f"{member.task} serves at {member.cluster.address(member.task)}")
+    _report(f"{member.task} serves at {member.cluster.address(member.task)}")
     status = _stay(member)
     del server
     return status
@@ -134,10 +134,10 @@ def _check_gpus() -> None:
 
 
 def _addresses(cluster: ClusterSpec) -> dict[str, dict[int, str]]:
-    found: dict[str, dict[int, str]] = {}
+    addresses: dict[str, dict[int, str]] = {}
     for task, address in cluster.tasks():
-        found.setdefault(task.type, {})[task.index] = str(address)
-    return found
+        addresses.setdefault(task.type, {})[task.index] = str(address)
+    return addresses
 
 
 def _stay(member: ServerMember) -> int:
@@ -145,7 +145,7 @@ def _stay(member: ServerMember) -> int:
     chief = f"{member.cluster.chief} at {member.cluster.address(member.cluster.chief)}"
     if member.line is None:
         end = liveness.await_silence(member.cluster.address(member.cluster.chief))
-        _say(
+        _report(
             f"{chief} has gone: {end.seen}. This server took the place of one that had died, and "
             "cannot tell whether the training was complete: see the chief's own log. It ends."
         )
@@ -154,12 +154,12 @@ def _stay(member: ServerMember) -> int:
     if end.status == 0:
         return 0
     how = "has failed" if end.status else "has gone without a farewell: it was killed, or unplugged"
-    _say(f"{chief} {how} ({end.seen}). {member.task} ends, since nobody needs it.")
+    _report(f"{chief} {how} ({end.seen}). {member.task} ends, since nobody needs it.")
     time.sleep(_SECONDS_TO_STAY)
     return 1
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 

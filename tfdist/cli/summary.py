@@ -200,7 +200,7 @@ def _rows_of_devices(
 def _flags(resolved: Resolved) -> str:
     """The flags that win over the strategy file, with the values in the file."""
     return "\n".join(
-        f"{resolved.said(name)} instead of the file's {value!r}"
+        f"{resolved.as_set(name)} instead of the file's {value!r}"
         for name, value in resolved.overridden.items()
     )
 
@@ -209,15 +209,17 @@ def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...], why: str) -> list[
     return [
         ("strategy", f"the script's own: every task runs it{f' ({why})' if why else ''}"),
         ("tasks", _tasks(plan, {})),
-        ("devices", _devices(plan, 1, gpus, _training(plan, served=False)) if gpus else ""),
+        ("devices", _devices(plan, 1, gpus, _training(plan, has_servers=False)) if gpus else ""),
     ]
 
 
-def _training(plan: JobPlan, served: bool) -> tuple[Task, ...]:
+def _training(plan: JobPlan, has_servers: bool) -> tuple[Task, ...]:
     """The tasks that hold replicas."""
     if plan.cluster is None:
         return (plan.shown,)
-    return tuple(task for task in plan.cluster.computing if task.type == "worker" or not served)
+    return tuple(
+        task for task in plan.cluster.computing if task.type == "worker" or not has_servers
+    )
 
 
 def _tasks(plan: JobPlan, parts: Mapping[str, str]) -> str:
@@ -241,8 +243,8 @@ def _devices_each(
         return 1
     if resolved.config.devices is not None:
         return resolved.config.devices
-    given = plan.tasks[0].environ.get("CUDA_VISIBLE_DEVICES")
-    return len(given.split(",")) if given else max(1, len(gpus))
+    visible = plan.tasks[0].environ.get("CUDA_VISIBLE_DEVICES")
+    return len(visible.split(",")) if visible else max(1, len(gpus))
 
 
 def _devices(plan: JobPlan, each: int, gpus: tuple[str, ...], training: tuple[Task, ...]) -> str:
@@ -269,19 +271,19 @@ def _command(task: TaskPlan, common: Mapping[str, str | None]) -> str:
 def _env(environ: Mapping[str, str | None]) -> list[str]:
     """The call of `env` that changes the environment so; no words for no change."""
     removed = [f"-u {name}" for name, value in environ.items() if value is None]
-    given = [
+    assigned = [
         f"{name}={shlex.quote(value)}"
         for name, value in sorted(environ.items())
         if value is not None
     ]
-    return ["env", *removed, *given] if removed or given else []
+    return ["env", *removed, *assigned] if removed or assigned else []
 
 
 def _joined(words: Sequence[str], indent: int = 2) -> str:
     return f" \\\n{' ' * indent}".join(words)
 
 
-def _seed(given: int | None, drawn: int | None) -> str:
-    if given is not None:
-        return str(given)
+def _seed(seed: int | None, drawn: int | None) -> str:
+    if seed is not None:
+        return str(seed)
     return "drawn by the chief" if drawn is None else f"{drawn} (no --seed was given)"

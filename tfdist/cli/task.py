@@ -173,14 +173,14 @@ def _recording() -> Any:
 
 
 def _run_script(strategy: Any, argv: Sequence[str]) -> int:
-    place = None
+    state_path = None
     run = _program(argv)
     try:
         with strategy.scope():
-            place = _elastic_place()
+            state_path = _begin_elastic()
             run()
     except Exception as error:
-        if place is not None and root_cause.names_a_lost_peer(str(error)):
+        if state_path is not None and root_cause.names_a_lost_peer(str(error)):
             return _left_for_others()
         if isinstance(error, TfdistError):
             raise
@@ -247,7 +247,7 @@ def _is_own(frame: FrameType) -> bool:
     return file.startswith(root_cause.PACKAGE) or file == "<frozen runpy>"
 
 
-def _elastic_place() -> str | None:
+def _begin_elastic() -> str | None:
     """The directory for the state of an elastic job; `fit` can then be taken up again."""
     path = environment.read("TFDIST_ELASTIC")
     if path is not None:
@@ -277,7 +277,7 @@ def _leave_together(strategy: Any) -> None:
 
 def _run() -> NoReturn:
     status = main(sys.argv[1:])
-    liveness.say_farewell(status)
+    liveness.send_farewell(status)
     sys.exit(status)
 
 

@@ -65,13 +65,13 @@ def verify(
     config, tasks = _many(strategy, processes)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
-        place = Path(folder)
+        directory = Path(folder)
         shared = {"script": script, "args": tuple(args or ()), "steps": steps}
         with console.status("one process …"):
-            one = _observe(StrategyConfig.of(strategy="single"), 1, place / "one", shared)
+            one = _observe(StrategyConfig.of(strategy="single"), 1, directory / "one", shared)
         parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
         with console.status(f"{parts} ({strategy}) …"):
-            many = _observe(config, tasks, place / "many", shared)
+            many = _observe(config, tasks, directory / "many", shared)
     comparison = compare(one[0], many, tolerance)
     if as_json:
         print(json.dumps(_as_dict(comparison), indent=2))
@@ -120,9 +120,11 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
     return config, processes
 
 
-def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, Any]) -> list[Any]:
+def _observe(
+    config: StrategyConfig, tasks: int, directory: Path, shared: dict[str, Any]
+) -> list[Any]:
     """Runs one job and reads the records of its tasks."""
-    place.mkdir()
+    directory.mkdir()
     program = Program(
         script=shared["script"], args=shared["args"], config=config.to_json(), seed=_SEED
     )
@@ -130,15 +132,15 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
         plan = plan_local(
             program,
             cluster=local_cluster(held.ports) if tasks > 1 else None,
-            log_dir=place,
+            log_dir=directory,
             environ=environment.snapshot(),
             gpus=gpu_lists.visible(),
             devices=1 if spec_of(config.strategy).one_device else config.devices,
         )
-        outcome = supervisor.run(_recording(plan, place, shared["steps"]))
+        outcome = supervisor.run(_recording(plan, directory, shared["steps"]))
     if outcome.status:
         raise TaskFailedError(outcome.message, outcome.status)
-    observations = [read(path) for path in sorted(place.glob("*.json"))]
+    observations = [read(path) for path in sorted(directory.glob("*.json"))]
     if not observations or not observations[0].logs:
         raise ConfigError(
             f"{shared['script']!r} ended without a training step of `model.fit`, which is what "
@@ -147,14 +149,14 @@ def _observe(config: StrategyConfig, tasks: int, place: Path, shared: dict[str, 
     return observations
 
 
-def _recording(plan: JobPlan, place: Path, steps: int) -> JobPlan:
+def _recording(plan: JobPlan, directory: Path, steps: int) -> JobPlan:
     """The plan, with each task recording to a file of its own."""
     tasks = tuple(
         dataclasses.replace(
             task,
             environ={
                 **task.environ,
-                "TFDIST_RESULT": str(place / f"{task.task.index:05d}.json"),
+                "TFDIST_RESULT": str(directory / f"{task.task.index:05d}.json"),
                 "TFDIST_VERIFY_STEPS": str(steps),
             },
         )

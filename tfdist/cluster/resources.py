@@ -109,13 +109,13 @@ def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list
 
 
 def of_member(
-    gpus: tuple[str, ...], place: tuple[int, int], each: int | None, *, chosen: bool
+    gpus: tuple[str, ...], position: tuple[int, int], each: int | None, *, chosen: bool
 ) -> tuple[str, ...] | None:
     """The GPUs of a task that a scheduler or launcher has started beside others on its machine.
 
     Args:
         gpus: the GPUs that the task sees.
-        place: the task's number among those that train on this machine, and how many they are.
+        position: the task's number among those that train on this machine, and how many they are.
         each: the number that each has by the scheduler; None if it does not set one.
         chosen: whether CUDA_VISIBLE_DEVICES is set, so that somebody may have chosen them for this
             task alone.
@@ -123,7 +123,7 @@ def of_member(
     Returns:
         Its part; None leaves it what it sees: its own already, or too few to give each one.
     """
-    part, parts = place
+    part, parts = position
     if parts == 1 or (each is None and chosen):
         return None
     each = each or len(gpus) // parts
@@ -144,13 +144,13 @@ def _too_few(gpus: tuple[str, ...], tasks: int, devices: int | None) -> str:
 
 def _listed(text: str) -> tuple[str, ...]:
     """CUDA's reading of the variable: the list ends at the first entry that names no GPU."""
-    found: list[str] = []
+    names: list[str] = []
     for entry in text.split(","):
         name = entry.strip()
         if not name or name.startswith("-"):
             break
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 def _installed() -> int:

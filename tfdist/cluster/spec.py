@@ -353,9 +353,9 @@ def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
     """
     hosts = [a.host for task, a in cluster.tasks() if task.type in ("chief", "worker")]
     on_local: Counter[int] = Counter()
-    places = []
+    positions = []
     for host, (local, count) in zip(hosts, on_hosts(hosts), strict=True):
-        places.append((host, local, count, on_local[local]))
+        positions.append((host, local, count, on_local[local]))
         on_local[local] += 1
     return tuple(
         Rank(
@@ -367,7 +367,7 @@ def ranks(cluster: ClusterSpec) -> tuple[Rank, ...]:
             cross_rank=cross,
             cross_size=on_local[local],
         )
-        for i, (host, local, count, cross) in enumerate(places)
+        for i, (host, local, count, cross) in enumerate(positions)
     )
 
 
@@ -378,11 +378,11 @@ def on_hosts(hosts: Sequence[str]) -> list[tuple[int, int]]:
         hosts: the host of each process, in the order of their ranks.
     """
     counts, seen = Counter(hosts), Counter[str]()
-    found = []
+    numbered = []
     for host in hosts:
-        found.append((seen[host], counts[host]))
+        numbered.append((seen[host], counts[host]))
         seen[host] += 1
-    return found
+    return numbered
 
 
 def rank_of(cluster: ClusterSpec, task: Task) -> Rank:

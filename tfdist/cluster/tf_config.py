@@ -115,8 +115,8 @@ def check_tf_config(
 def _summary(reading: Reading) -> str:
     counts = Counter(entry.task.type for entry in reading.listed)
     addresses = [str(entry.address) for entry in reading.listed if entry.task == reading.task]
-    place = f'at "{addresses[0]}"' if addresses else "outside of the cluster"
-    return f"A cluster of {counted(counts)}; this process is {reading.task}, {place}."
+    location = f'at "{addresses[0]}"' if addresses else "outside of the cluster"
+    return f"A cluster of {counted(counts)}; this process is {reading.task}, {location}."
 
 
 # TF_CONFIG for the tasks of a cluster, as text to paste.

@@ -76,20 +76,20 @@ class HorovodOptions(TimelineOptions):
 
 def variables(options: HorovodOptions) -> Mapping[str, str]:
     """The environment variables that Horovod gets for the options that are set."""
-    given: dict[str, str] = {}
+    environ: dict[str, str] = {}
     if options.fusion_mb is not None:
-        given["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_mb * 2**20))
+        environ["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_mb * 2**20))
     if options.cycle_ms is not None:
-        given["HOROVOD_CYCLE_TIME"] = str(options.cycle_ms)
+        environ["HOROVOD_CYCLE_TIME"] = str(options.cycle_ms)
     if options.hierarchical:
-        given["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
+        environ["HOROVOD_HIERARCHICAL_ALLREDUCE"] = "1"
     if options.autotune:
-        given["HOROVOD_AUTOTUNE"] = "1"
+        environ["HOROVOD_AUTOTUNE"] = "1"
     if options.timeline is not None:
-        given["HOROVOD_TIMELINE"] = options.timeline
+        environ["HOROVOD_TIMELINE"] = options.timeline
     if options.is_set("stall_timeout"):
-        given.update(_stall(options.stall_timeout))
-    return given
+        environ.update(_stall(options.stall_timeout))
+    return environ
 
 
 def defaults() -> Mapping[str, str]:

@@ -155,17 +155,14 @@ def parse_layouts(text: str | None) -> tuple[LayoutRule, ...]:
                 f"dimension. Write it as in layouts='dense.*kernel=- model', or "
                 f"layouts={MEGATRON!r}."
             )
-        rules.append(LayoutRule(pattern.strip(), tuple(map(_axis, axes.split()))))
+        named = (None if axis in ("-", "None") else axis for axis in axes.split())
+        rules.append(LayoutRule(pattern.strip(), tuple(named)))
         _check_rule(rules[-1])
     patterns = [rule.pattern for rule in rules]
     twice = [pattern for pattern in patterns if patterns.count(pattern) > 1]
     if twice:
         raise ConfigError(f"layouts has two rules for {twice[0]!r}. Leave one of them out.")
     return tuple(rules)
-
-
-def _axis(word: str) -> str | None:
-    return None if word in ("-", "None") else word
 
 
 def _check_rule(rule: LayoutRule) -> None:

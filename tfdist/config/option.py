@@ -169,8 +169,8 @@ class Option:
         example = self.about.example or _TYPES[self.kind][1]
         written = f"Write it as in {self.name} = {example}."
         advice = f"Give one of: {', '.join(self.choices)}." if self.choices else written
-        said = f"{self.name}={value!r} is not {self.allowed}."
-        return " ".join(filter(None, [said, self.about.why, advice]))
+        problem = f"{self.name}={value!r} is not {self.allowed}."
+        return " ".join(filter(None, [problem, self.about.why, advice]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,13 +213,13 @@ def options_of(kind: type[Options]) -> Mapping[str, Option]:
 
 def _read(kind: type[Options]) -> Mapping[str, Option]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    found = {}
+    options = {}
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         about = next((each for each in typing.get_args(hint) if isinstance(each, About)), None)
         if about is not None:
-            found[field.name] = Option(field.name, hint, field.default, about)
-    return found
+            options[field.name] = Option(field.name, hint, field.default, about)
+    return options
 
 
 def listed(words: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.base import Surroundings
+from tfdist.cluster.environments.base import ProcessContext
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.structure import read
 from tfdist.config.strategy_config import StrategyConfig, accepted
@@ -37,10 +37,10 @@ class Resolved:
     reasons: Mapping[str, str]
     overridden: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def said(self, name: str) -> str:
+    def as_set(self, name: str) -> str:
         """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
-        place, value = self.reasons[name], self.config.value(name)
-        return f"{place} {value}" if place.startswith("--") else f"{name}={value!r} of {place}"
+        source, value = self.reasons[name], self.config.value(name)
+        return f"{source} {value}" if source.startswith("--") else f"{name}={value!r} of {source}"
 
 
 def resolve(
@@ -61,12 +61,12 @@ def resolve(
         ConfigError: for an unknown option, a conflict, or a value of a wrong type or out of range.
             If there is a file, the message begins with it.
     """
-    given = {name: accepted(name, value) for name, value in flags.items() if value is not None}
+    chosen = {name: accepted(name, value) for name, value in flags.items() if value is not None}
     written: Mapping[str, Any] = {} if file is None else file.values
-    values: dict[str, Any] = {**written, **given}
+    values: dict[str, Any] = {**written, **chosen}
     reasons = {name: str(file.path) for name in written} if file is not None else {}
-    reasons |= {name: _flag(name) for name in given}
-    overridden = {n: value for n, value in written.items() if n in given and given[n] != value}
+    reasons |= {name: _flag(name) for name in chosen}
+    overridden = {n: value for n, value in written.items() if n in chosen and chosen[n] != value}
     if values.get("strategy", "auto") == "auto":
         values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
     try:
@@ -74,7 +74,7 @@ def resolve(
     except ConfigError as error:
         if file is None:
             raise
-        others = f" with {', '.join(map(_flag, given))}" if given else ""
+        others = f" with {', '.join(map(_flag, chosen))}" if chosen else ""
         raise ConfigError(f"{file.path}{others}: {error}") from error
 
 
@@ -94,9 +94,9 @@ def _choose(
     if environment.read("HOROVOD_RANK", environ):
         return "horovod", "auto: horovodrun has started this process"
     if environment.read("TFDIST_LAUNCHED", environ) is None:
-        place = detection.detect(Surroundings(environ=environment.merged({}, environ)))
-        if place.size > 1:
-            return "multi_worker", f"auto: {place.counted} by {place.environment}"
+        assignment = detection.detect(ProcessContext(environ=environment.merged({}, environ)))
+        if assignment.size > 1:
+            return "multi_worker", f"auto: {assignment.counted} by {assignment.environment}"
     if "ps" in values:
         return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:

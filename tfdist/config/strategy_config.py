@@ -82,14 +82,14 @@ class StrategyConfig(Options):
     parts: tuple[Options, ...] = ()
 
     @classmethod
-    def of(cls, **given: object) -> StrategyConfig:
+    def of(cls, **options: object) -> StrategyConfig:
         """Makes the configuration of options by name, of all strategies and of the chosen one.
 
         Raises:
             ConfigError: for an unknown option, one that the strategy does not have, or as the
                 constructor.
         """
-        values = {name: accepted(name, value) for name, value in given.items()}
+        values = {name: accepted(name, value) for name, value in options.items()}
         spec = spec_of(values.get("strategy", "auto"))
         own = options_of(cls)
         of_strategy = {name: value for name, value in values.items() if name not in own}
@@ -189,17 +189,17 @@ def all_options() -> Mapping[str, Option]:
     Raises:
         ConfigError: if two strategies describe an option of one name in two ways.
     """
-    found = dict(options_of(StrategyConfig))
-    last = {name: found.pop(name) for name in ("seed", "start_timeout")}
+    options = dict(options_of(StrategyConfig))
+    last = {name: options.pop(name) for name in ("seed", "start_timeout")}
     for spec in specs().values():
         for kind in spec.options:
             for name, option in options_of(kind).items():
-                if found.setdefault(name, option) != option:
+                if options.setdefault(name, option) != option:
                     raise ConfigError(
                         f"{kind.__name__} of strategy {spec.name!r} describes the option {name!r} "
                         "in another way than another strategy. Give it another name."
                     )
-    return {**found, **last}
+    return {**options, **last}
 
 
 def accepted(name: str, value: object) -> Any:
@@ -221,9 +221,9 @@ def _check_mode(spec: StrategySpec, mode: str) -> None:
         )
 
 
-def _refuse_foreign(spec: StrategySpec, given: Mapping[str, object]) -> None:
+def _refuse_foreign(spec: StrategySpec, options: Mapping[str, object]) -> None:
     """Refuses options that a strategy does not have, unless they have their defaults."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value == all_options()[name].default:
             continue
         refusal = next((each for each in spec.refuses if name in each.names), None)

@@ -163,9 +163,9 @@ class StrategySpec:
 @functools.cache
 def specs() -> Mapping[str, StrategySpec]:
     """All strategies by name, tfdist's own first."""
-    found = [resolve_path(path) for path in _BUILT_IN]
-    found += [each.load() for each in metadata.entry_points(group=ENTRY_POINTS)]
-    return {spec.name: spec for spec in found}
+    loaded = [resolve_path(path) for path in _BUILT_IN]
+    loaded += [each.load() for each in metadata.entry_points(group=ENTRY_POINTS)]
+    return {spec.name: spec for spec in loaded}
 
 
 def spec_of(name: str) -> StrategySpec:

@@ -210,10 +210,10 @@ def _launched(spec: StrategySpec, environ: Mapping[str, str]) -> Finding | None:
     if spec.started_elsewhere and rank is not None:
         return Finding("ok", _TF_CONFIG, f"Not set: horovodrun started this rank {rank} of {size}.")
     try:
-        found = mpi.detect(environ)
+        launched = mpi.detect(environ)
     except ConfigError as problem:
         return error("MPI", str(problem), "Correct them.")
-    if found is None or found.size < 2:
+    if launched is None or launched.size < 2:
         return None
-    says = f"Not set: {found.launcher} started this rank {found.rank} of {found.size}."
+    says = f"Not set: {launched.launcher} started this rank {launched.rank} of {launched.size}."
     return Finding("ok", _TF_CONFIG, says)

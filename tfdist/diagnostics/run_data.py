@@ -136,7 +136,7 @@ class TaskRun:
         windows: its steps, in pieces of about a second.
         epochs: its epochs.
         files: the models and weights that it has written, by their paths.
-        served: for each epoch on parameter servers the updates that they made.
+        server_epochs: for each epoch on parameter servers the updates that they made.
         ends: its ends.
         peak_rss: the largest resident memory in bytes, as far as it is known.
     """
@@ -150,7 +150,7 @@ class TaskRun:
     windows: list[Sample] = dataclasses.field(default_factory=list)
     epochs: list[Epoch] = dataclasses.field(default_factory=list)
     files: list[str] = dataclasses.field(default_factory=list)
-    served: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    server_epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     ends: list[End] = dataclasses.field(default_factory=list)
     peak_rss: int | None = None
 
@@ -220,17 +220,13 @@ class Run:
         """The names of the metrics, the loss first, without those of the validation."""
         samples = (*self.chief.windows, *self.chief.epochs) if self.chief else ()
         names = dict.fromkeys(name for each in samples for name in each.logs)
-        own = dict.fromkeys(_plain(name) for name in names if name not in _NOT_METRICS)
+        own = dict.fromkeys(n.removeprefix("val_") for n in names if n not in _NOT_METRICS)
         return sorted(own, key=lambda name: name != "loss")
 
     @property
     def restarts(self) -> int:
         """The number of times a task was started again, or all were."""
         return max((len(task.ends) for task in self.tasks), default=1) - 1
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("val_")
 
 
 def pace(task: TaskRun) -> tuple[int, float]:
@@ -291,10 +287,10 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _last(entries: Iterable[dict[str, Any]], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    last: dict[str, Any] = {}
     for entry in entries:
-        found = entry if entry["kind"] == kind else found
-    return found
+        last = entry if entry["kind"] == kind else last
+    return last
 
 
 def _add_launcher(run: Run, job: dict[str, Any], entries: Sequence[dict[str, Any]]) -> None:
@@ -331,7 +327,7 @@ def _add_record(run: Run, task: TaskRun) -> None:
         if entry["kind"] == "task":
             task.abouts.append(entry)
         elif entry["kind"] == "served":
-            task.served.append(entry)
+            task.server_epochs.append(entry)
         elif entry["kind"] == "file":
             task.files.append(entry["path"])
         elif entry["kind"] in ("steps", "epoch"):

@@ -61,7 +61,7 @@ def page(run: Run, folder: Path) -> str:
         ends if troubled else Html(),
         _training(run),
         _speed(run),
-        _served(run),
+        _server_updates(run),
         _timeline(run, folder),
         _memory(run),
         _epochs(run),
@@ -273,10 +273,10 @@ def _ms(value: float) -> str:
     return "" if math.isnan(value) else f"{value:,.1f} ms"
 
 
-def _served(run: Run) -> Html:
+def _server_updates(run: Run) -> Html:
     """Staleness and the workers' shares, of jobs with parameter servers."""
     chief = run.chief
-    if chief is None or not chief.served:
+    if chief is None or not chief.server_epochs:
         return Html()
     rows = [
         (
@@ -285,7 +285,7 @@ def _served(run: Run) -> Html:
             f"{each['dropped']:,}",
             " · ".join(f"{count:,}" for count in each["steps"].values()),
         )
-        for each in chief.served
+        for each in chief.server_epochs
     ]
     return _section(
         "Parameter servers",
@@ -317,8 +317,8 @@ def _drawn(path: Path, run: Run) -> bytes:
         ValueError: if it is another program's.
     """
     boxes, names = read_trace(path.read_text())
-    with tempfile.TemporaryDirectory() as place:
-        target = Path(place, "step.png")
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory, "step.png")
         draw(str(target), boxes, title=_row(run, "schedule").partition(" (")[0], names=names)
         return target.read_bytes()
 

@@ -92,7 +92,7 @@ def _for_page(text: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     number = next(_counter)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\1p{number}-", text)
-    text = re.sub(r"#01010[0-9a-f]", lambda found: f"var(--{_VARIABLES[found[0]]})", text)
+    text = re.sub(r"#01010[0-9a-f]", lambda match: f"var(--{_VARIABLES[match[0]]})", text)
     return re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', _SVG, text, count=1)
 
 
@@ -228,7 +228,7 @@ def parts(run: Run) -> str | None:
 
 def staleness(task: TaskRun) -> str | None:
     """The number of gradients that were applied at each staleness, in all epochs together."""
-    counts = [each.get("staleness", []) for each in task.served]
+    counts = [each.get("staleness", []) for each in task.server_epochs]
     sums = [sum(column) for column in itertools.zip_longest(*counts, fillvalue=0)]
     if not sum(sums):
         return None

@@ -62,10 +62,10 @@ class Distribution:
             num_replicas_in_sync=self.strategy.num_replicas_in_sync,
         )
 
-    def meet(self, place: str) -> None:
+    def meet(self, purpose: str) -> None:
         """Waits for the other processes, so that all see what the chief has written."""
         if self.workers > 1:
-            host_collectives.barrier(self.strategy, place)
+            host_collectives.barrier(self.strategy, purpose)
 
     def spec(
         self, model: Callable[[Any, Any], EstimatorSpec], result: Structure, mode: str
@@ -75,7 +75,7 @@ class Distribution:
         together = _Together() if self.workers > 1 and not evaluates else None
         devices = self.strategy.extended.worker_devices
         batches = inputs.batches_of(
-            result, len(devices), fill=evaluates, look_ahead=together is not None
+            result, len(devices), fill=evaluates, lookahead=together is not None
         )
         made: dict[int, EstimatorSpec] = {}
 

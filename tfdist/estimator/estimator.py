@@ -303,8 +303,8 @@ class Estimator:
             raise ConfigError(f"model_dir={self.model_dir!r} has no checkpoint. Train first.")
         return result
 
-    def _checkpoint(self, given: str | None, purpose: str) -> str | None:
-        result = given or self.latest_checkpoint()
+    def _checkpoint(self, path: str | None, purpose: str) -> str | None:
+        result = path or self.latest_checkpoint()
         if result is None:
             tf1.logging.info(
                 "Could not find trained model in model_dir: %s, running initialization to %s.",
@@ -365,9 +365,9 @@ def _settled(model_dir: str | Path | None, configured: str | None) -> str:
         return str(model_dir)
     if configured is not None:
         return configured
-    place = tempfile.mkdtemp(prefix="tfdist-estimator-")
-    tf1.logging.warning("Using temporary folder as model directory: %s", place)
-    return place
+    directory = tempfile.mkdtemp(prefix="tfdist-estimator-")
+    tf1.logging.warning("Using temporary folder as model directory: %s", directory)
+    return directory
 
 
 def _chosen(predictions: Structure, keys: Sequence[str] | str | None) -> Structure:

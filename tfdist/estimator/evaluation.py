@@ -27,9 +27,9 @@ def evaluate(
     steps: int | None,
     hooks: Sequence[Any],
     checkpoint: str | None,
-    place: str,
+    directory: str,
 ) -> dict[str, Any]:
-    """Evaluates a checkpoint and writes event files to a place; see `Estimator.evaluate`."""
+    """Evaluates a checkpoint and writes event files to a directory; see `Estimator.evaluate`."""
     config = model.config
     replicas = distribution.for_evaluation(config)
     with modeling.graph_for(config, replicas) as step:
@@ -44,16 +44,16 @@ def evaluate(
                 done += 1
     results = dict(sorted(last.final_ops_values.items()))
     if config.is_chief or config.task_type == "evaluator":
-        _write(place, results, checkpoint)
+        _write(directory, results, checkpoint)
     shown = ", ".join(f"{name} = {value}" for name, value in results.items())
     tf1.logging.info("Saving dict for global step %s: %s", results["global_step"], shown)
     return results
 
 
-def eval_metrics(place: str, pattern: str = "*.tfevents.*") -> dict[int, dict[str, float]]:
+def eval_metrics(directory: str, pattern: str = "*.tfevents.*") -> dict[int, dict[str, float]]:
     """The metrics in the event files of a directory, by global step, in the order of the steps."""
     result: dict[int, dict[str, float]] = collections.defaultdict(dict)
-    for path in sorted(glob.glob(str(Path(glob.escape(place)) / pattern))):
+    for path in sorted(glob.glob(str(Path(glob.escape(directory)) / pattern))):
         for event in _events(path):
             for value in event.summary.value:
                 if value.HasField("simple_value"):
@@ -90,7 +90,7 @@ def _metrics(spec: EstimatorSpec) -> tuple[dict[str, Any], Any]:
     return {name: value for name, (value, _) in metrics.items()}, update
 
 
-def _write(place: str, results: Mapping[str, Any], checkpoint: str | None) -> None:
+def _write(directory: str, results: Mapping[str, Any], checkpoint: str | None) -> None:
     """Writes the metrics of a step as summaries, for TensorBoard."""
     summary = tf1.Summary()
     for name, value in results.items():
@@ -110,6 +110,6 @@ def _write(place: str, results: Mapping[str, Any], checkpoint: str | None) -> No
         path = tf.make_tensor_proto(checkpoint, dtype=tf.string)
         summary.value.add(tag=f"checkpoint_path/{step}", tensor=path)
     with tf.Graph().as_default():  # The writer refuses to be made eagerly.
-        writer = tf1.summary.FileWriterCache.get(place)
+        writer = tf1.summary.FileWriterCache.get(directory)
     writer.add_summary(summary, step)
     writer.flush()

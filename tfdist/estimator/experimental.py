@@ -140,12 +140,12 @@ def _metric_hook(
     run_every_steps: int | None,
 ) -> SessionHook:
     """A hook that stops when the values of a metric by step, in their order, ask for it."""
-    place = eval_dir or estimator.eval_dir()
+    directory = eval_dir or estimator.eval_dir()
 
     def should_stop() -> bool:
         values = {
             step: metrics[metric_name]
-            for step, metrics in eval_metrics(place).items()
+            for step, metrics in eval_metrics(directory).items()
             if step >= min_steps and metric_name in metrics
         }
         stops = decide(values)

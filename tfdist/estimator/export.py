@@ -248,8 +248,8 @@ def _is_tensor(value: object) -> bool:
     return tf.is_tensor(value) or isinstance(value, tf.SparseTensor | tf.RaggedTensor)
 
 
-def _named(what: str, given: Tensor | Mapping[str, Tensor], single: str) -> dict[Any, Any]:
-    named = dict(given) if isinstance(given, Mapping) else {single: given}
+def _named(what: str, tensors: Tensor | Mapping[str, Tensor], single: str) -> dict[Any, Any]:
+    named = dict(tensors) if isinstance(tensors, Mapping) else {single: tensors}
     for name, value in named.items():
         if not _is_tensor(value):
             raise ConfigError(f"{what} holds {value!r} under {name!r}, which is no tensor.")
@@ -272,16 +272,16 @@ def export_saved_model(
     unfinished = final.with_name(f"temp-{final.name}")
     _write(model, unfinished, receiver_fn, as_text, checkpoint)
     for target, source in assets_extra.items():
-        place = unfinished / "assets.extra" / target
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, place)
+        destination = unfinished / "assets.extra" / target
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, destination)
     unfinished.rename(final)
     return str(final).encode()
 
 
 def _write(
     model: modeling.Model,
-    place: Path,
+    directory: Path,
     receiver_fn: Callable[[], Any],
     as_text: bool,
     checkpoint: str,
@@ -294,7 +294,7 @@ def _write(
         with tf1.Session(config=sessions.local_config(model.config)) as session:
             saver = scaffold.saver or tf1.train.Saver(sharded=True)
             saver.restore(session, checkpoint)
-            builder = tf1.saved_model.Builder(str(place))
+            builder = tf1.saved_model.Builder(str(directory))
             builder.add_meta_graph_and_variables(
                 session,
                 [tf.saved_model.SERVING],
@@ -310,10 +310,10 @@ def _write(
 def _new_directory(base: str | Path) -> Path:
     """A directory that does not exist yet, named after the time in seconds."""
     for _ in range(_ATTEMPTS):
-        place = Path(base) / str(int(time.time()))
-        if not place.exists() and not place.with_name(f"temp-{place.name}").exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            return place
+        directory = Path(base) / str(int(time.time()))
+        if not directory.exists() and not directory.with_name(f"temp-{directory.name}").exists():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            return directory
         time.sleep(1)
     raise ConfigError(
         f"export_dir_base={str(base)!r}: another export takes the name of each second. Export "

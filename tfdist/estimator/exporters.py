@@ -181,12 +181,12 @@ class BestExporter(WritingExporter):
         self._better = compare_fn
         self._pattern = event_file_pattern
         self._best: Mapping[str, Any] | None = None
-        self._told = event_file_pattern is None
+        self._knows_best = event_file_pattern is None
 
     def _wants(self, estimator: Estimator, result: Mapping[str, Any], final: bool) -> bool:
-        if not self._told:
+        if not self._knows_best:
             self._best = self._best_of_events(estimator.model_dir, result)
-            self._told = True
+            self._knows_best = True
         if self._best is not None and not self._improves(self._best, result):
             return False
         self._best = dict(result)
@@ -205,9 +205,9 @@ class BestExporter(WritingExporter):
         return best
 
 
-def _keep_newest(place: str, count: int) -> None:
+def _keep_newest(directory: str, count: int) -> None:
     """Removes all but the newest exports of a directory."""
-    exports = [each for each in Path(place).iterdir() if each.name.isdecimal()]
+    exports = [each for each in Path(directory).iterdir() if each.name.isdecimal()]
     for old in sorted(exports, key=lambda each: int(each.name))[:-count]:
         try:
             shutil.rmtree(old)

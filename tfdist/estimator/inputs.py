@@ -39,7 +39,7 @@ class Batch:
     more: Tensor
 
 
-def batches_of(result: Any, count: int, *, fill: bool, look_ahead: bool = False) -> list[Batch]:
+def batches_of(result: Any, count: int, *, fill: bool, lookahead: bool = False) -> list[Batch]:
     """Successive batches of a data set for the replicas of a process, in their order.
 
     Args:
@@ -47,7 +47,7 @@ def batches_of(result: Any, count: int, *, fill: bool, look_ahead: bool = False)
         count: the number of replicas.
         fill: whether the last replicas get empty batches if the input ends before them. If not,
             such a step is left out, and the input ends.
-        look_ahead: whether a replica is to know that a batch is its last. It does if it is the
+        lookahead: whether a replica is to know that a batch is its last. It does if it is the
             only one and its batches are dense tensors.
     """
     if not isinstance(result, _DATASETS):
@@ -57,8 +57,8 @@ def batches_of(result: Any, count: int, *, fill: bool, look_ahead: bool = False)
         )
     with tf.device("/cpu:0"):
         fill = fill and count > 1 and _can_be_empty(result.element_spec)
-        look_ahead = look_ahead and count == 1 and _can_be_empty(result.element_spec)
-        if look_ahead:
+        lookahead = lookahead and count == 1 and _can_be_empty(result.element_spec)
+        if lookahead:
             result = _marked(result)
         iterator = _iterator_of(result)
         batches: list[Batch] = []
@@ -67,7 +67,7 @@ def batches_of(result: Any, count: int, *, fill: bool, look_ahead: bool = False)
             with tf.control_dependencies(before):  # Else the order is left to chance.
                 element, present = _next(iterator, result.element_spec, fill and number > 0)
             before = [tf.nest.flatten(element, expand_composites=True)[0]]
-            element, more = element if look_ahead else (element, tf.constant(True))
+            element, more = element if lookahead else (element, tf.constant(True))
             batches.append(Batch(*_split(element), present, more))
     return batches
 

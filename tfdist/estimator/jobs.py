@@ -28,7 +28,7 @@ tf1 = tf.compat.v1
 #: Seconds without a task that trains after which a job counts as over.
 _SILENCE = 300.0
 #: Seconds between two looks for a new checkpoint.
-_LOOK_EVERY = 1.0
+_POLL_SECONDS = 1.0
 
 _TrainFields = collections.namedtuple("_TrainFields", "input_fn max_steps hooks saving_listeners")
 _EvalFields = collections.namedtuple(
@@ -114,8 +114,8 @@ def _check_input_fn(owner: str, input_fn: object) -> None:
         )
 
 
-def _checked_exporters(given: object) -> tuple[Any, ...]:
-    listed = [] if given is None else given
+def _checked_exporters(value: object) -> tuple[Any, ...]:
+    listed = [] if value is None else value
     exporters = tuple(listed) if isinstance(listed, list | tuple) else (listed,)
     for exporter in exporters:
         if not callable(getattr(exporter, "export", None)):
@@ -249,7 +249,7 @@ def _evaluate_checkpoints(estimator: Estimator, rounds: _Rounds) -> None:
         if latest is not None and due and _evaluated(rounds, latest, ended):
             not_before = begun + rounds.spec.throttle_secs
         if not rounds.complete:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL_SECONDS)
 
 
 def _evaluated(rounds: _Rounds, checkpoint: str, ended: bool) -> bool:
@@ -271,15 +271,15 @@ class _Watch:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._note = _EndNote(config)
-        self._found = self._note.read()  # Perhaps of a training before this one.
+        self._previous = self._note.read()  # Perhaps of a training before this one.
         self._heard = time.monotonic()
 
     def ended(self) -> bool:
         note = self._note.read()
-        if note is not None and note != self._found:
+        if note is not None and note != self._previous:
             return True
         if note is None:
-            self._found = None
+            self._previous = None
         if sessions.trainers_listen(self._config):
             self._heard = time.monotonic()
         quiet = time.monotonic() - self._heard

@@ -71,9 +71,9 @@ class GraphVariables(Pairs):
         if values is None:
             values = _values(variables)
         graph = []
-        places = devices or [""] * len(values)
-        for name, value, place in zip(_names(variables), values, places, strict=True):
-            with tf1.device(place):
+        devices = devices or [""] * len(values)
+        for name, value, device in zip(_names(variables), values, devices, strict=True):
+            with tf1.device(device):
                 variable = tf1.get_variable(
                     prefix + name,
                     shape=value.shape,

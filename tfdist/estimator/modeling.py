@@ -71,7 +71,7 @@ def without_deprecations() -> contextlib.AbstractContextManager[None]:
 
 def _is_own_deprecation(record: logging.LogRecord) -> bool:
     first = record.getMessage().partition("\n")[0]
-    return "is deprecated" in first and any(place in first for place in _OWN)
+    return "is deprecated" in first and any(path in first for path in _OWN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The configuration of an Estimator: its place in the cluster, saving, logging, distribution."""
+"""The configuration of an Estimator: its task in the cluster, saving, logging, distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.estimator.place import Place, own_place
+from tfdist.estimator.task_config import TaskConfig, own_task_config
 from tfdist.types import ClusterSpec, ConfigProto, Json, Strategy
 from tfdist.utils import validation
 
@@ -67,7 +67,7 @@ class RunConfig:
     experimental_max_worker_delay_secs: float | None = None
     session_creation_timeout_secs: float = 7200
     checkpoint_save_graph_def: bool = True
-    _place: Place = dataclasses.field(default_factory=own_place, init=False)
+    _task_config: TaskConfig = dataclasses.field(default_factory=own_task_config, init=False)
 
     def __post_init__(self) -> None:
         self._settle_saving()
@@ -103,13 +103,17 @@ class RunConfig:
     def _settle_model_dir(self) -> None:
         if self.model_dir is not None and not str(self.model_dir):
             raise ConfigError("model_dir='' is no path. Give one, or None for a new directory.")
-        told = self._place.model_dir
-        if self.model_dir is not None and told is not None and str(self.model_dir) != told:
+        directory = self._task_config.model_dir
+        if (
+            self.model_dir is not None
+            and directory is not None
+            and str(self.model_dir) != directory
+        ):
             raise ConfigError(
                 f"model_dir={str(self.model_dir)!r} conflicts with TF_CONFIG, whose model_dir is "
-                f"{told!r}. Remove one of them."
+                f"{directory!r}. Remove one of them."
             )
-        chosen = told if self.model_dir is None else str(self.model_dir)
+        chosen = directory if self.model_dir is None else str(self.model_dir)
         object.__setattr__(self, "model_dir", chosen)
 
     def replace(self, **changes: Any) -> RunConfig:
@@ -135,37 +139,37 @@ class RunConfig:
         An evaluator that TF_CONFIG lists is left out: no server knows of it, and workers divide the
         data by their numbers in this cluster.
         """
-        return tf.train.ClusterSpec({} if self._place.apart else self._place.cluster)
+        return tf.train.ClusterSpec({} if self._task_config.apart else self._task_config.cluster)
 
     @property
     def training_cluster(self) -> Mapping[str, Sequence[str]]:
         """The addresses of the tasks that train, by type; also in an evaluator."""
-        return self._place.cluster
+        return self._task_config.cluster
 
     @property
     def has_evaluator(self) -> bool:
         """Whether TF_CONFIG lists a task of type evaluator."""
-        return self._place.evaluated
+        return self._task_config.evaluated
 
     @property
     def task_type(self) -> str:
         """This task's type as TF_CONFIG names it; "worker" for one process."""
-        return self._place.type
+        return self._task_config.type
 
     @property
     def task_id(self) -> int:
         """This task's index among those of its type."""
-        return self._place.index
+        return self._task_config.index
 
     @property
     def is_chief(self) -> bool:
         """Whether this task initializes and saves: the chief, or worker 0 if there is none."""
-        return self._place.is_chief
+        return self._task_config.is_chief
 
     @property
     def master(self) -> str:
         """The target of sessions: this task's server, or "" for this process if it is alone."""
-        return self._place.master
+        return self._task_config.master
 
     @property
     def evaluation_master(self) -> str:
@@ -175,22 +179,22 @@ class RunConfig:
     @property
     def num_ps_replicas(self) -> int:
         """The number of parameter servers."""
-        return self._place.count("ps")
+        return self._task_config.count("ps")
 
     @property
     def num_worker_replicas(self) -> int:
         """The number of tasks that train, the chief included."""
-        return self._place.trainers
+        return self._task_config.trainers
 
     @property
     def global_id_in_cluster(self) -> int | None:
         """This task's number among all of the cluster; None for an evaluator."""
-        return self._place.global_id
+        return self._task_config.global_id
 
     @property
     def service(self) -> Json:
         """The `service` of TF_CONFIG."""
-        return self._place.service
+        return self._task_config.service
 
     def __repr__(self) -> str:
         values = (f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.init)

@@ -47,12 +47,12 @@ TRAINERS = ("chief", "master", "worker")
 #: Seconds between two looks of a worker whether the chief has initialized the variables.
 _INITIALIZED_EVERY = 1
 #: Seconds between two looks at a server, for an answer, and between two words about waiting.
-_LOOK_EVERY = 0.5
+_POLL_SECONDS = 0.5
 _ANSWER_WITHIN = 2.0
-_SAY_EVERY = 30.0
+_WARN_EVERY = 30.0
 #: Seconds that threads of queues have to end before the session closes, as in TensorFlow; with
 #: parameter servers; and after it.
-_GRACE, _SERVED_GRACE, _GRACE_AFTER = 120, 1, 1
+_GRACE, _GRACE_WITH_SERVERS, _GRACE_AFTER = 120, 1, 1
 
 #: The server of this process, with its place. It runs until the process ends.
 _own_server: list[tuple[Any, Server]] = []
@@ -133,7 +133,7 @@ def for_training(
     return tf1.train.MonitoredSession(
         session_creator=creator,
         hooks=hooks,
-        stop_grace_period_secs=_SERVED_GRACE if config.num_ps_replicas else _GRACE,
+        stop_grace_period_secs=_GRACE_WITH_SERVERS if config.num_ps_replicas else _GRACE,
     )
 
 
@@ -172,11 +172,11 @@ def without_cancelled_threads() -> Iterator[None]:
     """Keeps threads silent that wait in a session when it closes, as those of queues do."""
     before, known = threading.excepthook, set(threading.enumerate())
 
-    def told(arguments: Any) -> None:
+    def excepthook(arguments: Any) -> None:
         if not isinstance(arguments.exc_value, tf.errors.CancelledError):
             before(arguments)
 
-    threading.excepthook = told
+    threading.excepthook = excepthook
     try:
         yield
     finally:
@@ -189,10 +189,10 @@ def without_cancelled_threads() -> Iterator[None]:
 
 def ensure_server(config: RunConfig) -> str:
     """The address of this task's server, which is started unless it runs already."""
-    place = (config.cluster_spec, config.task_type, config.task_id)
+    own = (config.cluster_spec, config.task_type, config.task_id)
     if not _own_server:
-        _own_server.append((place, _started(config)))
-    if _own_server[0][0] != place:
+        _own_server.append((own, _started(config)))
+    if _own_server[0][0] != own:
         raise ConfigError(
             f"This process has a server for {config.task_type} {config.task_id} of another "
             "cluster. A process is one task: start another for the other cluster."
@@ -226,7 +226,7 @@ def _started(config: RunConfig) -> Server:
 def await_servers(config: RunConfig, kinds: tuple[str, ...]) -> None:
     """Waits until all tasks of some types listen; a session would wait for them for ever."""
     waiting = _addresses(config, kinds)
-    begun = said = time.monotonic()
+    begun = warned = time.monotonic()
     limit = config.session_creation_timeout_secs
     while waiting := {name: at for name, at in waiting.items() if not _listens(at)}:
         now = time.monotonic()
@@ -236,10 +236,10 @@ def await_servers(config: RunConfig, kinds: tuple[str, ...]) -> None:
                 f"{config.task_type} {config.task_id} has waited {limit:g} s for {who}. Look at "
                 "their logs, or raise session_creation_timeout_secs of RunConfig."
             )
-        if now - said > _SAY_EVERY:
-            said = now
+        if now - warned > _WARN_EVERY:
+            warned = now
             tf1.logging.warning("Waiting for %s", who)
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL_SECONDS)
 
 
 def await_silence(config: RunConfig, seconds: float) -> None:

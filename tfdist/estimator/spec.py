@@ -108,13 +108,13 @@ def checked_hooks(what: str, hooks: Iterable[Any] | None) -> tuple[Any, ...]:
     return checked
 
 
-def _check_mode(mode: str, given: Mapping[str, Any]) -> None:
+def _check_mode(mode: str, fields: Mapping[str, Any]) -> None:
     if mode not in _NEEDED:
         raise ConfigError(
             f"EstimatorSpec(mode={mode!r}) has no known mode. Pass on the `mode` that model_fn "
             "was called with, one of tfdist.estimator.ModeKeys."
         )
-    missing = [name for name in _NEEDED[mode] if given[name] is None]
+    missing = [name for name in _NEEDED[mode] if fields[name] is None]
     if missing:
         raise ConfigError(
             f"EstimatorSpec(mode={mode!r}) has no {' and no '.join(missing)}, which that mode "

@@ -62,25 +62,27 @@ def _own_hooks(spec: EstimatorSpec, config: RunConfig) -> list[Any]:
 
 def _writing_hooks(config: RunConfig, scaffold: Scaffold) -> list[Any]:
     """Hooks on the chief alone, besides that which saves."""
-    hooks, place = [], config.model_dir
+    hooks, directory = [], config.model_dir
     if config.log_step_count_steps:
         hooks.append(
-            tf1.train.StepCounterHook(every_n_steps=config.log_step_count_steps, output_dir=place)
+            tf1.train.StepCounterHook(
+                every_n_steps=config.log_step_count_steps, output_dir=directory
+            )
         )
     if config.save_summary_steps:
         hooks.append(
             tf1.train.SummarySaverHook(
-                save_steps=config.save_summary_steps, scaffold=scaffold, output_dir=place
+                save_steps=config.save_summary_steps, scaffold=scaffold, output_dir=directory
             )
         )
     return hooks
 
 
 def _saving_hooks(
-    config: RunConfig, scaffold: Scaffold, given: Sequence[Any], listeners: Sequence[Any]
+    config: RunConfig, scaffold: Scaffold, hooks: Sequence[Any], listeners: Sequence[Any]
 ) -> list[Any]:
     """The hook that saves, unless the caller or the model has brought one."""
-    brought = [each for each in given if isinstance(each, tf1.train.CheckpointSaverHook)]
+    brought = [each for each in hooks if isinstance(each, tf1.train.CheckpointSaverHook)]
     if brought:
         listen_to(brought[0], listeners)
         return []

@@ -48,17 +48,18 @@ class WarmStartSettings:
             )
 
 
-def settings_of(given: object) -> WarmStartSettings | None:
+def settings_of(warm_start_from: object) -> WarmStartSettings | None:
     """The settings that a path of a checkpoint, its directory, or a SavedModel stands for."""
-    if given is None or isinstance(given, WarmStartSettings):
-        return given
-    if not isinstance(given, str | Path):
+    if warm_start_from is None or isinstance(warm_start_from, WarmStartSettings):
+        return warm_start_from
+    if not isinstance(warm_start_from, str | Path):
         raise ConfigError(
-            f"warm_start_from={given!r} is neither a path nor tfdist.estimator.WarmStartSettings."
+            f"warm_start_from={warm_start_from!r} is neither a path nor "
+            "tfdist.estimator.WarmStartSettings."
         )
-    if tf.saved_model.contains_saved_model(str(given)):
-        return WarmStartSettings(str(Path(given) / "variables" / "variables"))
-    return WarmStartSettings(str(given))
+    if tf.saved_model.contains_saved_model(str(warm_start_from)):
+        return WarmStartSettings(str(Path(warm_start_from) / "variables" / "variables"))
+    return WarmStartSettings(str(warm_start_from))
 
 
 def apply(settings: WarmStartSettings | None, model_dir: str) -> None:

@@ -146,16 +146,16 @@ def first_difference(subject: Subject, model: OnnxModel, case: Case, tolerance: 
         result = _relative(expected[there], actual[name])
         if result is not None:
             off[name] = result
-    places = _places(model, subject.layers)
-    last = {places[name] or name: name for name in off}  # in the order of computation
+    owners = _layers_of_tensors(model, subject.layers)
+    last = {owners[name] or name: name for name in off}  # in the order of computation
     order = list(off)
     for name in sorted(last.values(), key=order.index):
         if off[name] > tolerance:
-            return places[name] or _origin(model, name, off, tolerance, places)
+            return owners[name] or _origin(model, name, off, tolerance, owners)
     return ""
 
 
-def _places(model: OnnxModel, layers: Set[str]) -> dict[str, str]:
+def _layers_of_tensors(model: OnnxModel, layers: Set[str]) -> dict[str, str]:
     """The layer of each tensor of an ONNX model, by its own name or its operation's."""
     return {
         name: layer_of(name, layers) or layer_of(node.name, layers)
@@ -165,7 +165,7 @@ def _places(model: OnnxModel, layers: Set[str]) -> dict[str, str]:
 
 
 def _origin(
-    model: OnnxModel, tensor: str, off: dict[str, float], tolerance: float, places: dict[str, str]
+    model: OnnxModel, tensor: str, off: dict[str, float], tolerance: float, owners: dict[str, str]
 ) -> str:
     """The layer behind a tensor that no layer made, such as a sum of two.
 
@@ -187,9 +187,9 @@ def _origin(
         waiting.extend(makers[name].input)
     order = {name: number for number, name in enumerate(makers)}
     for group in (between, ends):
-        named = [name for name in group if places[name]]
+        named = [name for name in group if owners[name]]
         if named:
-            return places[max(named, key=order.__getitem__)]
+            return owners[max(named, key=order.__getitem__)]
     return ""
 
 
@@ -202,10 +202,10 @@ def refuse_overflow(model: OnnxModel, layers: Set[str], cases: Sequence[Case]) -
     Raises:
         ExportError: naming the first layer with such a value.
     """
-    places = {name: layer for name, layer in _places(model, layers).items() if name}
+    owners = {name: layer for name, layer in _layers_of_tensors(model, layers).items() if name}
     for case in cases:
-        values = _in_onnx(model, list(places), case)
-        for name, layer in places.items():
+        values = _in_onnx(model, list(owners), case)
+        for name, layer in owners.items():
             value = values[name]
             if value.dtype.kind != "f" or not value.size:
                 continue

@@ -282,8 +282,8 @@ def _failure(error: Exception, messages: list[str]) -> ExportError:
             "The model has more than the 2 GB that one ONNX file and one graph of TensorFlow can "
             "hold. Choose format='saved_model', whose weights lie in files of their own."
         )
-    told = "; ".join(dict.fromkeys([*messages[:1], text.splitlines()[0] if text else ""]))
-    return ExportError(f"tf2onnx could not convert the model ({type(error).__name__}): {told}")
+    detail = "; ".join(dict.fromkeys([*messages[:1], text.splitlines()[0] if text else ""]))
+    return ExportError(f"tf2onnx could not convert the model ({type(error).__name__}): {detail}")
 
 
 def _tidy(model: OnnxModel, order: list[str]) -> None:

@@ -171,9 +171,9 @@ def compare(
     """
     written = opened(os.fspath(path))
     arrays = _arrays(data)
-    given = _inputs(inputs)
-    subject = _subject(model, weights, signature, given)
-    if not given:
+    requested = _inputs(inputs)
+    subject = _subject(model, weights, signature, requested)
+    if not requested:
         _narrow(subject, described(written))
     kind = precision_of(written)
     allowed = TOLERANCES[kind] if tolerance is None else tolerance
@@ -214,7 +214,7 @@ def _onnx(task: _Task, path: Path) -> tuple[Comparison, tuple[Score, ...]]:
         task.note("scoring on the data")
         scored = scores(subject.compute, runner(model), examples.part(options.calibrating))
         _check_loss(scored, options)
-    _publish(subject, path, lambda place: conversion.write(model, place))
+    _publish(subject, path, lambda target: conversion.write(model, target))
     return result, scored
 
 
@@ -248,16 +248,16 @@ def _saved_model(task: _Task, path: Path) -> tuple[Comparison, tuple[Score, ...]
             "directory, or choose format='onnx'."
         )
     with tempfile.TemporaryDirectory(prefix="tfdist-export-") as folder:
-        place = os.path.join(folder, "model")
+        staged = os.path.join(folder, "model")
         task.note("writing a SavedModel")
-        saved_model.write(subject, place)
+        saved_model.write(subject, staged)
         task.note("loading it back and comparing")
-        run = saved_model.reloaded(subject, place)
+        run = saved_model.reloaded(subject, staged)
         result = compared(run, task.cases, task.options.allowed)
         if not result.ok:
             raise _difference(result)
         scored = scores(subject.compute, run, task.examples) if task.examples else ()
-        _publish(subject, path, lambda final: shutil.copytree(place, final))
+        _publish(subject, path, lambda final: shutil.copytree(staged, final))
     return result, scored
 
 
@@ -269,21 +269,23 @@ def _checked(model: OnnxModel, task: _Task, allowed: float) -> Comparison:
     return result
 
 
-def _blamed(found: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]) -> Comparison:
+def _blamed(
+    comparison: Comparison, subject: Subject, model: OnnxModel, cases: list[Case]
+) -> Comparison:
     """A failed comparison with the first layer that differs, if one can be found."""
-    case = next(case for case in cases if case.title == found.worst.case)
-    layer = first_difference(subject, model, case, found.tolerance)
-    return dataclasses.replace(found, layer=layer)
+    case = next(case for case in cases if case.title == comparison.worst.case)
+    layer = first_difference(subject, model, case, comparison.tolerance)
+    return dataclasses.replace(comparison, layer=layer)
 
 
-def _difference(found: Comparison) -> ExportError:
-    worst = found.worst
-    where = f" The first layer that differs is {found.layer!r}." if found.layer else ""
+def _difference(comparison: Comparison) -> ExportError:
+    worst = comparison.worst
+    where = f" The first layer that differs is {comparison.layer!r}." if comparison.layer else ""
     return ExportError(
         f"The output {worst.output!r} differs from the model's by {worst.absolute:.2g} "
-        f"({worst.relative:.2g} of its largest magnitude; {found.tolerance:g} is allowed) with "
-        f"{worst.case}.{where} Nothing was written.",
-        found.layer,
+        f"({worst.relative:.2g} of its largest magnitude; {comparison.tolerance:g} is allowed) "
+        f"with {worst.case}.{where} Nothing was written.",
+        comparison.layer,
     )
 
 
@@ -303,13 +305,13 @@ def _subject(
     model: Model | str | os.PathLike[str],
     weights: str | os.PathLike[str] | None,
     signature: str | None,
-    given: tuple[Input, ...],
+    requested: tuple[Input, ...],
 ) -> Subject:
     if isinstance(model, str | os.PathLike):
         model = loading.load(os.fspath(model), None if weights is None else os.fspath(weights))
     elif weights is not None:
         loading.restore(model, os.fspath(weights))
-    subject = subject_of(model, given, signature)
+    subject = subject_of(model, requested, signature)
     if isinstance(subject, KerasSubject):
         with subject.scope():
             updating.flush(subject.model, batches=False)
@@ -327,8 +329,8 @@ def _narrow(subject: Subject, there: Sequence[Input]) -> None:
     subject.inputs = fitted(subject.inputs, there)
 
 
-def _inputs(given: Inputs) -> tuple[Input, ...]:
-    return tuple(each if isinstance(each, Input) else Input.parse(each) for each in given)
+def _inputs(inputs: Inputs) -> tuple[Input, ...]:
+    return tuple(each if isinstance(each, Input) else Input.parse(each) for each in inputs)
 
 
 def _arrays(data: Data) -> Mapping[str, Any] | None:

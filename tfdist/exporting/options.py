@@ -97,8 +97,8 @@ def format_of(path: str | os.PathLike[str], wanted: str | None) -> str:
         ConfigError: if name and format conflict, the directory is missing, or something else is
             already there.
     """
-    place = Path(path)
-    named = "onnx" if place.suffix == ".onnx" else None
+    target = Path(path)
+    named = "onnx" if target.suffix == ".onnx" else None
     if wanted is not None:
         check_choice("format", wanted, FORMATS)
     if wanted == "saved_model" and named:
@@ -106,30 +106,30 @@ def format_of(path: str | os.PathLike[str], wanted: str | None) -> str:
             f"format='saved_model' conflicts with {str(path)!r}, the name of an ONNX model. A "
             "SavedModel is a directory: choose a name without .onnx, or format='onnx'."
         )
-    if wanted is None and named is None and place.suffix:
+    if wanted is None and named is None and target.suffix:
         raise ConfigError(
             f"The format of {str(path)!r} cannot be told from its name. Give format='onnx' or "
             "'saved_model', a name that ends in .onnx, or for a SavedModel one without an ending."
         )
     chosen = wanted or named or "saved_model"
-    if not place.parent.is_dir():
+    if not target.parent.is_dir():
         raise ConfigError(
-            f"{str(place)!r} cannot be written: the directory {str(place.parent)!r} does not "
+            f"{str(target)!r} cannot be written: the directory {str(target.parent)!r} does not "
             "exist. Make it, or choose another path."
         )
-    if not os.access(place.parent, os.W_OK):
-        raise ConfigError(f"{str(place)!r} cannot be written: its directory is not writable.")
-    if chosen == "onnx" and place.is_dir():
-        raise ConfigError(f"{str(place)!r} is a directory, and an ONNX model is a file. Name one.")
-    if chosen == "saved_model" and place.is_file():
-        raise ConfigError(f"{str(place)!r} is a file, and a SavedModel is a directory. Name one.")
-    if chosen == "saved_model" and place.is_dir() and not _replaceable(place):
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"{str(target)!r} cannot be written: its directory is not writable.")
+    if chosen == "onnx" and target.is_dir():
+        raise ConfigError(f"{str(target)!r} is a directory, and an ONNX model is a file. Name one.")
+    if chosen == "saved_model" and target.is_file():
+        raise ConfigError(f"{str(target)!r} is a file, and a SavedModel is a directory. Name one.")
+    if chosen == "saved_model" and target.is_dir() and not _replaceable(target):
         raise ConfigError(
-            f"{str(place)!r} is a directory that holds other things than a SavedModel. Choose "
+            f"{str(target)!r} is a directory that holds other things than a SavedModel. Choose "
             "another path, or empty it."
         )
     return chosen
 
 
-def _replaceable(place: Path) -> bool:
-    return (place / "saved_model.pb").is_file() or not any(place.iterdir())
+def _replaceable(directory: Path) -> bool:
+    return (directory / "saved_model.pb").is_file() or not any(directory.iterdir())

@@ -103,22 +103,22 @@ class Input:
         return f"{self.name}:{self.dtype}[{sizes}]"
 
 
-def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
+def fitted(own: Sequence[Input], requested: Sequence[Input]) -> tuple[Input, ...]:
     """A model's inputs, with those that were given in their place.
 
     Args:
         own: the inputs that the model itself names; none if it names none.
-        given: the inputs that the user asked for, by name.
+        requested: the inputs that the user asked for, by name.
 
     Raises:
         ConfigError: if one does not fit the model, naming both.
     """
     if not own:
-        return tuple(given)
+        return tuple(requested)
     names = [each.name for each in own]
-    wanted = {each.name: each for each in given}
-    if len(wanted) < len(given):
-        listed = ", ".join(map(str, given))
+    wanted = {each.name: each for each in requested}
+    if len(wanted) < len(requested):
+        listed = ", ".join(map(str, requested))
         raise ConfigError(f"The inputs {listed} name one twice. Give each once.")
     for name, each in wanted.items():
         if name not in names:
@@ -129,22 +129,22 @@ def fitted(own: Sequence[Input], given: Sequence[Input]) -> tuple[Input, ...]:
     return tuple(_fit(each, wanted.get(each.name, each)) for each in own)
 
 
-def _fit(own: Input, given: Input) -> Input:
-    if len(own.shape) != len(given.shape):
+def _fit(own: Input, requested: Input) -> Input:
+    if len(own.shape) != len(requested.shape):
         raise ConfigError(
-            f"The input {str(given)!r} has {len(given.shape)} sizes, and the model takes "
+            f"The input {str(requested)!r} has {len(requested.shape)} sizes, and the model takes "
             f"{str(own)!r}, with {len(own.shape)}."
         )
-    misfit = f"The input {str(given)!r} does not fit the model, which takes {str(own)!r}: "
-    for fixed, size in zip(own.shape, given.shape, strict=True):
+    misfit = f"The input {str(requested)!r} does not fit the model, which takes {str(own)!r}: "
+    for fixed, size in zip(own.shape, requested.shape, strict=True):
         if fixed not in (None, size):
             raise ConfigError(
                 f"{misfit}a size that the model fixes, {fixed}, cannot be changed by an export."
             )
     alike = next((kinds for kinds in (_FLOATS, _INTEGERS) if own.dtype in kinds), (own.dtype,))
-    if given.dtype not in alike:
-        raise ConfigError(f"{misfit}{given.dtype} cannot stand in for {own.dtype}.")
-    return given
+    if requested.dtype not in alike:
+        raise ConfigError(f"{misfit}{requested.dtype} cannot stand in for {own.dtype}.")
+    return requested
 
 
 class Subject(ABC):
@@ -191,7 +191,7 @@ class Subject(ABC):
 class KerasSubject(Subject):
     """A Keras model under inference (`training=False`)."""
 
-    def __init__(self, model: Model, given: Sequence[Input]) -> None:
+    def __init__(self, model: Model, requested: Sequence[Input]) -> None:
         """Finds out the model's inputs.
 
         Raises:
@@ -199,12 +199,12 @@ class KerasSubject(Subject):
         """
         self.model = model
         own, self._arrange = _inputs_of(model)
-        if not own and not given:
+        if not own and not requested:
             raise ConfigError(
                 f"The model {model.name!r} does not say what inputs it takes, as it was never "
                 "called. Describe each: --input NAME:DTYPE[SIZES], or inputs=[…] in Python."
             )
-        self.inputs = fitted(own, given)
+        self.inputs = fitted(own, requested)
         layers = list(model._flatten_layers(include_self=False))
         self.layers = frozenset(layer.name for layer in layers)
         tables = [e.input_dim for e in layers if isinstance(e, keras.layers.Embedding)]
@@ -261,7 +261,7 @@ class KerasSubject(Subject):
 class _SavedModelSubject(Subject):
     """One signature of a SavedModel. Its variables are frozen by the converter."""
 
-    def __init__(self, path: str, signature: str | None, given: Sequence[Input]) -> None:
+    def __init__(self, path: str, signature: str | None, requested: Sequence[Input]) -> None:
         """Loads the SavedModel; the signature is `serving_default` or the only one by default.
 
         Raises:
@@ -276,7 +276,7 @@ class _SavedModelSubject(Subject):
         self._function = _signature(self._loaded, path, signature)
         _, keywords = self._function.structured_input_signature
         own = [Input(n, s.dtype.name, _sizes(s.shape)) for n, s in sorted(keywords.items())]
-        self.inputs = fitted(own, given)
+        self.inputs = fitted(own, requested)
 
     def call(self, tensors: Sequence[Any]) -> dict[str, Any]:
         """The outputs by name; see `Subject`."""
@@ -284,14 +284,14 @@ class _SavedModelSubject(Subject):
         return dict(sorted(self._function(**named).items()))  # a loaded one has no order
 
 
-def subject_of(model: Model | str, given: Sequence[Input], signature: str | None) -> Subject:
+def subject_of(model: Model | str, requested: Sequence[Input], signature: str | None) -> Subject:
     """The subject of a Keras model or of the path of a SavedModel.
 
     Raises:
         ConfigError: if it is neither, or a signature is named for a Keras model.
     """
     if isinstance(model, str):
-        return _SavedModelSubject(model, signature, given)
+        return _SavedModelSubject(model, signature, requested)
     if signature is not None:
         raise ConfigError(
             f"signature={signature!r} names a signature of a SavedModel, and this is a Keras "
@@ -302,7 +302,7 @@ def subject_of(model: Model | str, given: Sequence[Input], signature: str | None
             f"A {type(model).__name__} is not a Keras model. Give a keras.Model, or the path of a "
             "model file or of a SavedModel."
         )
-    return KerasSubject(model, given)
+    return KerasSubject(model, requested)
 
 
 def _signature(loaded: Any, path: str, wanted: str | None) -> ConcreteFunction:

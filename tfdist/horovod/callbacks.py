@@ -206,9 +206,9 @@ class LearningRateScheduleCallback(_Callback):
 
     def _check_learning_rate(self) -> None:
         optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
-        given = getattr(optimizer, "_learning_rate", None)
-        if not isinstance(given, keras.Variable):
-            kind = getattr(given, "__name__", type(given).__name__)
+        learning_rate = getattr(optimizer, "_learning_rate", None)
+        if not isinstance(learning_rate, keras.Variable):
+            kind = getattr(learning_rate, "__name__", type(learning_rate).__name__)
             raise ConfigError(
                 f"{self._who} sets the learning rate, and that of the optimizer {optimizer.name!r} "
                 f"is computed by {kind}. Leave out the callback, or give the optimizer a number."

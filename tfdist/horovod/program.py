@@ -31,7 +31,7 @@ __all__ = ["OldNames", "adapt_keras", "hooks", "init", "shutdown"]
 _LEGACY = ("Adagrad", "Adam", "Ftrl", "RMSprop", "SGD")
 
 #: The position of `jit_compile` among the arguments of `compile`.
-_PLACE_OF_JIT = 7
+_JIT_POSITION = 7
 
 
 def hooks() -> list[Hook]:
@@ -79,10 +79,11 @@ def _for_horovod(original: Callable[..., None]) -> Callable[..., None]:
         if "experimental_run_tf_function" in kwargs:
             del kwargs["experimental_run_tf_function"]
             _warn("compile(experimental_run_tf_function=...) is Keras 2's and has no effect.")
-        if len(args) <= _PLACE_OF_JIT:
+        if len(args) <= _JIT_POSITION:
             chosen = kwargs.get("jit_compile", "auto")
-            given = args[0] if args else kwargs.get("optimizer")
-            if chosen is True and applier_of(getattr(given, "inner_optimizer", given)) is not None:
+            optimizer = args[0] if args else kwargs.get("optimizer")
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            if chosen is True and applier_of(inner) is not None:
                 _warn(
                     "jit_compile=True does not go with hvd.DistributedOptimizer: XLA cannot "
                     "compile Horovod's operations. The model is compiled with jit_compile=False."
@@ -128,7 +129,7 @@ class OldNames:
     """Names of Keras 2 on a distributed optimizer."""
 
     learning_rate: Scalar
-    _tfdist_pairs_given = False
+    _tfdist_pairs_averaged = False
 
     @property
     def lr(self) -> Scalar:
@@ -178,7 +179,7 @@ class OldNames:
         applier = self._agg_helper
         if applier.passes > 1:
             return list(zip(grads, variables, strict=True))
-        object.__setattr__(self, "_tfdist_pairs_given", True)
+        object.__setattr__(self, "_tfdist_pairs_averaged", True)
         return _Averages(zip(applier.averager(grads, variables), variables, strict=True))
 
     def apply_gradients(
@@ -199,7 +200,7 @@ class OldNames:
         if isinstance(grads_and_vars, _Averages):
             with averaged.up():
                 return super().apply_gradients(grads_and_vars)  # type: ignore[misc]
-        if self._tfdist_pairs_given:
+        if self._tfdist_pairs_averaged:
             raise ConfigError(
                 "apply_gradients was given other pairs than those that _compute_gradients of the "
                 "same optimizer returned, whose gradients are averaged already. Give it these; or "

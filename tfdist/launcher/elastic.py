@@ -46,7 +46,7 @@ __all__ = [
 #: Seconds in which tasks that have lost another must notice it and leave their state.
 SETTLE_SECONDS = 60.0
 
-_SAY_EVERY = 10.0
+_NOTIFY_EVERY = 10.0
 _POLL = 0.1
 
 
@@ -58,18 +58,18 @@ class World:
         least: the job waits while fewer can run.
         most: more are not started.
         slots: returns how many can run now.
-        news: returns what is wrong with `slots`, or None.
+        problem: returns what is wrong with `slots`, or None.
         timeout: seconds that the job waits for `least`.
-        place: where the tasks leave their state.
+        states: where the tasks leave their state.
         max_restarts: how often the job is started again after a task was lost.
     """
 
     least: int
     most: int
     slots: Callable[[], int]
-    news: Callable[[], str | None]
+    problem: Callable[[], str | None]
     timeout: float
-    place: ElasticPlace
+    states: ElasticPlace
     max_restarts: int
 
     def size(self) -> int:
@@ -101,7 +101,7 @@ def run(
     with stop_requests() as requests, Guard() as guard:
         while True:
             count = _await_slots(world, screen, requests)
-            world.place.begin()
+            world.states.begin()
             with make(count) as plan:
                 watch = _Watch(world, count, screen)
                 attempt = Attempt(plan, guard, requests, screen, restarts, again=again, watch=watch)
@@ -113,7 +113,7 @@ def run(
                 break
             if lost and not restarts.take():
                 break
-            again = _say(root, world, restarts, screen, attempt.midline)
+            again = _announce(root, world, restarts, screen, attempt.midline)
     outcome = outcome_of(root, endings, (), requests)
     return dataclasses.replace(outcome, midline=attempt.midline)
 
@@ -128,7 +128,7 @@ class _Watch:
         self._asked = False
 
     def __call__(self) -> None:
-        problem = self._world.news()
+        problem = self._world.problem()
         if problem is not None:
             self._screen.notify(problem, False)
         size = self._world.size()
@@ -136,11 +136,11 @@ class _Watch:
             self._asked = True
             what = f"{size} processes can" if size else "too few processes can"
             self._screen.notify(f"{what} run now, instead of {self._count}.", False)
-            self._world.place.request_stop()
+            self._world.states.request_stop()
 
 
 def _await_slots(world: World, screen: Screen, requests: Requests) -> int:
-    deadline, said = time.monotonic() + world.timeout, 0.0
+    deadline, notified = time.monotonic() + world.timeout, 0.0
     while not world.size():
         now = time.monotonic()
         slots = world.slots()
@@ -151,8 +151,8 @@ def _await_slots(world: World, screen: Screen, requests: Requests) -> int:
                 f"{slots} processes can run, fewer than --min-np {world.least}, for "
                 f"{world.timeout:.0f} s. Lower --min-np, or see to more slots."
             )
-        if now - said > _SAY_EVERY:
-            said = now
+        if now - notified > _NOTIFY_EVERY:
+            notified = now
             screen.notify(
                 f"waiting for --min-np {world.least} slots; there are {slots}, for another "
                 f"{deadline - now:.0f} s",
@@ -162,11 +162,11 @@ def _await_slots(world: World, screen: Screen, requests: Requests) -> int:
     return world.size()
 
 
-def _say(
+def _announce(
     root: root_cause.Ending | None, world: World, restarts: Restarts, screen: Screen, midline: bool
 ) -> str:
     """Shows why and where the job goes on; returns the line for the logs."""
-    newest = world.place.newest()
+    newest = world.states.newest()
     where = "from the beginning" if newest is None else f"from {newest[0]}"
     why = "" if root is None else f"{root_cause.headline(root)} ({restarts}); "
     text = f"{why}the training goes on {where}. The global batch and the learning rate stay."
@@ -241,7 +241,7 @@ class Discovery:
         """The number of processes that may run, as the script printed it last."""
         return self._slots
 
-    def news(self) -> str | None:
+    def take_problem(self) -> str | None:
         """The script's failure since it was asked last, once."""
         problem, self._problem = self._problem, None
         return problem

@@ -133,10 +133,6 @@ class _Source:
     lines: _Lines = dataclasses.field(default_factory=_Lines)
 
 
-def _as_it_is(data: bytes) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 class Pump:
     """Reads the output of all tasks in one thread.
 
@@ -147,7 +143,9 @@ class Pump:
         aside: entered with each piece of output that is shown, while it is written.
     """
 
-    def __init__(self, aside: Callable[[bytes], AbstractContextManager[None]] = _as_it_is) -> None:
+    def __init__(
+        self, aside: Callable[[bytes], AbstractContextManager[object]] = contextlib.nullcontext
+    ) -> None:
         self.midline = False
         self._aside = aside
         self._selector = selectors.DefaultSelector()

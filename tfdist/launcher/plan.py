@@ -20,15 +20,15 @@ from tfdist.utils import run_record
 __all__ = [
     "BETWEEN_GRAPH",
     "ESTIMATORS",
-    "SERVED",
     "SERVER_MODULE",
     "STAGED",
+    "WITH_SERVERS",
     "JobPlan",
     "Program",
     "Role",
     "TaskPlan",
     "local_cluster",
-    "places_on_hosts",
+    "local_ranks",
     "placing_for",
     "plan_local",
     "plan_member",
@@ -72,7 +72,7 @@ class Role(enum.Enum):
 
 
 #: The roles if the chief alone runs the script and is served by others: `parameter_server`.
-SERVED = {"worker": Role.SPARE, "ps": Role.NEEDED}
+WITH_SERVERS = {"worker": Role.SPARE, "ps": Role.NEEDED}
 
 #: The roles if workers hold stages of the chief's model, and nobody else can do their work.
 STAGED = {"worker": Role.NEEDED}
@@ -364,11 +364,11 @@ def _own_gpus(
     """The GPUs of a task beside others of its host; None leaves it what it sees."""
     if not gpus:
         return None
-    place = places_on_hosts(program, cluster).get(task)
-    return () if place is None else gpu_lists.of_member(gpus, place, each, chosen=chosen)
+    local = local_ranks(program, cluster).get(task)
+    return () if local is None else gpu_lists.of_member(gpus, local, each, chosen=chosen)
 
 
-def places_on_hosts(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int]]:
+def local_ranks(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int, int]]:
     """For each task that trains its number among those of its host, and how many these are."""
     trains = training(program, cluster)
     hosts = [cluster.address(task).host for task in trains]
@@ -420,8 +420,8 @@ def task_plan(
 
 def training(program: Program, cluster: ClusterSpec) -> tuple[Task, ...]:
     """The tasks that hold replicas: if the chief is served, it holds none."""
-    served = Role.SPARE in program.roles.values()
-    return tuple(task for task in cluster.computing if task.type == "worker" or not served)
+    has_servers = Role.SPARE in program.roles.values()
+    return tuple(task for task in cluster.computing if task.type == "worker" or not has_servers)
 
 
 def _shares(
@@ -431,13 +431,13 @@ def _shares(
     if not gpus:
         return {}
     trains = training(program, cluster)
-    given: dict[Task, tuple[str, ...]] = {
+    assigned: dict[Task, tuple[str, ...]] = {
         task: () for task, _ in cluster.tasks() if task not in trains
     }
     if len(trains) > 1 or devices is not None:
         shares = gpu_lists.split(gpus, len(trains), devices)
-        given.update(zip(trains, shares, strict=True))
-    return given
+        assigned.update(zip(trains, shares, strict=True))
+    return assigned
 
 
 def _log_name(task: Task) -> str:

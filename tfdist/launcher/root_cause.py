@@ -268,11 +268,11 @@ def site(lines: Sequence[str]) -> str | None:
         if frame is not None and not _NOT_THE_USERS.search(frame["file"]):
             stack.append(frame)
     if own:
-        return f"The crash is in native code, which was called by {_place(own[0])}."
+        return f"The crash is in native code, which was called by {_frame_text(own[0])}."
     if latest:
-        return f"The crash is in another thread, while the program was at {_place(latest[0])}."
+        return f"The crash is in another thread, while the program was at {_frame_text(latest[0])}."
     return None
 
 
-def _place(frame: re.Match[str]) -> str:
+def _frame_text(frame: re.Match[str]) -> str:
     return f"line {frame['line']} of {frame['file']}, in {frame['name']}"

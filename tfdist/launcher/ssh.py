@@ -37,7 +37,7 @@ from tfdist.cluster.rendezvous.coordinator import CLOCKS_APART
 from tfdist.cluster.rendezvous.join import identity
 from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.errors import StartError
-from tfdist.launcher.plan import JobPlan, Program, TaskPlan, places_on_hosts, placing_for, task_plan
+from tfdist.launcher.plan import JobPlan, Program, TaskPlan, local_ranks, placing_for, task_plan
 
 __all__ = [
     "BEAT_SECONDS",
@@ -45,7 +45,7 @@ __all__ = [
     "carried",
     "cluster_on",
     "differences",
-    "look",
+    "host_facts",
     "order_of",
     "plan_hosts",
 ]
@@ -83,7 +83,7 @@ class Ssh:
         options = [part for k, v in _DEFAULTS.items() for part in ("-o", f"{k}={v}")]
         return ("ssh", "-T", *self.arguments, *options, "--", host, shlex.join(words))
 
-    def look(self, host: str, ports: int, seconds: float) -> dict[str, Any]:
+    def inspect(self, host: str, ports: int, seconds: float) -> dict[str, Any]:
         """Asks a host for free ports, its versions and its clock.
 
         Raises:
@@ -104,23 +104,23 @@ class Ssh:
         except OSError as error:
             raise StartError(f"{host}: ssh cannot be run here: {error.strerror}.") from error
         if done.returncode == 0 and done.stdout:
-            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-            return found
-        said = " ".join(done.stderr.split())[-300:]
+            facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return facts
+        errors = " ".join(done.stderr.split())[-300:]
         if done.returncode == 255:
             raise StartError(
-                f"{host}: ssh did not connect: {said}. Try `ssh {host} true`: it must work without "
-                "a password."
+                f"{host}: ssh did not connect: {errors}. Try `ssh {host} true`: it must work "
+                "without a password."
             )
         raise StartError(
-            f"{host}: {self.python} does not run tfdist in {str(Path.cwd())!r} there: {said}. The "
-            "directory and the environment must be on every host at the same path; "
+            f"{host}: {self.python} does not run tfdist in {str(Path.cwd())!r} there: {errors}. "
+            "The directory and the environment must be on every host at the same path; "
             "--remote-python names another interpreter."
         )
 
 
 def cluster_on(
-    places: Mapping[str, Sequence[str]],
+    hosts_by_type: Mapping[str, Sequence[str]],
     ssh: Ssh,
     here: Collection[str],
     local: Sequence[int],
@@ -129,7 +129,7 @@ def cluster_on(
     """A cluster on several hosts, each of which has been seen to answer.
 
     Args:
-        places: for each type of task the hosts of its tasks, in order.
+        hosts_by_type: for each type of task the hosts of its tasks, in order.
         ssh: how the hosts are reached.
         here: the hosts that are this machine.
         local: free ports of this machine, held by the caller, for its own tasks.
@@ -138,26 +138,26 @@ def cluster_on(
     Raises:
         StartError: with every host that cannot be used, and why.
     """
-    counts = Counter(host for hosts in places.values() for host in hosts)
+    counts = Counter(host for hosts in hosts_by_type.values() for host in hosts)
     others = [host for host in counts if host not in here]
     ports = {host: list(local) for host in counts if host not in others}
     problems: list[str] = []
     with concurrent.futures.ThreadPoolExecutor(max(1, min(64, len(others)))) as pool:
-        asked = {host: pool.submit(ssh.look, host, counts[host], seconds) for host in others}
+        asked = {host: pool.submit(ssh.inspect, host, counts[host], seconds) for host in others}
     for host, answer in asked.items():
         error = answer.exception()
         if isinstance(error, StartError):
             problems.append(str(error))
             continue
-        found = answer.result()
-        problems += differences(host, found)
-        ports[host] = list(found["ports"])
+        facts = answer.result()
+        problems += differences(host, facts)
+        ports[host] = list(facts["ports"])
     if problems:
         raise StartError("The job cannot start on all hosts:\n  " + "\n  ".join(problems))
     return ClusterSpec(
         {
             kind: tuple(Address(host, ports[host].pop(0)) for host in hosts)
-            for kind, hosts in places.items()
+            for kind, hosts in hosts_by_type.items()
         }
     )
 
@@ -186,7 +186,7 @@ def plan_hosts(
     Raises:
         ConfigError: if this machine has GPUs, but too few.
     """
-    shares = places_on_hosts(program, cluster)
+    shares = local_ranks(program, cluster)
     placing = placing_for(program, cluster, log_dir)
     tasks = []
     for task, address in cluster.tasks():
@@ -234,20 +234,20 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def differences(host: str, found: Mapping[str, Any]) -> list[str]:
+def differences(host: str, facts: Mapping[str, Any]) -> list[str]:
     """The differences between a host and this machine that would affect a task.
 
     Args:
         host: the host's name, for messages.
-        found: the result of `look` a moment ago.
+        facts: the result of `host_facts` a moment ago.
     """
     here = identity("")
     problems = [
-        f"{host}: {name} {found['identity'].get(name)} there, {version} here. Install the same."
+        f"{host}: {name} {facts['identity'].get(name)} there, {version} here. Install the same."
         for name, version in here.items()
-        if found["identity"].get(name) != version
+        if facts["identity"].get(name) != version
     ]
-    apart = found["time"] - time.time()
+    apart = facts["time"] - time.time()
     if abs(apart) > CLOCKS_APART:
         problems.append(f"{host}: its clock is {apart:+.0f} s from this one's. Set it, as by NTP.")
     return problems
@@ -276,17 +276,17 @@ def order_of(
         share: which of how many equal parts of the host's GPUs the task gets, or None for all.
         files: texts that variables of `environ` name by their paths here.
     """
-    said = {
+    order = {
         "command": command,
         "environ": dict(environ),
         "share": share,
         "cwd": os.getcwd(),
         "files": {str(path): text for path, text in files.items()},
     }
-    return json.dumps(said).encode() + b"\n"
+    return json.dumps(order).encode() + b"\n"
 
 
-def look(ports: int) -> dict[str, Any]:
+def host_facts(ports: int) -> dict[str, Any]:
     """The facts of a host for the launcher: free ports, versions, the clock.
 
     Args:
@@ -306,22 +306,22 @@ def _main(arguments: list[str]) -> int:
     """Looks, or runs one task; its exit status is 128 + n if signal n ended it."""
     if arguments[:1] == ["look"]:
         os.chdir(arguments[2])
-        print(json.dumps(look(int(arguments[1]))), flush=True)
+        print(json.dumps(host_facts(int(arguments[1]))), flush=True)
         return 0
     with open(0, "rb", buffering=0, closefd=False) as lines:  # No beat is read with the order.
-        said = json.loads(lines.readline())
+        order = json.loads(lines.readline())
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-        changes = {**_with_files(said["environ"], said["files"], folder), **_gpus(said["share"])}
+        changes = {**_with_files(order["environ"], order["files"], folder), **_gpus(order["share"])}
         try:
-            os.chdir(said["cwd"])
+            os.chdir(order["cwd"])
             process = subprocess.Popen(
-                said["command"],
+                order["command"],
                 stdin=subprocess.DEVNULL,
                 env=environment.merged(changes),
                 start_new_session=True,
             )
         except OSError as error:
-            where = f"{said['command'][0]!r} in {said['cwd']!r}"
+            where = f"{order['command'][0]!r} in {order['cwd']!r}"
             print(f"tfdist: cannot start {where}: {error.strerror}.")
             return 127
         status = _wait(process)

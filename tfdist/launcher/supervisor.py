@@ -47,7 +47,7 @@ _LONGEST_AFTER_SIGNAL = 3.0
 #: Seconds for the kernel to take down what was killed.
 _AFTER_KILL = 5.0
 #: Seconds to find out whether the job has begun.
-_SECONDS_TO_LOOK = 2.0
+_PROBE_SECONDS = 2.0
 
 
 class Requests:
@@ -245,7 +245,7 @@ class Attempt:
                 if len(self._ended) == len(self._tasks) or now - first_failure > settle:
                     return
             self._watch()
-            self._waiting.look()
+            self._waiting.redraw()
             time.sleep(_POLL)
 
     def _is_done(self, ended: Sequence[RunningTask]) -> bool:
@@ -266,17 +266,17 @@ class Attempt:
         ending = self._ending(task, stopped=False)
         how = root_cause.headline(ending)
         if self._restarts.take():
-            self._tell(f"{how}. It is started again in its place ({self._restarts}).")
+            self._notify(f"{how}. It is started again in its place ({self._restarts}).")
             line = f"tfdist: {task.plan.task} is started again ({self._restarts})"
             replacement = [self._spawn(task.plan, line)]
         elif left and task in others:
             count = f"the other {len(left)} workers" if len(left) > 1 else "one worker"
-            self._tell(f"{how}. Training goes on with {count}. Its log: {task.plan.log}")
+            self._notify(f"{how}. Training goes on with {count}. Its log: {task.plan.log}")
             replacement = []
         else:
             return False
-        place = self._tasks.index(task)
-        self._tasks[place : place + 1] = replacement
+        index = self._tasks.index(task)
+        self._tasks[index : index + 1] = replacement
         self._ended.remove(task)
         self._borne.append(task)
         self._note_end(ending)
@@ -285,11 +285,10 @@ class Attempt:
     def _has_begun(self) -> bool:
         """Whether the chief has started TensorFlow, so that the job goes on without a worker."""
         if not self._begun and self._plan.begins_at is not None:
-            look = speaks_grpc(self._plan.begins_at, _SECONDS_TO_LOOK)
-            self._begun = asyncio.run(look)
+            self._begun = asyncio.run(speaks_grpc(self._plan.begins_at, _PROBE_SECONDS))
         return self._begun
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         with self._waiting.aside():
             self._screen.notify(text, self._pump.midline)
 
@@ -457,8 +456,8 @@ def _starts_again(root: root_cause.Ending, requests: Requests, restarts: Restart
 
 def _again(plan: JobPlan, root: root_cause.Ending, restarts: Restarts) -> str:
     what = "the job" if len(plan.tasks) > 1 else "it"
-    served = SERVER_MODULE in plan.tasks[0].command
-    script = "" if served else " The script goes on from its last checkpoint."
+    is_server = SERVER_MODULE in plan.tasks[0].command
+    script = "" if is_server else " The script goes on from its last checkpoint."
     log = f" Its log: {root.log}" if root.log is not None else ""
     return f"{root_cause.headline(root)}; starting {what} again ({restarts}).{script}{log}"
 

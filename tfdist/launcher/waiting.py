@@ -51,7 +51,7 @@ class Waiting:
         self._lock = threading.Lock()
         self._over = True
         self._drawn = self._midline = self._spoken = False
-        self._looked = 0.0
+        self._redrawn = 0.0
         self._begun = time.time()
 
     def begin(self) -> None:
@@ -79,12 +79,12 @@ class Waiting:
                 self._spoken = self._spoken or not data.startswith(b"tfdist: ")
             yield
 
-    def look(self) -> None:
+    def redraw(self) -> None:
         """Draws the line as it is now, if there is something to wait for; call it often."""
         now = time.time()
-        if self._over or now - self._looked < _PERIOD:
+        if self._over or now - self._redrawn < _PERIOD:
             return
-        self._looked = now
+        self._redrawn = now
         states = {name: self._state(path) for name, path in self._records.items()}
         if states.get(self._shown) in _TRAINS:
             self.end()

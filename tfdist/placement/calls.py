@@ -78,7 +78,7 @@ def _with_own_gradient(
         return tensors, _backward(placed, tape, inputs, tensors)
 
     results = tf.custom_gradient(forward)(*(leaves[i] for i in indices))
-    flat = iter(_in_place_of(kept["flat"], list(results)))
+    flat = iter(_with_own_tensors(kept["flat"], list(results)))
     result = keras.tree.map_structure(lambda _: next(flat), kept["outputs"])
     for each, start in zip(lists, before, strict=True):
         each[start:] = [next(flat) for _ in each[start:]]
@@ -109,15 +109,15 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype.is_floating
 
 
-def _in_place_of(flat: list[Any], results: list[Any]) -> list[Any]:
+def _with_own_tensors(flat: list[Any], results: list[Any]) -> list[Any]:
     """Values of which the tensors are replaced by those with the layer's own gradient."""
     following = iter(results)
-    found = []
+    replaced = []
     for each in flat:
         result = next(following) if tf.is_tensor(each) else each
         _copy_mask(each, result)
-        found.append(result)
-    return found
+        replaced.append(result)
+    return replaced
 
 
 def _copy_mask(source: object, target: Any) -> None:

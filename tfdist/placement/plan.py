@@ -180,7 +180,7 @@ def split(
         """The slowest time and the most unequal one of layers from `begin`, and their parts."""
         if device == len(budgets):
             return (0.0, 0.0, ()) if begin == count else None
-        found: tuple[float, float, Cuts] | None = None
+        best_cut: tuple[float, float, Cuts] | None = None
         for end in range(begin + filled, count + 1):
             if memory[end] - memory[begin] > budgets[device]:
                 break
@@ -190,9 +190,9 @@ def split(
             own = (seconds[end] - seconds[begin]) * factors[device]
             # Squares decide between equal maxima, for even parts also if one layer rules.
             candidate = (max(own, rest[0]), own**2 + rest[1], ((begin, end), *rest[2]))
-            if found is None or candidate[:2] < found[:2]:
-                found = candidate
-        return found
+            if best_cut is None or candidate[:2] < best_cut[:2]:
+                best_cut = candidate
+        return best_cut
 
     result = best(0, 0)
     best.cache_clear()

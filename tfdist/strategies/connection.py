@@ -72,7 +72,7 @@ def join_own_cluster(config: StrategyConfig) -> Member:
     text = own_tf_config()
     if text is not None:
         return join_cluster(text, config, offer)
-    with detection.found(environment.snapshot(), config.roles) as result:
+    with detection.current_job(environment.snapshot(), config.roles) as result:
         if result is not None:
             if not spec_of(config.strategy).chief_runs_script:
                 count = len(result.cluster.computing)

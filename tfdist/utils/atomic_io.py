@@ -54,9 +54,9 @@ class SaveError(TfdistError, OSError):
         """
         number = getattr(error, "errno", None)
         cause = getattr(error, "strerror", None) or _plain(str(error).replace(hidden or path, path))
-        told = _IN_HDF5.search(cause)
-        if told:
-            number, cause = int(told["errno"]), told["cause"]
+        match = _IN_HDF5.search(cause)
+        if match:
+            number, cause = int(match["errno"]), match["cause"]
         number = number or next((n for n in _HINTS if os.strerror(n) in cause), None)
         hint = _HINTS.get(number or 0, "Look at the disk and the directory")
         made = cls(
@@ -78,31 +78,31 @@ def _plain(message: str) -> str:
     return (parts[-1] if len(parts) > 1 else message).strip()
 
 
-def check_writable(path: str, said: str, *, parents: bool = True, hint: str = "") -> None:
+def check_writable(path: str, subject: str, *, parents: bool = True, hint: str = "") -> None:
     """Finds out before any work whether a file could be written at its end. Leaves nothing behind.
 
     Args:
         path: the file.
-        said: the option that asks for it, with its value, such as `--timeline step.png`.
+        subject: the option that asks for it, with its value, such as `--timeline step.png`.
         parents: whether missing directories are made when it is written.
         hint: what to do, if that is not to choose another path.
 
     Raises:
         ConfigError: if it could not.
     """
-    place = os.path.realpath(path)
-    parent = os.path.dirname(place)
+    target = os.path.realpath(path)
+    parent = os.path.dirname(target)
     while parents and not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     try:
-        if not path or os.path.isdir(place):
+        if not path or os.path.isdir(target):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         do = _HINTS.get(error.errno or 0, "Look at the directory")
         what = hint or f"{do}, or choose another path"
-        raise ConfigError(f"{said} cannot be written: {error.strerror}. {what}.") from error
+        raise ConfigError(f"{subject} cannot be written: {error.strerror}. {what}.") from error
 
 
 @contextlib.contextmanager

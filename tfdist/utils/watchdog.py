@@ -62,9 +62,9 @@ def outside_deadline(seconds: float, message: str) -> Iterator[None]:
         message: the event that it waited for, and the action to take.
     """
     script = 'sleep "$1" && echo "tfdist: $2" >&2 && kill -KILL "$3"'
-    given = (str(seconds), message, str(os.getpid()))
+    arguments = (str(seconds), message, str(os.getpid()))
     watcher = subprocess.Popen(
-        ["sh", "-c", script, "sh", *given], stdin=subprocess.DEVNULL, start_new_session=True
+        ["sh", "-c", script, "sh", *arguments], stdin=subprocess.DEVNULL, start_new_session=True
     )
     try:
         yield

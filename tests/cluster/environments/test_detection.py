@@ -14,7 +14,7 @@ from tests.cluster import texts
 from tests.cluster.environments.helpers import found, refused
 from tests.cluster.environments.test_slurm import task as slurm_task
 from tfdist.cluster.environments import detection
-from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings
+from tfdist.cluster.environments.base import Absent, ProcessContext, Roles, TaskAssignment
 from tfdist.cluster.spec import TASK_TYPES, Address, Task
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.errors import ConfigError
@@ -36,13 +36,13 @@ def test_without_variables_a_process_is_alone() -> None:
 
 
 def test_every_environment_says_what_it_lacks() -> None:
-    sightings = detection.survey(Surroundings(environ={}))
+    sightings = detection.survey(ProcessContext(environ={}))
     assert tuple(each.detector.name for each in sightings) == detection.ENVIRONMENTS
     assert all(isinstance(each.answer, Absent) and each.answer.reason for each in sightings[:-1])
-    assert isinstance(sightings[-1].answer, Place)
+    assert isinstance(sightings[-1].answer, TaskAssignment)
     (mistake,) = [
         each.answer
-        for each in detection.survey(Surroundings(environ={"PMI_RANK": "x", "PMI_SIZE": "1"}))
+        for each in detection.survey(ProcessContext(environ={"PMI_RANK": "x", "PMI_SIZE": "1"}))
         if isinstance(each.answer, ConfigError)
     ]
     assert "PMI_RANK='x'" in str(mistake)

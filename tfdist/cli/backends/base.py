@@ -135,14 +135,14 @@ class Engine(abc.ABC):
         options: the fields of `EngineOptions` that it has.
         restarts: the mechanism that starts a failed job again there, not `--max-restarts`.
         remedy: the action where a program of the engine is missing.
-        places: how the engine places tasks, so that `--hosts` conflicts; None if it takes them.
+        placement: how the engine places tasks, so that `--hosts` conflicts; None if it takes them.
     """
 
     name: ClassVar[str]
     options: ClassVar[tuple[str, ...]]
     restarts: ClassVar[str]
     remedy: ClassVar[str] = ""
-    places: ClassVar[str | None] = None
+    placement: ClassVar[str | None] = None
 
     def __init__(self, order: Order) -> None:
         self.order = order
@@ -158,9 +158,9 @@ class Engine(abc.ABC):
             StartError: if the engine does not take the job, or is not heard of any more.
         """
         hosts = self.order.request.hosts is not None or self.order.request.hostfile is not None
-        if hosts and self.places is not None:
+        if hosts and self.placement is not None:
             raise ConfigError(
-                f"--on {self.name} conflicts with --hosts and --hostfile: {self.places}"
+                f"--on {self.name} conflicts with --hosts and --hostfile: {self.placement}"
             )
         text = self.text()
         if self.order.request.dry_run:

@@ -17,7 +17,7 @@ from tfdist.launcher.supervisor import stop_requests
 __all__ = ["Kubernetes"]
 
 #: The source of a task's place for each kind of manifest, as in `tfdist run --environment`.
-_TOLD_BY = {"plain": "kubernetes", "tfjob": "kubernetes", "compose": "tf_config"}
+_ENVIRONMENTS = {"plain": "kubernetes", "tfjob": "kubernetes", "compose": "tf_config"}
 
 #: Seconds that pods wait for each other by default: nodes may have to fetch the image.
 _START_TIMEOUT = "900"
@@ -41,7 +41,7 @@ class Kubernetes(Engine):
     )
     restarts = "a Job that has failed stays so; start it again"
     remedy = "Install it, or take the manifest that --dry-run prints to where it is."
-    places = "Kubernetes places the pods. Give the number of workers with -n instead."
+    placement = "Kubernetes places the pods. Give the number of workers with -n instead."
 
     def __init__(self, order: Order) -> None:
         super().__init__(order)
@@ -80,7 +80,7 @@ class Kubernetes(Engine):
             made = self._kubectl.create(kubernetes.in_json(self._documents()))
             summary.note(f"made {', '.join(made)}")
             if self.order.options.detach and not requests.received:
-                self._say_detached(remove)
+                self._note_detached(remove)
                 return 0
             watch = self._watch()
             try:
@@ -124,12 +124,13 @@ class Kubernetes(Engine):
     def _remove(self, names: Sequence[str], by_hand: str) -> None:
         problem = self._kubectl.delete(names)
         if problem is not None:
-            said = f"{', '.join(names)} could not be removed ({problem}). This does: {by_hand}"
-            summary.note(said)
+            summary.note(
+                f"{', '.join(names)} could not be removed ({problem}). This does: {by_hand}"
+            )
 
-    def _say_detached(self, remove: str) -> None:
+    def _note_detached(self, remove: str) -> None:
         summary.note(f"its state: {self._by_hand('get', _KINDS[self._manifest])}")
-        if self._manifest == "plain" and self._job.served:
+        if self._manifest == "plain" and self._job.has_servers:
             summary.note(
                 "the servers are started again whenever they end, so remove them at the end"
             )
@@ -138,9 +139,10 @@ class Kubernetes(Engine):
 
 def _check(order: Order) -> None:
     options = order.options
-    if options.manifest not in _TOLD_BY:
+    if options.manifest not in _ENVIRONMENTS:
         raise ConfigError(
-            f"Unknown manifest --manifest {options.manifest!r}. There are: {', '.join(_TOLD_BY)}."
+            f"Unknown manifest --manifest {options.manifest!r}. There are: "
+            f"{', '.join(_ENVIRONMENTS)}."
         )
     if not options.image:
         raise ConfigError(
@@ -165,9 +167,9 @@ def _command(order: Order) -> tuple[str, ...]:
         added += ["--start-timeout", _START_TIMEOUT]
     if request.log_dir is not None:
         added += ["--log-dir", str(request.log_dir)]
-    told_by = _TOLD_BY[order.options.manifest] if order.tasks > 1 else "local"
+    environment = _ENVIRONMENTS[order.options.manifest] if order.tasks > 1 else "local"
     tfdist = ("tfdist",) if request.remote_python is None else order.tfdist()
-    return (*tfdist, *order.command(told_by, *added))
+    return (*tfdist, *order.command(environment, *added))
 
 
 def _has_ended(name: str, watch: Watch) -> bool:

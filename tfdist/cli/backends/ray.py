@@ -36,7 +36,7 @@ class Ray(Engine):
         self._wish = _wish_of(order)
         self._seed = planning.seed_of(order.resolved.config)
         self._program = planning.program_of(order.request, order.resolved.config, self._seed)
-        self._log_dir = order.request.log_dir or logs.default_place()
+        self._log_dir = order.request.log_dir or logs.default_log_dir()
 
     def text(self) -> str:
         """See `Engine`."""
@@ -74,12 +74,12 @@ class Ray(Engine):
 def _wish_of(order: Order) -> Wish:
     """The command line's request to Ray."""
     request = order.request
-    given = {
+    flags = {
         "--hosts": request.hosts,
         "--hostfile": request.hostfile,
         "--ssh-args": request.ssh_args,
     }
-    for flag, value in given.items():
+    for flag, value in flags.items():
         if value is not None:
             raise ConfigError(
                 f"{flag} {value} conflicts with --on ray, which chooses the nodes itself. Leave "
@@ -106,5 +106,5 @@ def _shown(wish: Wish, program: Program, log_dir: Path, python: str | None) -> s
     plan = JobPlan(tasks=tasks, cluster=None, shown=tasks[0].task, log_dir=log_dir)
     heading = f"# Ray {where}: placement group {wish.name!r}, {wish.options.placement}, within "
     listed = [f"#   {bundle.task}: {bundle}" for bundle in wish.bundles]
-    told = "# Each task of a cluster also gets TF_CONFIG, as soon as Ray has placed all."
-    return "\n".join((f"{heading}{wish.seconds:g} s:", *listed, told, summary.commands(plan)))
+    remark = "# Each task of a cluster also gets TF_CONFIG, as soon as Ray has placed all."
+    return "\n".join((f"{heading}{wish.seconds:g} s:", *listed, remark, summary.commands(plan)))

@@ -12,7 +12,7 @@ from tfdist import environment
 from tfdist.cli import logs, planning, summary
 from tfdist.cli.backends.base import Engine, Order
 from tfdist.cluster.environments import slurm as detected
-from tfdist.cluster.environments.base import Absent, Surroundings, number
+from tfdist.cluster.environments.base import Absent, ProcessContext, number
 from tfdist.cluster.spec import Task, counted
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
@@ -38,7 +38,7 @@ class Slurm(Engine):
     options = ("engine_args", "gpus_per_task", "job_name", "detach")
     restarts = "`scontrol requeue` does, and Slurm itself when a node fails"
     remedy = "Log in to a machine of the cluster from which jobs are submitted, or leave --on out."
-    places = (
+    placement = (
         "Slurm chooses the nodes. Name them to it instead, such as --engine-args "
         "'--nodelist=a,b --ntasks-per-node=2'."
     )
@@ -74,7 +74,7 @@ class Slurm(Engine):
 
     def _planned(self) -> slurm.Step:
         order = self.order
-        log_dir = (order.request.log_dir or logs.default_place()).absolute()
+        log_dir = (order.request.log_dir or logs.default_log_dir()).absolute()
         return slurm.Step(
             name=f"{order.name}-{os.getpid()}" if self._inside else order.name,
             tasks=order.tasks,
@@ -90,23 +90,23 @@ class Slurm(Engine):
         summary.note(f"srun starts {counts} in job {job}. Logs: {self._step.log_dir}")
         with stop_requests() as requests:
             status, lines = slurm.run(self._srun, self._step.name, job, requests)
-        return self._told(status, lines, requests)
+        return self._conclude(status, lines, requests)
 
     def _as_batch_job(self) -> int:
-        place = self._step.log_dir
-        script = place / "job.sbatch"
+        log_dir = self._step.log_dir
+        script = log_dir / "job.sbatch"
         script.write_text(slurm.batch_script(self._step))
         with stop_requests() as requests:
             job = slurm.submit(script)
-            summary.note(f"job {job} has {counted(self.order.counts)}. Logs: {place}")
+            summary.note(f"job {job} has {counted(self.order.counts)}. Logs: {log_dir}")
             if self.order.options.detach and not requests.received:
-                out, _ = slurm.output_files(place, job)
+                out, _ = slurm.output_files(log_dir, job)
                 summary.note(f"its state: squeue --jobs={job}")
                 summary.note(f"its output: {shlex.join(('tail', '-F', str(out)))}")
                 summary.note(f"this cancels it: scancel {job}")
                 return 0
-            state, lines = slurm.watch(job, place, requests, summary.note)
-        status = self._told(state.status, lines, requests)
+            state, lines = slurm.watch(job, log_dir, requests, summary.note)
+        status = self._conclude(state.status, lines, requests)
         explained = state.name == "FAILED" and slurm.failures(lines)
         if state.name == "COMPLETED" or explained or requests.received:
             return status
@@ -116,7 +116,7 @@ class Slurm(Engine):
         )
         return status or 1
 
-    def _told(self, status: int, lines: list[str], requests: Requests) -> int:
+    def _conclude(self, status: int, lines: list[str], requests: Requests) -> int:
         """Shows the user how the tasks ended; returns the exit status."""
         if requests.received:
             outcome = supervisor.outcome_of(None, (), (), requests)
@@ -130,13 +130,13 @@ class Slurm(Engine):
         return root_cause.exit_status(root.returncode)
 
     def _ending(self, failure: slurm.Failure) -> root_cause.Ending:
-        counts, place = self.order.counts, self._step.log_dir
+        counts, log_dir = self.order.counts, self._step.log_dir
         tasks = [Task(kind, index) for kind, count in counts.items() for index in range(count)]
         task = tasks[failure.rank]
-        files = [place / f"{task.type}-{task.index}.log"]
+        files = [log_dir / f"{task.type}-{task.index}.log"]
         if failure.rank:
-            files.append(slurm.stderr_file(place, failure.rank))
-        log, lines = next(((log, said) for log in files if (said := _last_lines(log))), (None, []))
+            files.append(slurm.stderr_file(log_dir, failure.rank))
+        log, lines = next(((log, last) for log in files if (last := _last_lines(log))), (None, []))
         return root_cause.Ending(
             task=task,
             returncode=failure.returncode,
@@ -148,13 +148,13 @@ class Slurm(Engine):
         )
 
 
-def _make_log_dir(place: Path, *, chosen: bool) -> None:
+def _make_log_dir(directory: Path, *, chosen: bool) -> None:
     """Makes the directory of the logs, where all nodes are to write."""
-    nothing = JobPlan(tasks=(), cluster=None, shown=Task("worker", 0), log_dir=place)
-    if logs.prepare(nothing, chosen=chosen).log_dir != place:
+    nothing = JobPlan(tasks=(), cluster=None, shown=Task("worker", 0), log_dir=directory)
+    if logs.prepare(nothing, chosen=chosen).log_dir != directory:
         raise ConfigError(
-            f"--on slurm needs a directory for logs that all nodes have, and {str(place)!r} cannot "
-            "be written. Name another with --log-dir."
+            f"--on slurm needs a directory for logs that all nodes have, and {str(directory)!r} "
+            "cannot be written. Name another with --log-dir."
         )
 
 
@@ -162,12 +162,12 @@ def _is_inside(environ: Mapping[str, str]) -> bool:
     """Whether this process has an allocation of Slurm to start tasks in."""
     if not environ.get("SLURM_JOB_ID"):
         return False
-    place = detected.place(Surroundings(environ=environ))
-    if isinstance(place, Absent):
+    assignment = detected.resolve(ProcessContext(environ=environ))
+    if isinstance(assignment, Absent):
         return True
     raise ConfigError(
-        f"--on slurm starts tasks by srun, but this process is itself one ({place.reason}). Leave "
-        "--on out in what srun starts; in an interactive session, use the shell of salloc."
+        f"--on slurm starts tasks by srun, but this process is itself one ({assignment.reason}). "
+        "Leave --on out in what srun starts; in an interactive session, use the shell of salloc."
     )
 
 
@@ -186,8 +186,8 @@ def _with_allocation(order: Order, environ: Mapping[str, str]) -> Order:
         )
     if left == 1:
         return order
-    given = {**request.given, "processes": left}
-    resolved = planning.resolved_for(dataclasses.replace(request, given=given))
+    options = {**request.strategy_options, "processes": left}
+    resolved = planning.resolved_for(dataclasses.replace(request, strategy_options=options))
     return dataclasses.replace(order, resolved=resolved)
 
 

@@ -1,1 +1,1 @@
-"""The schedulers and launchers that give a process its place in a cluster."""
+"""The schedulers and launchers that assign a process its task in a cluster."""

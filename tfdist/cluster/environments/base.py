@@ -15,14 +15,14 @@ __all__ = [
     "DEFAULT_PORT",
     "MOST_ON_A_HOST",
     "Absent",
-    "Place",
+    "ProcessContext",
     "Roles",
-    "Surroundings",
+    "TaskAssignment",
     "addresses",
+    "assign_rank",
     "check_rank",
     "first_port",
     "number",
-    "place_of_rank",
     "same_host",
     "seen",
 ]
@@ -124,7 +124,7 @@ class Roles:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class ProcessContext:
     """The facts by which environments are recognised.
 
     Attributes:
@@ -144,8 +144,8 @@ class Surroundings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-    """The place of this process in its cluster.
+class TaskAssignment:
+    """The task that an environment assigns to this process, and the others of its cluster.
 
     Attributes:
         environment: the environment's name.
@@ -249,7 +249,7 @@ def first_port(job: int, step: int, on_a_host: int, source: str) -> int:
     )
 
 
-# From ranks on hosts to a place: what all schedulers have in common that number their tasks.
+# From ranks on hosts to an assignment: what all schedulers have in common that number their tasks.
 
 #: The port of TensorFlow's tasks if nobody names another, as Kubeflow and Vertex AI have it.
 DEFAULT_PORT = 2222
@@ -308,12 +308,12 @@ def addresses(hosts: Sequence[str], first_port: int, source: str) -> tuple[Addre
             f"port={first_port} leaves no ports for the {most} tasks that {source} puts on one "
             f"host. Give a port of {65536 - most} or less."
         )
-    places = zip(hosts, on_hosts(hosts), strict=True)
-    return tuple(Address(host, first_port + number) for host, (number, _) in places)
+    numbered = zip(hosts, on_hosts(hosts), strict=True)
+    return tuple(Address(host, first_port + number) for host, (number, _) in numbered)
 
 
-def place_of_rank(
-    given: Surroundings,
+def assign_rank(
+    context: ProcessContext,
     *,
     environment: str,
     reason: str,
@@ -322,11 +322,11 @@ def place_of_rank(
     rank: int,
     first_port: int,
     devices: int | None = None,
-) -> Place:
-    """The place of one rank of a cluster whose hosts are known.
+) -> TaskAssignment:
+    """The task of one rank of a cluster whose hosts are known.
 
     Args:
-        given: the roles and, if the user named one, the port.
+        context: the roles and, if the user named one, the port.
         environment: the environment's name.
         reason: the variables that were seen.
         source: the origin of the number of tasks, for messages.
@@ -335,9 +335,9 @@ def place_of_rank(
         first_port: the first port on each host if the user named none.
         devices: GPUs of each task that computes.
     """
-    roles = given.roles
-    listed = addresses(hosts, first_port if given.port is None else given.port, source)
-    return Place(
+    roles = context.roles
+    listed = addresses(hosts, first_port if context.port is None else context.port, source)
+    return TaskAssignment(
         environment=environment,
         reason=reason,
         counts=roles.counts(len(hosts), source),

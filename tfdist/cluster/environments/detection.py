@@ -30,7 +30,7 @@ from tfdist.cluster.environments import (
     tf_config,
     vertex,
 )
-from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings
+from tfdist.cluster.environments.base import Absent, ProcessContext, Roles, TaskAssignment
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.errors import ConfigError
 
@@ -38,11 +38,11 @@ __all__ = [
     "DETECTORS",
     "ENVIRONMENTS",
     "Detector",
-    "Found",
+    "Job",
     "Sighting",
+    "current_job",
     "detect",
-    "found",
-    "place",
+    "resolve",
     "survey",
 ]
 
@@ -50,10 +50,10 @@ __all__ = [
 # A process that no launcher has started: alone, on this machine.
 
 
-def place(given: Surroundings) -> Place:
+def resolve(context: ProcessContext) -> TaskAssignment:
     """The only worker. A launcher that starts several here chooses their addresses itself."""
-    del given
-    return Place(
+    del context
+    return TaskAssignment(
         environment="local",
         reason="nothing else is found",
         counts={"worker": 1},
@@ -67,29 +67,29 @@ class Detector:
 
     Attributes:
         name: its name.
-        place: its answer for a process.
+        resolve: its answer for a process.
         within: environments in whose jobs its launcher is commonly started.
     """
 
     name: str
-    place: Callable[[Surroundings], Place | Absent]
+    resolve: Callable[[ProcessContext], TaskAssignment | Absent]
     within: tuple[str, ...] = ()
 
 
 #: In the order in which they are asked: what a user names, then those that know who wrote a
 #: TF_CONFIG, then those that know all addresses, last those that know the rank alone.
 DETECTORS = (
-    Detector("hostfile", hostfile.place),
-    Detector("ray", ray.place),
-    Detector("sagemaker", sagemaker.place),
-    Detector("vertex", vertex.place),
-    Detector("kubernetes", kubernetes.place),
-    Detector("tf_config", tf_config.place),
-    Detector("slurm", slurm.place),
-    Detector("lsf", lsf.place),
-    Detector("horovod", horovod.place, ("slurm", "lsf", "mpi", "sagemaker", "kubernetes")),
-    Detector("mpi", mpi.place, ("slurm", "lsf", "sagemaker", "kubernetes", "vertex")),
-    Detector("local", place),
+    Detector("hostfile", hostfile.resolve),
+    Detector("ray", ray.resolve),
+    Detector("sagemaker", sagemaker.resolve),
+    Detector("vertex", vertex.resolve),
+    Detector("kubernetes", kubernetes.resolve),
+    Detector("tf_config", tf_config.resolve),
+    Detector("slurm", slurm.resolve),
+    Detector("lsf", lsf.resolve),
+    Detector("horovod", horovod.resolve, ("slurm", "lsf", "mpi", "sagemaker", "kubernetes")),
+    Detector("mpi", mpi.resolve, ("slurm", "lsf", "sagemaker", "kubernetes", "vertex")),
+    Detector("local", resolve),
 )
 
 #: The names by which an environment is chosen.
@@ -108,14 +108,14 @@ class Sighting:
     """
 
     detector: Detector
-    answer: Place | Absent | ConfigError
+    answer: TaskAssignment | Absent | ConfigError
 
 
-def detect(given: Surroundings, environment: str | None = None) -> Place:
-    """The place of this process.
+def detect(context: ProcessContext, environment: str | None = None) -> TaskAssignment:
+    """The task of this process by its environment.
 
     Args:
-        given: the facts by which environments are recognised.
+        context: the facts by which environments are recognised.
         environment: one of `ENVIRONMENTS` to ask that one alone; None asks all.
 
     Raises:
@@ -123,41 +123,41 @@ def detect(given: Surroundings, environment: str | None = None) -> Place:
             not there.
     """
     if environment is not None:
-        return _chosen(given, environment)
-    found: Place | None = None
-    for sighting in survey(given):
+        return _chosen(context, environment)
+    result: TaskAssignment | None = None
+    for sighting in survey(context):
         answer, name = sighting.answer, sighting.detector.name
         if isinstance(answer, ConfigError):
             raise ConfigError(
                 f"{answer}\n(So says environment {name!r}. If this process belongs to another, "
                 "choose that by name.)"
             ) from answer
-        if isinstance(answer, Place) and (name != "local" or found is None):
-            found = answer if found is None else _reconciled(found, answer)
-    assert found is not None, "`local` always answers"
-    return found
+        if isinstance(answer, TaskAssignment) and (name != "local" or result is None):
+            result = answer if result is None else _reconciled(result, answer)
+    assert result is not None, "`local` always answers"
+    return result
 
 
-def survey(given: Surroundings) -> tuple[Sighting, ...]:
+def survey(context: ProcessContext) -> tuple[Sighting, ...]:
     """The answer of each environment, in order; mistakes are answers too."""
     sightings = []
     for detector in DETECTORS:
-        answer: Place | Absent | ConfigError
+        answer: TaskAssignment | Absent | ConfigError
         try:
-            answer = detector.place(given)
+            answer = detector.resolve(context)
         except ConfigError as error:
             answer = error
         sightings.append(Sighting(detector, answer))
     return tuple(sightings)
 
 
-def _chosen(given: Surroundings, environment: str) -> Place:
+def _chosen(context: ProcessContext, environment: str) -> TaskAssignment:
     detector = next((each for each in DETECTORS if each.name == environment), None)
     if detector is None:
         raise ConfigError(
             f"environment={environment!r} does not exist. There are: {', '.join(ENVIRONMENTS)}."
         )
-    answer = detector.place(given)
+    answer = detector.resolve(context)
     if isinstance(answer, Absent):
         raise ConfigError(
             f"environment={environment!r} was asked for, but {answer.reason}. Leave environment "
@@ -166,8 +166,8 @@ def _chosen(given: Surroundings, environment: str) -> Place:
     return answer
 
 
-def _reconciled(first: Place, second: Place) -> Place:
-    """The one of two places that counts.
+def _reconciled(first: TaskAssignment, second: TaskAssignment) -> TaskAssignment:
+    """The one of two assignments that counts.
 
     Raises:
         ConfigError: if they contradict each other.
@@ -186,7 +186,7 @@ def _reconciled(first: Place, second: Place) -> Place:
     )
 
 
-def _agree(first: Place, second: Place) -> bool:
+def _agree(first: TaskAssignment, second: TaskAssignment) -> bool:
     if first.size != second.size:
         return False
     if dict(first.counts) != dict(second.counts) or first.task is None or second.task is None:
@@ -198,8 +198,8 @@ def _agree(first: Place, second: Place) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """A job of several tasks, and this process's place in it.
+class Job:
+    """A job of several tasks, and which of them this process is.
 
     Attributes:
         cluster: all tasks.
@@ -213,9 +213,9 @@ class Found:
 
 
 @contextlib.contextmanager
-def found(
+def current_job(
     environ: Mapping[str, str], roles: Roles, chosen: str | None = None
-) -> Iterator[Found | None]:
+) -> Iterator[Job | None]:
     """The tasks of this process's job, from the scheduler or, under `mpirun`, from each other.
 
     This process's port is held within the block if it was chosen here.
@@ -231,14 +231,16 @@ def found(
     Raises:
         ConfigError: if two environments contradict each other, or one has a mistake.
     """
-    given = Surroundings(environ=environ, hostname=socket.gethostname(), roles=roles)
-    place = detect(given, chosen)
-    if place.size > 1 and place.cluster is not None and place.task is not None:
-        yield Found(place.cluster, place.task, place.devices)
+    context = ProcessContext(environ=environ, hostname=socket.gethostname(), roles=roles)
+    assignment = detect(context, chosen)
+    if assignment.size > 1 and assignment.cluster is not None and assignment.task is not None:
+        yield Job(assignment.cluster, assignment.task, assignment.devices)
         return
-    started = mpi.detect(environ) if place.gathers and place.environment == "mpi" else None
+    started = (
+        mpi.detect(environ) if assignment.gathers and assignment.environment == "mpi" else None
+    )
     if started is None:
         yield None
         return
     with mpi.gathered(started, roles) as (cluster, task):
-        yield Found(cluster, task, place.devices)
+        yield Job(cluster, task, assignment.devices)

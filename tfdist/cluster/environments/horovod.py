@@ -7,21 +7,28 @@ Horovod's own library finds the others (horovod/runner/gloo_run.py). With `--mpi
 
 from __future__ import annotations
 
-from tfdist.cluster.environments.base import Absent, Place, Surroundings, check_rank, number, seen
+from tfdist.cluster.environments.base import (
+    Absent,
+    ProcessContext,
+    TaskAssignment,
+    check_rank,
+    number,
+    seen,
+)
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["resolve"]
 
 _RANK, _SIZE = "HOROVOD_RANK", "HOROVOD_SIZE"
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The rank that `horovodrun` has given this process; its cluster is not known here.
 
     Raises:
         ConfigError: if only one of the variables is set, or they are not numbers.
     """
-    environ = given.environ
+    environ = context.environ
     there = [name for name in (_RANK, _SIZE) if environ.get(name)]
     if not there:
         return Absent(f"{_RANK} is not set")
@@ -35,10 +42,10 @@ def place(given: Surroundings) -> Place | Absent:
     size = number(environ, _SIZE, "horovodrun", least=1)
     source = f"{_SIZE}={size}"
     check_rank(rank, size, f"{_RANK}={rank}", source)
-    return Place(
+    return TaskAssignment(
         environment="horovod",
         reason=seen(environ, [_RANK, _SIZE, "HOROVOD_GLOO_RENDEZVOUS_ADDR"]),
-        counts=given.roles.counts(size, source),
-        task=given.roles.task(rank, size, source),
+        counts=context.roles.counts(size, source),
+        task=context.roles.task(rank, size, source),
         devices=1,
     )

@@ -21,18 +21,18 @@ from tfdist.cluster.environments import mpi
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
-    Surroundings,
+    ProcessContext,
+    TaskAssignment,
+    assign_rank,
     check_rank,
     number,
-    place_of_rank,
     same_host,
     seen,
 )
 from tfdist.cluster.spec import Address, address_mistake
 from tfdist.errors import ConfigError
 
-__all__ = ["parse", "parse_list", "place", "read"]
+__all__ = ["parse", "parse_list", "read", "resolve"]
 
 #: More slots than any machine has cores: whoever writes a larger number means a port.
 _MOST_SLOTS = 1023
@@ -91,27 +91,27 @@ def read(path: Path) -> dict[str, int]:
         raise ConfigError(f"hostfile {str(path)!r} cannot be read: {why}. Name a file.") from error
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this process among the hosts of the file.
 
     Raises:
         ConfigError: if the file cannot be read, or nothing identifies this task.
     """
-    if given.hostfile is None:
+    if context.hostfile is None:
         return Absent("no host file is named")
-    slots = read(given.hostfile)
+    slots = read(context.hostfile)
     by_rank = [host for host, count in slots.items() for _ in range(count)]
-    source = f"hostfile {str(given.hostfile)!r}"
-    rank, size, reason = _rank(given, by_rank, source)
+    source = f"hostfile {str(context.hostfile)!r}"
+    rank, size, reason = _rank(context, by_rank, source)
     if size > len(by_rank):
         raise ConfigError(
             f"{reason} counts {size} tasks, but {source} has {len(by_rank)} slots. Add slots, or "
             "start fewer tasks."
         )
     check_rank(rank, size, reason, source)
-    _check_host(given.hostname, by_rank, rank, f"{reason} and {source}")
-    return place_of_rank(
-        given,
+    _check_host(context.hostname, by_rank, rank, f"{reason} and {source}")
+    return assign_rank(
+        context,
         environment="hostfile",
         reason=f"{source}, {reason}",
         source=source,
@@ -121,9 +121,9 @@ def place(given: Surroundings) -> Place | Absent:
     )
 
 
-def _rank(given: Surroundings, by_rank: Sequence[str], source: str) -> tuple[int, int, str]:
+def _rank(context: ProcessContext, by_rank: Sequence[str], source: str) -> tuple[int, int, str]:
     """This task's rank, the number of tasks, and the origin of both."""
-    environ: Mapping[str, str] = given.environ
+    environ: Mapping[str, str] = context.environ
     if environ.get("RANK"):
         size = len(by_rank)
         if environ.get("WORLD_SIZE"):
@@ -133,13 +133,13 @@ def _rank(given: Surroundings, by_rank: Sequence[str], source: str) -> tuple[int
     if started is not None:
         reason = f"rank {started.rank} of {started.size} by {started.launcher}"
         return started.rank, started.size, reason
-    own = [rank for rank, host in enumerate(by_rank) if same_host(host, given.hostname)]
+    own = [rank for rank, host in enumerate(by_rank) if same_host(host, context.hostname)]
     if len(own) == 1:
-        return own[0], len(by_rank), f"this machine is {given.hostname}"
+        return own[0], len(by_rank), f"this machine is {context.hostname}"
     known = (
-        f"lists this machine, {given.hostname!r}, {len(own)} times"
+        f"lists this machine, {context.hostname!r}, {len(own)} times"
         if own
-        else (f"does not list this machine, {given.hostname!r}")
+        else (f"does not list this machine, {context.hostname!r}")
     )
     raise ConfigError(
         f"{source} {known}, and RANK is not set, so nothing tells which of its {len(by_rank)} "
@@ -159,9 +159,9 @@ def _check_host(hostname: str, by_rank: Sequence[str], rank: int, source: str) -
 
 def _entry(words: Sequence[str], where: str) -> tuple[str, int]:
     """The host and the slots of a line."""
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:]+):([^:]*)", words[0])
-    host = (found[1] if found else words[0]).removeprefix("[").removesuffix("]")
-    options: dict[str, str] = {"slots": found[2]} if found else {}
+    match = re.fullmatch(r"(\[[^\]]*\]|[^:]+):([^:]*)", words[0])
+    host = (match[1] if match else words[0]).removeprefix("[").removesuffix("]")
+    options: dict[str, str] = {"slots": match[2]} if match else {}
     for word in words[1:]:
         name, equals, value = word.replace("max-slots", "max_slots").partition("=")
         if name not in ("slots", "max_slots") or not equals or name in options:

@@ -23,34 +23,34 @@ from tfdist.cluster.environments import tf_config
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
-    Surroundings,
+    ProcessContext,
+    TaskAssignment,
+    assign_rank,
     check_rank,
     number,
-    place_of_rank,
     seen,
 )
 from tfdist.cluster.spec import TASK_TYPES, Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["resolve"]
 
 _REPLICAS, _PODS, _SERVICE = "TFDIST_REPLICAS", "TFDIST_PODS", "TFDIST_SERVICE"
 _INDEX = "JOB_COMPLETION_INDEX"
 _POD = "KUBERNETES_SERVICE_HOST"
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this pod.
 
     Raises:
         ConfigError: if a variable is missing or cannot be read, or the pod's name has no number.
     """
-    environ = given.environ
+    environ = context.environ
     if environ.get(_PODS):
-        return _in_sets(given)
+        return _in_sets(context)
     if environ.get(_REPLICAS) or environ.get(_SERVICE):
-        return _numbered(given)
+        return _numbered(context)
     if not environ.get(_POD):
         return Absent(f"neither {_POD} nor {_REPLICAS} nor {_PODS} is set")
     if not environ.get("TF_CONFIG"):
@@ -59,20 +59,20 @@ def place(given: Surroundings) -> Place | Absent:
             f"{own} set, but neither TF_CONFIG nor {_REPLICAS} (or {_PODS}) and {_SERVICE} are"
         )
     reason = seen(environ, [_POD, "TF_CONFIG"])
-    return tf_config.place_in(given, environ["TF_CONFIG"], "kubernetes", reason)
+    return tf_config.resolve_text(context, environ["TF_CONFIG"], "kubernetes", reason)
 
 
-def _numbered(given: Surroundings) -> Place:
-    """The place of a pod whose tasks are the pods of one set."""
-    environ = given.environ
+def _numbered(context: ProcessContext) -> TaskAssignment:
+    """The task of a pod whose tasks are the pods of one set."""
+    environ = context.environ
     for name, other in ((_REPLICAS, _SERVICE), (_SERVICE, _REPLICAS)):
         _check_with(environ, other, name)
     size = number(environ, _REPLICAS, "the pods' manifest", least=1)
-    name, rank, source = _ordinal(environ, given.hostname)
+    name, rank, source = _ordinal(environ, context.hostname)
     check_rank(rank, size, source, f"{_REPLICAS}={size}")
     service = environ[_SERVICE].strip(".")
-    return place_of_rank(
-        given,
+    return assign_rank(
+        context,
         environment="kubernetes",
         reason=seen(environ, [_REPLICAS, _SERVICE, _INDEX, "HOSTNAME"]),
         source=f"{_REPLICAS}={size}",
@@ -82,9 +82,9 @@ def _numbered(given: Surroundings) -> Place:
     )
 
 
-def _in_sets(given: Surroundings) -> Place:
-    """The place of a pod whose tasks are the pods of a set for each type."""
-    environ = given.environ
+def _in_sets(context: ProcessContext) -> TaskAssignment:
+    """The task of a pod whose tasks are the pods of a set for each type."""
+    environ = context.environ
     _check_with(environ, _PODS, _SERVICE)
     if environ.get(_REPLICAS):
         raise ConfigError(
@@ -93,19 +93,19 @@ def _in_sets(given: Surroundings) -> Place:
         )
     sets = _sets(environ[_PODS])
     counts = {kind: count for kind, (_, count) in sets.items()}
-    given.roles.check(counts, _PODS)
-    service, port = environ[_SERVICE].strip("."), given.port or DEFAULT_PORT
+    context.roles.check(counts, _PODS)
+    service, port = environ[_SERVICE].strip("."), context.port or DEFAULT_PORT
     cluster = ClusterSpec(
         {
             kind: tuple(Address(f"{name}-{i}.{service}", port) for i in range(count))
             for kind, (name, count) in sets.items()
         }
     )
-    return Place(
+    return TaskAssignment(
         environment="kubernetes",
         reason=seen(environ, [_PODS, _SERVICE, _INDEX, "HOSTNAME"]),
         counts=counts,
-        task=_own(environ, given.hostname, sets),
+        task=_own(environ, context.hostname, sets),
         cluster=cluster,
     )
 
@@ -128,14 +128,14 @@ def _sets(text: str) -> dict[str, tuple[str, int]]:
     """For each type of task the name of its pods without the number, and how many there are."""
     sets: dict[str, tuple[str, int]] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\w+)=([-.a-z0-9]+):([0-9]{1,6})\s*", part)
-        if found is None or found[1] not in TASK_TYPES or int(found[3]) < 1:
+        match = re.fullmatch(r"\s*(\w+)=([-.a-z0-9]+):([0-9]{1,6})\s*", part)
+        if match is None or match[1] not in TASK_TYPES or int(match[3]) < 1:
             raise ConfigError(
                 f"{_PODS}={text!r} has the part {part!r}, which is not TYPE=NAME:NUMBER, as in "
                 f"'worker=train-worker:4'. TYPE is one of {', '.join(TASK_TYPES)}, NAME that of a "
                 "Job or StatefulSet, and NUMBER how many pods it has."
             )
-        kind, name, count = found[1], found[2], int(found[3])
+        kind, name, count = match[1], match[2], int(match[3])
         if kind in sets or name in (other for other, _ in sets.values()):
             again = kind if kind in sets else name
             raise ConfigError(
@@ -155,13 +155,13 @@ def _sets(text: str) -> dict[str, tuple[str, int]]:
     return {kind: sets[kind] for kind in TASK_TYPES if kind in sets}
 
 
-def _check_with(environ: Mapping[str, str], given: str, needed: str) -> None:
+def _check_with(environ: Mapping[str, str], present: str, needed: str) -> None:
     """Refuses one of two variables without the other."""
     if environ.get(needed):
         return
-    numbered = f"{_PODS if given == _PODS else _REPLICAS} is their number"
+    numbered = f"{_PODS if present == _PODS else _REPLICAS} is their number"
     raise ConfigError(
-        f"{seen(environ, [given])} is set, but {needed} is not. Add both to the env of the pods: "
+        f"{seen(environ, [present])} is set, but {needed} is not. Add both to the env of the pods: "
         f"{numbered}, {_SERVICE} the name of the headless service through which they reach each "
         "other."
     )
@@ -170,15 +170,15 @@ def _check_with(environ: Mapping[str, str], given: str, needed: str) -> None:
 def _ordinal(environ: Mapping[str, str], hostname: str) -> tuple[str, int, str]:
     """The name that all pods of a set share, this one's number, and where that is from."""
     whole = environ.get("HOSTNAME") or hostname
-    found = re.fullmatch(r"(.+)-([0-9]{1,9})", whole.split(".")[0])
-    if found is None:
+    match = re.fullmatch(r"(.+)-([0-9]{1,9})", whole.split(".")[0])
+    if match is None:
         of = seen(environ, [_PODS] if environ.get(_PODS) else [_REPLICAS])
         raise ConfigError(
             f"HOSTNAME={whole!r} does not end in a number, so it does not tell which of the pods "
             f"of {of} this is. Run them as a StatefulSet, or as a Job with "
             '"completionMode: Indexed".'
         )
-    name, rank = found[1], int(found[2])
+    name, rank = match[1], int(match[2])
     if not environ.get(_INDEX):
         return name, rank, f"HOSTNAME={whole}"
     index = number(environ, _INDEX, "Kubernetes")

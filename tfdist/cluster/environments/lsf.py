@@ -9,7 +9,7 @@ The hosts are in the file LSB_DJOB_RANKFILE, one line for each slot, or in LSB_M
   MPI.
 - `blaunch` numbers its tasks in LSF_PM_TASKID, from 1, one on each slot.
 
-Ports follow from LSB_JOBID and, in a job array, LSB_JOBINDEX; see `job_ports`.
+Ports follow from LSB_JOBID and, in a job array, LSB_JOBINDEX; see `first_port`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 
 from tfdist.cluster.environments.base import (
     Absent,
-    Place,
-    Surroundings,
+    ProcessContext,
+    TaskAssignment,
+    assign_rank,
     check_rank,
     first_port,
     number,
-    place_of_rank,
     same_host,
     seen,
 )
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["resolve"]
 
 _JOB, _INDEX, _BLAUNCH = "LSB_JOBID", "LSB_JOBINDEX", "LSF_PM_TASKID"
 _RANK, _SIZE = "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"
@@ -41,27 +41,27 @@ _NAMES = (_JOB, _INDEX, _RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE, _BLAUNCH, _RANKF
 _REMEDY = "Start the tasks with jsrun or blaunch and leave their variables as they are."
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this process.
 
     Raises:
         ConfigError: if a variable is missing or cannot be read, or two contradict each other.
     """
-    environ = given.environ
+    environ = context.environ
     if not environ.get(_JOB):
         return Absent(f"{_JOB} is not set")
     if environ.get(_RANK):
-        return _of_jsrun(given)
+        return _of_jsrun(context)
     if environ.get(_BLAUNCH):
-        return _of_blaunch(given)
+        return _of_blaunch(context)
     return Absent(
         f"{seen(environ, [_JOB])} is set, but neither {_RANK} nor {_BLAUNCH}: this process is none "
         "of a job's tasks. Start it with jsrun or blaunch"
     )
 
 
-def _of_jsrun(given: Surroundings) -> Place:
-    environ = given.environ
+def _of_jsrun(context: ProcessContext) -> TaskAssignment:
+    environ = context.environ
     for name in (_SIZE, _LOCAL_RANK, _LOCAL_SIZE):
         if not environ.get(name):
             raise ConfigError(f"{seen(environ, [_RANK])} is set, but {name} is not. {_REMEDY}")
@@ -71,13 +71,13 @@ def _of_jsrun(given: Surroundings) -> Place:
     check_rank(rank, size, f"{_RANK}={rank}", source)
     hosts = list(dict.fromkeys(_slots(environ)))
     used = _used(hosts, size, local)
-    if used and local_rank == rank % local and same_host(used[rank // local], given.hostname):
-        return _placed(given, [host for host in used for _ in range(local)], rank, source)
-    return Place(
+    if used and local_rank == rank % local and same_host(used[rank // local], context.hostname):
+        return _assigned(context, [host for host in used for _ in range(local)], rank, source)
+    return TaskAssignment(
         environment="lsf",
         reason=f"{seen(environ, _NAMES)}, which do not tell which task is on which host",
-        counts=given.roles.counts(size, source),
-        task=given.roles.task(rank, size, source),
+        counts=context.roles.counts(size, source),
+        task=context.roles.task(rank, size, source),
     )
 
 
@@ -88,33 +88,35 @@ def _used(hosts: Sequence[str], size: int, local: int) -> Sequence[str]:
     return {len(hosts): hosts, len(hosts) - 1: hosts[1:]}.get(size // local, ())
 
 
-def _of_blaunch(given: Surroundings) -> Place:
-    environ = given.environ
+def _of_blaunch(context: ProcessContext) -> TaskAssignment:
+    environ = context.environ
     slots = _slots(environ)
     rank = number(environ, _BLAUNCH, "blaunch", least=1) - 1
     source = f"{_RANKFILE if environ.get(_RANKFILE) else _MCPU}={len(slots)} slots"
     check_rank(rank, len(slots), f"{_BLAUNCH}={rank + 1}, counted from 1,", source)
-    if given.hostname and not same_host(slots[rank], given.hostname):
+    if context.hostname and not same_host(slots[rank], context.hostname):
         raise ConfigError(
             f"{_BLAUNCH}={rank + 1} is the task of host {slots[rank]!r} by {source}, but this host "
-            f"is {given.hostname!r}. Let blaunch start one task on each slot of the job, or name a "
-            "host file."
+            f"is {context.hostname!r}. Let blaunch start one task on each slot of the job, or name "
+            "a host file."
         )
-    return _placed(given, slots, rank, source)
+    return _assigned(context, slots, rank, source)
 
 
-def _placed(given: Surroundings, hosts: Sequence[str], rank: int, source: str) -> Place:
-    environ = given.environ
+def _assigned(
+    context: ProcessContext, hosts: Sequence[str], rank: int, source: str
+) -> TaskAssignment:
+    environ = context.environ
     array = number(environ, _INDEX, "LSF") if environ.get(_INDEX) else 0
     most = max(Counter(hosts).values())
-    return place_of_rank(
-        given,
+    return assign_rank(
+        context,
         environment="lsf",
         reason=seen(environ, _NAMES),
         source=source,
         hosts=hosts,
         rank=rank,
-        first_port=given.port or first_port(number(environ, _JOB, "LSF"), array, most, source),
+        first_port=context.port or first_port(number(environ, _JOB, "LSF"), array, most, source),
     )
 
 

@@ -12,12 +12,19 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.cluster.environments.base import Absent, Place, Roles, Surroundings, check_rank, seen
+from tfdist.cluster.environments.base import (
+    Absent,
+    ProcessContext,
+    Roles,
+    TaskAssignment,
+    check_rank,
+    seen,
+)
 from tfdist.cluster.ports import HeldPorts
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError
 
-__all__ = ["MpiRank", "detect", "gathered", "place"]
+__all__ = ["MpiRank", "detect", "gathered", "resolve"]
 
 #: The variables of rank and size: Open MPI, then MPICH, Intel MPI and others that use Hydra.
 _VARIABLES = {
@@ -59,34 +66,34 @@ def detect(environ: Mapping[str, str]) -> MpiRank | None:
     return None
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The rank that an MPI launcher has given this process; `gathered` finds the others.
 
     Raises:
         ConfigError: if the variables are not numbers, or contradict each other.
     """
-    started = detect(given.environ)
+    started = detect(context.environ)
     if started is None:
         return Absent(f"neither {' nor '.join(rank for rank, _ in _VARIABLES.values())} is set")
     rank, size = _VARIABLES[started.launcher]
     source = f"{size}={started.size}"
     check_rank(started.rank, started.size, f"{rank}={started.rank}", source)
-    return Place(
+    return TaskAssignment(
         environment="mpi",
-        reason=seen(given.environ, [rank, size]),
-        counts=given.roles.counts(started.size, source),
-        task=given.roles.task(started.rank, started.size, source),
+        reason=seen(context.environ, [rank, size]),
+        counts=context.roles.counts(started.size, source),
+        task=context.roles.task(started.rank, started.size, source),
     )
 
 
 @contextlib.contextmanager
-def gathered(found: MpiRank, roles: Roles | None = None) -> Iterator[tuple[ClusterSpec, Task]]:
+def gathered(launched: MpiRank, roles: Roles | None = None) -> Iterator[tuple[ClusterSpec, Task]]:
     """All processes of the launcher as a cluster; this one's port is held within.
 
     Every process must call it: they wait for each other in MPI.
 
     Args:
-        found: this process's rank.
+        launched: this process's rank.
         roles: which ranks get which role; all are workers by default.
 
     Raises:
@@ -101,16 +108,16 @@ def gathered(found: MpiRank, roles: Roles | None = None) -> Iterator[tuple[Clust
         own = (_host(), held.ports[0])
         everyone = world.allgather(own) if size > 1 else [own]
         mpi.Finalize()
-        if (rank, size) != (found.rank, found.size):
+        if (rank, size) != (launched.rank, launched.size):
             raise ConfigError(
-                f"{found.launcher} says that this is rank {found.rank} of {found.size}, but the "
-                f"MPI library of mpi4py takes it for rank {rank} of {size}. They belong to "
+                f"{launched.launcher} says that this is rank {launched.rank} of {launched.size}, "
+                f"but the MPI library of mpi4py takes it for rank {rank} of {size}. They belong to "
                 "different installations of MPI: start with the mpirun of that library, or name "
                 "the library of this mpirun in MPI4PY_LIBMPI."
             )
         alone = len({host for host, _ in everyone}) == 1
         addresses = tuple(Address("127.0.0.1" if alone else host, port) for host, port in everyone)
-        asked, source = roles or Roles(), f"{found.launcher}'s {size}"
+        asked, source = roles or Roles(), f"{launched.launcher}'s {size}"
         yield asked.cluster(addresses, source), asked.task(rank, size, source)
 
 

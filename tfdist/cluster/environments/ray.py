@@ -13,43 +13,43 @@ from tfdist.cluster.environments import tf_config
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
+    ProcessContext,
     Roles,
-    Surroundings,
+    TaskAssignment,
+    assign_rank,
     check_rank,
-    place_of_rank,
     seen,
 )
 
-__all__ = ["explicit", "place"]
+__all__ = ["explicit", "resolve"]
 
 _MARKS = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task that Ray Train has given this process.
 
     Raises:
         ConfigError: if TF_CONFIG has mistakes of form.
     """
-    environ = given.environ
+    environ = context.environ
     marks = seen(environ, _MARKS)
     if not marks:
         return Absent("RAY_JOB_ID is not set")
     text = environ.get("TF_CONFIG")
     if not text:
         return Absent(f"{marks} is set, but TF_CONFIG is not, as TensorflowTrainer sets it")
-    return tf_config.place_in(given, text, "ray", seen(environ, (*_MARKS, "TF_CONFIG")))
+    return tf_config.resolve_text(context, text, "ray", seen(environ, (*_MARKS, "TF_CONFIG")))
 
 
 def explicit(
     hosts: Sequence[str], rank: int, *, roles: Roles | None = None, port: int = DEFAULT_PORT
-) -> Place:
-    """The place of an actor of one's own.
+) -> TaskAssignment:
+    """The task of an actor of one's own.
 
     Example:
         hosts = ray.get([actor.host.remote() for actor in actors])   # ray.util.get_node_ip_address
-        places = [explicit(hosts, rank) for rank in range(len(hosts))]
+        assignments = [explicit(hosts, rank) for rank in range(len(hosts))]
 
     Args:
         hosts: the host of each actor, in the order of their ranks.
@@ -62,8 +62,8 @@ def explicit(
     """
     source = f"hosts of {len(hosts)} actors"
     check_rank(rank, len(hosts), f"rank={rank}", source)
-    return place_of_rank(
-        Surroundings(environ={}, roles=roles or Roles()),
+    return assign_rank(
+        ProcessContext(environ={}, roles=roles or Roles()),
         environment="ray",
         reason=f"rank={rank} of {len(hosts)} actors, given by the program",
         source=source,

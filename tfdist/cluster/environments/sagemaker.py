@@ -15,44 +15,44 @@ from tfdist.cluster.environments import tf_config
 from tfdist.cluster.environments.base import (
     DEFAULT_PORT,
     Absent,
-    Place,
-    Surroundings,
+    ProcessContext,
+    TaskAssignment,
+    assign_rank,
     number,
-    place_of_rank,
     seen,
 )
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["resolve"]
 
 _SETTER = "the SageMaker Training Toolkit"
 _NAMES = ("SM_HOSTS", "SM_CURRENT_HOST", "SM_NUM_GPUS")
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this host.
 
     Raises:
         ConfigError: if a variable is missing or cannot be read, or this host is not in the list.
     """
-    environ = given.environ
+    environ = context.environ
     if not environ.get("SM_HOSTS"):
         return Absent("SM_HOSTS is not set")
     devices = number(environ, "SM_NUM_GPUS", _SETTER) if "SM_NUM_GPUS" in environ else 0
     if environ.get("TF_CONFIG"):
         reason = seen(environ, (*_NAMES, "TF_CONFIG"))
         text = environ["TF_CONFIG"]
-        return tf_config.place_in(given, text, "sagemaker", reason, devices=devices or None)
+        return tf_config.resolve_text(context, text, "sagemaker", reason, devices=devices or None)
     hosts = _hosts(environ["SM_HOSTS"])
     own = environ.get("SM_CURRENT_HOST")
     if own not in hosts:
-        said = f"SM_CURRENT_HOST={own!r}" if own else "SM_CURRENT_HOST is not set, so it"
+        subject = f"SM_CURRENT_HOST={own!r}" if own else "SM_CURRENT_HOST is not set, so it"
         raise ConfigError(
-            f"{said} is not one of SM_HOSTS={environ['SM_HOSTS']!r}. {_SETTER[4:]} sets both: "
+            f"{subject} is not one of SM_HOSTS={environ['SM_HOSTS']!r}. {_SETTER[4:]} sets both: "
             "run the script as its entry point, or unset SM_HOSTS."
         )
-    return place_of_rank(
-        given,
+    return assign_rank(
+        context,
         environment="sagemaker",
         reason=seen(environ, _NAMES),
         source=f"SM_HOSTS={len(hosts)} hosts",

@@ -3,7 +3,7 @@
 Slurm's variables are those of the manual page of `srun`, "OUTPUT ENVIRONMENT VARIABLES", and of
 "Heterogeneous Job Support". A batch script is not a task of a step: `srun` in it starts them.
 SLURM_JOB_ID differs for each job of an array (SLURM_ARRAY_JOB_ID does not), so that ports differ
-too; see `job_ports`.
+too; see `first_port`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfdist.cluster.environments.base import (
     Absent,
-    Place,
+    ProcessContext,
     Roles,
-    Surroundings,
+    TaskAssignment,
+    assign_rank,
     check_rank,
     first_port,
     number,
-    place_of_rank,
     seen,
 )
 from tfdist.errors import ConfigError
 
-__all__ = ["MOST_HOSTS", "expand", "expand_counts", "place"]
+__all__ = ["MOST_HOSTS", "expand", "expand_counts", "resolve"]
 
 
 # The number of GPUs that each task of a Slurm step has for itself.
@@ -48,10 +48,10 @@ def _gpus_each(environ: Mapping[str, str], tasks: int) -> int | None:
             each = _counted(environ, name)
             if each:
                 return each
-    found = _on_this_node(environ)
-    if not found:
+    on_node = _on_this_node(environ)
+    if not on_node:
         return None
-    name, gpus = found
+    name, gpus = on_node
     if gpus < tasks:
         raise ConfigError(
             f"{seen(environ, [name])} gives {gpus} GPUs to a node, but {tasks} tasks that compute "
@@ -76,10 +76,10 @@ def _listed(environ: Mapping[str, str], name: str) -> list[int]:
     """GPUs by number; Slurm also writes ranges, such as 0-3."""
     gpus: list[int] = []
     for part in environ[name].split(","):
-        found = re.fullmatch(r"(?:[\w.]+:)*([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
-        if found is None:
+        match = re.fullmatch(r"(?:[\w.]+:)*([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
+        if match is None:
             raise _gpu_mistake(environ, name, "a list of GPUs such as 0,1")
-        gpus += range(int(found[1]), int(found[2] or found[1]) + 1)
+        gpus += range(int(match[1]), int(match[2] or match[1]) + 1)
     return gpus
 
 
@@ -151,14 +151,14 @@ def expand_counts(text: str, name: str = "counts") -> list[int]:
     """
     counts: list[int] = []
     for item in text.strip().split(","):
-        found = _COUNT.fullmatch(item)
-        repeated = int(found[2] or 1) if found else 0
-        if found is None or not 0 < repeated <= MOST_HOSTS - len(counts):
+        match = _COUNT.fullmatch(item)
+        repeated = int(match[2] or 1) if match else 0
+        if match is None or not 0 < repeated <= MOST_HOSTS - len(counts):
             raise ConfigError(
                 f"{name}={text!r} is not a list of counts: {item!r} is none. Slurm writes it as "
                 "2(x3),1. Unset it, or start the tasks with srun."
             )
-        counts += [int(found[1])] * repeated
+        counts += [int(match[1])] * repeated
     return counts
 
 
@@ -188,10 +188,10 @@ def _piece(piece: str, problem: str) -> list[str]:
 
 
 def _numbers(part: str, problem: str) -> Iterator[str]:
-    found = _RANGE.fullmatch(part)
-    if found is None:
+    match = _RANGE.fullmatch(part)
+    if match is None:
         raise _hostlist_mistake(problem, f"{part!r} is not a number or a range such as 1-4")
-    first, last = found[1], found[2] or found[1]
+    first, last = match[1], match[2] or match[1]
     if int(last) < int(first) or int(last) - int(first) >= MOST_HOSTS:
         raise _hostlist_mistake(
             problem, f"{part!r} does not rise, or is longer than {MOST_HOSTS} hosts"
@@ -239,13 +239,13 @@ class _Layout:
     names: tuple[str, ...]
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this process.
 
     Raises:
         ConfigError: if a variable is missing or cannot be read, or two contradict each other.
     """
-    environ = given.environ
+    environ = context.environ
     job, step = _set(environ, _JOB), _set(environ, _STEP)
     if job is None:
         return Absent("SLURM_JOB_ID is not set")
@@ -257,21 +257,21 @@ def place(given: Surroundings) -> Place | Absent:
     check_rank(rank, len(layout.by_rank), f"SLURM_PROCID={rank}", layout.source)
     _check_own(environ, layout, rank)
     leader = _set(environ, _LEADER) if _groups(environ) > 1 else None
-    port = given.port or first_port(
+    port = context.port or first_port(
         number(environ, leader or job, _SETTER),
         number(environ, step, _SETTER),
         max(Counter(layout.by_rank).values()),
         seen(environ, layout.names),
     )
-    return place_of_rank(
-        given,
+    return assign_rank(
+        context,
         environment="slurm",
         reason=seen(environ, (job, step, *_ARRAY, *_OWN, *layout.names)),
         source=layout.source,
         hosts=[layout.nodes[node] for node in layout.by_rank],
         rank=rank,
         first_port=port,
-        devices=_devices(environ, layout, given.roles),
+        devices=_devices(environ, layout, context.roles),
     )
 
 

@@ -1,45 +1,45 @@
 """A process whose TF_CONFIG has everything: cluster, addresses, type and index.
 
 TensorFlow's own variable; people, Kubeflow, Volcano, Vertex AI, Ray Train and SageMaker write it.
-The environments that know more of who wrote it read it by `place_in`.
+The environments that know more of who wrote it read it by `resolve_text`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from tfdist.cluster.environments.base import Absent, Place, Surroundings, seen
+from tfdist.cluster.environments.base import Absent, ProcessContext, TaskAssignment, seen
 from tfdist.cluster.tf_config import parse_tf_config
 from tfdist.errors import ConfigError
 
-__all__ = ["place", "place_in"]
+__all__ = ["resolve", "resolve_text"]
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task that TF_CONFIG names.
 
     Raises:
         ConfigError: if it has mistakes of form, or other roles were asked for than it gives.
     """
-    text = given.environ.get("TF_CONFIG")
+    text = context.environ.get("TF_CONFIG")
     if not text:
         return Absent("TF_CONFIG is not set")
-    return place_in(given, text, "tf_config", seen(given.environ, ["TF_CONFIG"]))
+    return resolve_text(context, text, "tf_config", seen(context.environ, ["TF_CONFIG"]))
 
 
-def place_in(
-    given: Surroundings,
+def resolve_text(
+    context: ProcessContext,
     text: str,
     environment: str,
     reason: str,
     *,
     name: str = "TF_CONFIG",
     devices: int | None = None,
-) -> Place:
+) -> TaskAssignment:
     """The task that a text in the form of TF_CONFIG names.
 
     Args:
-        given: the roles that were asked for.
+        context: the roles that were asked for.
         text: the JSON text.
         environment: the environment's name.
         reason: the variables that were seen.
@@ -56,8 +56,8 @@ def place_in(
     counts = dict(Counter(listed.type for listed, _ in cluster.tasks()))
     if task is not None and task.type not in counts:
         counts[task.type] = 1  # An evaluator, which need not be listed.
-    given.roles.check(counts, name)
-    return Place(
+    context.roles.check(counts, name)
+    return TaskAssignment(
         environment=environment,
         reason=reason,
         counts=counts,

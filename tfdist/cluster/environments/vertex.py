@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 
 from tfdist.cluster.environments import tf_config
-from tfdist.cluster.environments.base import Absent, Place, Surroundings, seen
+from tfdist.cluster.environments.base import Absent, ProcessContext, TaskAssignment, seen
 from tfdist.errors import ConfigError
 
-__all__ = ["place"]
+__all__ = ["resolve"]
 
 _NAME = "CLUSTER_SPEC"
 _POOLS = {
@@ -26,21 +26,23 @@ _POOLS = {
 }
 
 
-def place(given: Surroundings) -> Place | Absent:
+def resolve(context: ProcessContext) -> TaskAssignment | Absent:
     """The task of this replica.
 
     Raises:
         ConfigError: if CLUSTER_SPEC or TF_CONFIG has mistakes of form.
     """
-    environ = given.environ
+    environ = context.environ
     text = environ.get(_NAME)
     if not text:
         return Absent(f"{_NAME} is not set")
     if environ.get("TF_CONFIG"):
         reason = seen(environ, [_NAME, "TF_CONFIG"])
-        return tf_config.place_in(given, environ["TF_CONFIG"], "vertex", reason)
+        return tf_config.resolve_text(context, environ["TF_CONFIG"], "vertex", reason)
     reason = seen(environ, [_NAME])
-    return tf_config.place_in(given, _in_tensorflows_words(text), "vertex", reason, name=_NAME)
+    return tf_config.resolve_text(
+        context, _in_tensorflows_words(text), "vertex", reason, name=_NAME
+    )
 
 
 def _in_tensorflows_words(text: str) -> str:

@@ -62,8 +62,8 @@ def _join_and_leave(join: Callable[[], JoinReport], parent: socket.socket) -> No
         except StartError as error:
             _send(parent, {"error": str(error)}, ())
         else:
-            found = {"seconds": report.seconds, "offer": dict(report.offer), "late": report.late}
-            _send(parent, found, report.lines)
+            outcome = {"seconds": report.seconds, "offer": dict(report.offer), "late": report.late}
+            _send(parent, outcome, report.lines)
     except KeyboardInterrupt:  # The parent has it too, and reports it.
         pass
     except BaseException:
@@ -79,11 +79,11 @@ def _end_with(parent: socket.socket) -> None:
     os._exit(0)
 
 
-def _send(parent: socket.socket, found: dict[str, Any], lines: Sequence[socket.socket]) -> None:
+def _send(parent: socket.socket, outcome: dict[str, Any], lines: Sequence[socket.socket]) -> None:
     numbers = [line.fileno() for line in lines]
     for begin in range(0, len(numbers), _BATCH):
         socket.send_fds(parent, [b"."], numbers[begin : begin + _BATCH])
-    parent.sendall(json.dumps(found).encode())
+    parent.sendall(json.dumps(outcome).encode())
 
 
 def _received(child: socket.socket) -> JoinReport:
@@ -97,12 +97,12 @@ def _received(child: socket.socket) -> JoinReport:
         text += data
     lines = tuple(socket.socket(fileno=number) for number in numbers)
     try:
-        found = json.loads(text.lstrip(b"."))
+        outcome = json.loads(text.lstrip(b"."))
     except ValueError:
         raise StartError(
             "The process that met the other tasks for this one has ended without a word. If no "
             "error is above, it was killed: see `dmesg`."
         ) from None
-    if "error" in found:
-        raise StartError(found["error"])
-    return JoinReport(found["seconds"], found["offer"], lines, found["late"])
+    if "error" in outcome:
+        raise StartError(outcome["error"])
+    return JoinReport(outcome["seconds"], outcome["offer"], lines, outcome["late"])

@@ -101,7 +101,7 @@ def _row(report: Report) -> tuple[str, ...]:
     )
 
 
-_TELL_EVERY = 1.0
+_BROADCAST_EVERY = 1.0
 #: Seconds for the tasks to look at each other, and to close their ports.
 _SECONDS_TO_AGREE = 10.0
 
@@ -136,15 +136,15 @@ class Gathering:
         Raises:
             StartError: if a task is missing at the deadline, or cannot take part.
         """
-        helpers = [asyncio.create_task(self._look_for(task)) for task in self._others]
-        helpers.append(asyncio.create_task(self._tell_regularly()))
+        helpers = [asyncio.create_task(self._confirm(task)) for task in self._others]
+        helpers.append(asyncio.create_task(self._broadcast_awaited()))
         try:
             await self._gather()
             await self._start()
             kept = self._joined.values() if self._meeting.keep_lines else ()
             lines = tuple(line.keep() for line in kept)
         except StartError as error:
-            await self._tell(kind="stop", reason=str(error))
+            await self._broadcast(kind="stop", reason=str(error))
             raise
         finally:
             for helper in helpers:
@@ -182,10 +182,10 @@ class Gathering:
             )
         await self._ask_all("close", "closed")
         self._door.close()
-        await self._tell(kind="go", offer=self._offer)
+        await self._broadcast(kind="go", offer=self._offer)
 
     async def _ask_all(self, question: str, answer: str) -> dict[Task, Message]:
-        await self._tell(kind=question)
+        await self._broadcast(kind=question)
         answers = self._answers[answer]
         try:
             async with asyncio.timeout(_SECONDS_TO_AGREE):
@@ -200,7 +200,7 @@ class Gathering:
             silent = [task for task in self._others if task not in answers]
             raise StartError(
                 "These tasks joined, but then did not answer the chief within "
-                f"{_SECONDS_TO_AGREE:g} s: {', '.join(map(self._meeting.place, silent))}."
+                f"{_SECONDS_TO_AGREE:g} s: {', '.join(map(self._meeting.describe, silent))}."
             ) from None
         return answers
 
@@ -261,8 +261,8 @@ class Gathering:
         self._differs[task] = {name: str(theirs.get(name)) for name in names}
         here = ", ".join(f"{name} {ours.get(name)}" for name in names)
         self._failure = (
-            f"The tasks do not run the same. {self._meeting.place(self._meeting.task)}, the chief, "
-            f"runs {here}.\n{table(self._reports())}\n"
+            f"The tasks do not run the same. {self._meeting.describe(self._meeting.task)}, "
+            f"the chief, runs {here}.\n{table(self._reports())}\n"
             "Install the same versions and give the same options in every task."
         )
 
@@ -272,11 +272,11 @@ class Gathering:
         self._apart[task] = apart = theirs - time.time()
         if abs(apart) > CLOCKS_APART:
             self._meeting.report(
-                f"{self._meeting.place(task)}: its clock is {apart:+.0f} s from the chief's, so "
+                f"{self._meeting.describe(task)}: its clock is {apart:+.0f} s from the chief's, so "
                 "times in logs and dates of files do not go together. Set it, as by NTP."
             )
 
-    async def _look_for(self, task: Task) -> None:
+    async def _confirm(self, task: Task) -> None:
         """Asks at a task's address who is there until it is the task."""
         pauses = pauses_between_tries()
         while (seen := await identify(self._meeting, task)) is not None:
@@ -286,13 +286,13 @@ class Gathering:
         self._confirmed.add(task)
         self._changed.set()
 
-    async def _tell_regularly(self) -> None:
+    async def _broadcast_awaited(self) -> None:
         while True:
-            await asyncio.sleep(_TELL_EVERY)
+            await asyncio.sleep(_BROADCAST_EVERY)
             if self._missing():
-                await self._tell(kind="waiting", awaited="; ".join(self._awaited()))
+                await self._broadcast(kind="waiting", awaited="; ".join(self._awaited()))
 
-    async def _tell(self, **message: object) -> None:
+    async def _broadcast(self, **message: object) -> None:
         await asyncio.gather(*(line.send(**message) for line in self._joined.values()))
 
     def _missing(self) -> list[Task]:
@@ -302,7 +302,7 @@ class Gathering:
 
     def _awaited(self) -> list[str]:
         """Each missing task with its address and the last observation there."""
-        return [f"{self._meeting.place(task)}: {self._sight(task)}" for task in self._missing()]
+        return [f"{self._meeting.describe(task)}: {self._sight(task)}" for task in self._missing()]
 
     def _sight(self, task: Task) -> str:
         seen = self._seen[task]
@@ -316,7 +316,7 @@ class Gathering:
         return f"{self._meeting.task} waits for {'; '.join(self._awaited())}"
 
     def _left(self, tasks: list[Task]) -> str:
-        names = "; ".join(f"{self._meeting.place(task)}: {self._seen[task]}" for task in tasks)
+        names = "; ".join(f"{self._meeting.describe(task)}: {self._seen[task]}" for task in tasks)
         return f"A task left during the start, see its own log. {names}"
 
     def _reports(self) -> list[Report]:

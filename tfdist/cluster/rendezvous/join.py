@@ -69,7 +69,7 @@ class Joining:
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
         self._door = Door(str(meeting.task), on_join=None)
-        self._chief = meeting.place(meeting.chief)
+        self._chief = meeting.describe(meeting.chief)
         self._seen = "not tried yet"
         self._joined = False
         self._awaited = ""
@@ -181,7 +181,7 @@ class Joining:
         following = (everyone[position + 1 :] + everyone[:position])[:_NEIGHBOURS]
         seen = await asyncio.gather(*(identify(self._meeting, task) for task in following))
         return [
-            f"{self._meeting.task} tried to reach {self._meeting.place(task)}: {text}"
+            f"{self._meeting.task} tried to reach {self._meeting.describe(task)}: {text}"
             for task, text in zip(following, seen, strict=True)
             if text is not None
         ]

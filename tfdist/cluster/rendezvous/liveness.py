@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from tfdist.cluster.rendezvous.transport import encode
 from tfdist.cluster.spec import Address
 
-__all__ = ["End", "await_end", "await_silence", "hold", "say_farewell"]
+__all__ = ["End", "await_end", "await_silence", "hold", "send_farewell"]
 
 #: Seconds of silence after which the chief counts as gone, and between two looks at it.
 _SECONDS_TO_BE_GONE = 10.0
-_LOOK_EVERY = 2.0
+_PROBE_EVERY = 2.0
 #: Seconds for a chief that has sent its farewell to end.
 _SECONDS_TO_LEAVE = 5.0
 _LONGEST_MESSAGE = 1 << 16
@@ -54,14 +54,14 @@ class End:
 def hold(lines: Iterable[socket.socket]) -> None:
     """Keeps the lines of the chief open as long as its process lives.
 
-    If the program does not call `say_farewell`, that is done at its exit.
+    If the program does not call `send_farewell`, that is done at its exit.
     """
     if not _held:
-        atexit.register(_say_farewell_at_exit)
+        atexit.register(_send_farewell_at_exit)
     _held.extend(lines)
 
 
-def say_farewell(status: int) -> None:
+def send_farewell(status: int) -> None:
     """Sends the chief's exit status to all servers.
 
     The lines stay open until the process has ended: TensorFlow still talks to the servers then.
@@ -72,7 +72,7 @@ def say_farewell(status: int) -> None:
     while _held:
         line = _held.pop()
         with contextlib.suppress(OSError):
-            line.settimeout(_LOOK_EVERY)
+            line.settimeout(_PROBE_EVERY)
             line.sendall(encode(kind="farewell", status=status))
         line.detach()
 
@@ -104,7 +104,7 @@ def await_end(line: socket.socket) -> End:
 
 
 def await_silence(
-    address: Address, every: float = _LOOK_EVERY, gone: float = _SECONDS_TO_BE_GONE
+    address: Address, every: float = _PROBE_EVERY, gone: float = _SECONDS_TO_BE_GONE
 ) -> End:
     """Waits until nobody has listened at the chief's address for some seconds.
 
@@ -117,7 +117,7 @@ def await_silence(
     """
     seen = time.monotonic()
     while True:
-        problem = _look(address, every)
+        problem = _probe(address, every)
         if problem is None:
             seen = time.monotonic()
         elif time.monotonic() - seen >= gone:
@@ -125,8 +125,8 @@ def await_silence(
         time.sleep(every)
 
 
-def _say_farewell_at_exit() -> None:
-    say_farewell(0 if getattr(sys, "last_value", None) is None else 1)
+def _send_farewell_at_exit() -> None:
+    send_farewell(0 if getattr(sys, "last_value", None) is None else 1)
 
 
 def _keep_alive(line: socket.socket) -> None:
@@ -146,7 +146,7 @@ def _read(data: bytes) -> End:
     return End(status, f"it ended with exit status {status}")
 
 
-def _look(address: Address, timeout: float) -> str | None:
+def _probe(address: Address, timeout: float) -> str | None:
     """The reason why the chief cannot be reached, or None if it can."""
     try:
         socket.create_connection((address.host, address.port), timeout).close()

@@ -259,12 +259,12 @@ async def _resolve(address: Address) -> list[str]:
         else:
             answer.set_exception(result)
 
-    def look_up() -> None:
+    def resolve() -> None:
         result: list[str] | OSError
         try:
-            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-            result = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            entries = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+            result = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         except OSError as error:
             result = error
         except UnicodeError:
@@ -272,7 +272,7 @@ async def _resolve(address: Address) -> list[str]:
         with contextlib.suppress(RuntimeError):  # The loop has been closed: nobody waits.
             loop.call_soon_threadsafe(settle, result)
 
-    threading.Thread(target=look_up, name=f"look up {address.host}", daemon=True).start()
+    threading.Thread(target=resolve, name=f"look up {address.host}", daemon=True).start()
     return await answer
 
 
@@ -357,7 +357,7 @@ class Meeting:
         """The task that all others connect to."""
         return self.cluster.chief
 
-    def place(self, task: Task) -> str:
+    def describe(self, task: Task) -> str:
         """A task and its address, in words."""
         return f"{task} at {self.cluster.address(task)}"
 
@@ -418,7 +418,7 @@ async def open_door(meeting: Meeting, door: Door) -> None:
     host = listening_host(meeting)
     seconds = min(_SECONDS_FOR_OWN_PORT, meeting.timeout)
     deadline = time.monotonic() + seconds
-    told = False
+    reported = False
     while True:
         try:
             await door.open(meeting.address.port, host)
@@ -426,8 +426,8 @@ async def open_door(meeting: Meeting, door: Door) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise StartError(await _port_problem(meeting, error, host)) from error
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 port = meeting.address.port
                 meeting.report(f"{meeting.task} waits up to {seconds:g} s for its own port {port}")
         await asyncio.sleep(0.2)

@@ -91,9 +91,9 @@ def _configured_backend(environ: Mapping[str, str]) -> tuple[pathlib.Path, str |
 def _devices(environ: Mapping[str, str]) -> Finding:
     cpus = cpu_count()
     host = f"{cpus} CPU core{'s' if cpus > 1 else ''}, {memory() / _GIB:.1f} GiB of memory"
-    found = resources.visible(environ)
-    if found:
-        return _compared(found, environ, host)
+    gpus = resources.visible(environ)
+    if gpus:
+        return _compared(gpus, environ, host)
     hidden = resources.visible({k: v for k, v in environ.items() if k != "CUDA_VISIBLE_DEVICES"})
     if hidden:
         value = environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -102,19 +102,19 @@ def _devices(environ: Mapping[str, str]) -> Finding:
     return Finding("ok", "Devices", f"no NVIDIA GPU; {host}")
 
 
-def _compared(found: tuple[str, ...], environ: Mapping[str, str], host: str) -> Finding:
+def _compared(gpus: tuple[str, ...], environ: Mapping[str, str], host: str) -> Finding:
     """The GPUs that are counted, compared with those that TensorFlow sees."""
-    names = ", ".join(found)
+    names = ", ".join(gpus)
     seen = _of_tensorflow(environ)
     if seen is None:
-        problem = f"{len(found)} GPU (number {names}), but TensorFlow could not be asked; {host}"
+        problem = f"{len(gpus)} GPU (number {names}), but TensorFlow could not be asked; {host}"
         return warning("Devices", problem, 'Try: python -c "import tensorflow".')
     count, cuda = seen
     listed = environment.read("CUDA_VISIBLE_DEVICES", environ)
-    differ = resources.disagreement(found, count, cuda=cuda, listed=listed)
+    differ = resources.disagreement(gpus, count, cuda=cuda, listed=listed)
     if differ is not None:
         return error("Devices", f"{differ[0]} {host}", differ[1])
-    return Finding("ok", "Devices", f"{len(found)} GPU (number {names}); {host}")
+    return Finding("ok", "Devices", f"{len(gpus)} GPU (number {names}); {host}")
 
 
 def _of_tensorflow(environ: Mapping[str, str]) -> tuple[int, bool] | None:
@@ -139,8 +139,8 @@ def _of_tensorflow(environ: Mapping[str, str]) -> tuple[int, bool] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = re.search(r"^tfdist (\d+) ([01])$", answer.stdout, re.MULTILINE)
-    return (int(said[1]), said[2] == "1") if said else None
+    match = re.search(r"^tfdist (\d+) ([01])$", answer.stdout, re.MULTILINE)
+    return (int(match[1]), match[2] == "1") if match else None
 
 
 def cpu_count() -> int:
@@ -241,9 +241,11 @@ def versions() -> dict[str, str]:
     """
     names = {"tfdist": ("tfdist",), "TensorFlow": ("tensorflow", *_OTHER_TENSORFLOWS)}
     names |= {shown: (name,) for name, shown in _SHOWN.items() if shown not in names}
-    found = {shown: filter(None, map(installed_version, each)) for shown, each in names.items()}
+    candidates = {
+        shown: filter(None, map(installed_version, each)) for shown, each in names.items()
+    }
     return {"Python": platform.python_version()} | {
-        shown: version for shown, each in found.items() if (version := next(each, None))
+        shown: version for shown, each in candidates.items() if (version := next(each, None))
     }
 
 
@@ -274,15 +276,15 @@ def _required_python() -> str:
 
 def ranges(requirements: Iterable[str], extra: str = "") -> dict[str, str]:
     """The version ranges of requirements such as `keras>=3.15,<3.16`, and of those of an extra."""
-    found = {}
+    bounds = {}
     for requirement in requirements:
         text, _, marker = requirement.partition(";")
         match = re.match(r"\s*([\w.-]+)\s*(?:\[[^]]*\])?\s*(.*)", text)
         if match and ("extra" not in marker or f'extra == "{extra}"' in marker.replace("'", '"')):
             parts = [part.strip() for part in match[2].strip("() ").split(",") if part.strip()]
             # The lower bound first: it is what people look for.
-            found[match[1].lower()] = ",".join(sorted(parts, reverse=True))
-    return found
+            bounds[match[1].lower()] = ",".join(sorted(parts, reverse=True))
+    return bounds
 
 
 def in_range(version: str, wanted: str) -> bool:

@@ -53,16 +53,16 @@ def _no_task(reading: Reading) -> Iterator[Finding]:
 
 
 def _hosts(reading: Reading) -> Iterator[Finding]:
-    found = [(entry, entry.address) for entry in reading.listed if entry.address is not None]
-    for entry, address in found:
+    addressed = [(entry, entry.address) for entry in reading.listed if entry.address is not None]
+    for entry, address in addressed:
         if is_any_address(address.host):
             yield error(
                 entry.where,
                 f'"{address}" means all interfaces of a machine: no other task can call it.',
                 "Write the machine's name or address; 127.0.0.1 if all tasks run on one machine.",
             )
-    local = [(e, a) for e, a in found if is_loopback(a.host)]
-    others = [a for _, a in found if not is_loopback(a.host) and not is_any_address(a.host)]
+    local = [(e, a) for e, a in addressed if is_loopback(a.host)]
+    others = [a for _, a in addressed if not is_loopback(a.host) and not is_any_address(a.host)]
     if local and others:
         entry, address = local[0]
         yield error(
@@ -215,23 +215,23 @@ class ThisMachine:
 
         In daemon threads: a lookup cannot be cancelled and may outlast any deadline.
         """
-        found = dict.fromkeys(hosts, Resolution(late=True))
-        waiting = list(found)
+        resolutions = dict.fromkeys(hosts, Resolution(late=True))
+        waiting = list(resolutions)
 
-        def look_up() -> None:
+        def resolve_waiting() -> None:
             with contextlib.suppress(IndexError):  # All have been taken.
                 while True:
                     host = waiting.pop()
-                    found[host] = _look_up(host)
+                    resolutions[host] = _resolve(host)
 
-        count = min(_LOOKUPS_AT_ONCE, len(found))
-        threads = [threading.Thread(target=look_up, daemon=True) for _ in range(count)]
+        count = min(_LOOKUPS_AT_ONCE, len(resolutions))
+        threads = [threading.Thread(target=resolve_waiting, daemon=True) for _ in range(count)]
         deadline = time.monotonic() + self.lookup_seconds
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        return dict(found)
+        return dict(resolutions)
 
     def owns(self, address: str) -> bool:
         """Whether an IP address is this machine's."""
@@ -245,12 +245,12 @@ class ThisMachine:
             return False
 
 
-def _look_up(host: str) -> Resolution:
+def _resolve(host: str) -> Resolution:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
         return Resolution(failure=getattr(problem, "strerror", None) or str(problem))
-    return Resolution(tuple(dict.fromkeys(str(entry[4][0]) for entry in found)))
+    return Resolution(tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
 
 
 def network_findings(reading: Reading, network: Network) -> Iterator[Finding]:

@@ -145,13 +145,13 @@ def _read_job(name: str, entries: object) -> tuple[list[Listed], list[Finding]]:
         return [], [*findings, error(where, f"{quoted(entries)} is not a list.", remedy)]
     listed: list[Listed] = []
     for key, text in _numbered(entries):
-        place = f"{where}[{key}]"
+        key_path = f"{where}[{key}]"
         if not re.fullmatch("0|[1-9][0-9]{0,8}", key):
             problem = f'"{key}" is not the number of a task.'
-            findings.append(error(place, problem, 'Number the tasks "0", "1", …'))
+            findings.append(error(key_path, problem, 'Number the tasks "0", "1", …'))
             continue
-        address, mistakes = _read_address(place, text)
-        listed.append(Listed(Task(kind, int(key)), place, address))
+        address, mistakes = _read_address(key_path, text)
+        listed.append(Listed(Task(kind, int(key)), key_path, address))
         findings += mistakes
     return listed, findings
 
@@ -274,9 +274,9 @@ def _not_an_object(value: object, where: str) -> Finding:
 
 
 def _syntax_finding(text: str, where: str, problem: json.JSONDecodeError) -> Finding:
-    place = f"line {problem.lineno}, column {problem.colno}"
+    position = f"line {problem.lineno}, column {problem.colno}"
     near = " ".join(text[max(0, problem.pos - _AROUND) : problem.pos + _AROUND].split())
-    what = f"This is not JSON: {problem.msg} at {place}, near `{near}`."
+    what = f"This is not JSON: {problem.msg} at {position}, near `{near}`."
     return error(where, what, _hint(text.strip(), text, problem.pos))
 
 
@@ -376,12 +376,12 @@ def _read_index(task: Mapping[str, object]) -> tuple[int | None, list[Finding]]:
         return None, [error(where, 'The task has no "index".', remedy)]
     index = task["index"]
     if isinstance(index, str) and re.fullmatch("[0-9]{1,9}", index.strip()):
-        found = warning(
+        finding = warning(
             where,
             f"{quoted(index)} is a string. TensorFlow reads it as a number, others may not.",
             f'Write "index": {int(index)}.',
         )
-        return int(index), [found]
+        return int(index), [finding]
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
         problem = f"{quoted(index)} is not the number of a task."
         return None, [error(where, problem, "Write a whole number from 0, without quotes.")]

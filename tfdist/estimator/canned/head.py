@@ -187,8 +187,8 @@ class Head(abc.ABC):
                 return EstimatorSpec(mode, predictions, export_outputs=outputs)
             loss = self.loss(labels, logits, features, mode, regularization_losses)
             if mode == ModeKeys.EVAL:
-                found = self.eval_metric_ops(features, logits, labels, regularization_losses)
-                return EstimatorSpec(mode, predictions, loss, eval_metric_ops=found)
+                metric_ops = self.eval_metric_ops(features, logits, labels, regularization_losses)
+                return EstimatorSpec(mode, predictions, loss, eval_metric_ops=metric_ops)
         step = _step(optimizer, train_op_fn, trainable_variables)
         if update_ops is None:
             update_ops = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)

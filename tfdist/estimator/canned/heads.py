@@ -197,13 +197,13 @@ class MultiLabelHead(_ClassHead):
             self._known_class(each) for each in classes_for_class_based_metrics or ()
         ]
 
-    def _known_class(self, given: int | str) -> int:
-        if isinstance(given, str) and given in (self._vocabulary or ()):
-            return (self._vocabulary or ()).index(given)
-        if isinstance(given, int) and 0 <= given < self._n_classes:
-            return given
+    def _known_class(self, label: int | str) -> int:
+        if isinstance(label, str) and label in (self._vocabulary or ()):
+            return (self._vocabulary or ()).index(label)
+        if isinstance(label, int) and 0 <= label < self._n_classes:
+            return label
         raise ConfigError(
-            f"classes_for_class_based_metrics has {given!r}, which is no class. Give numbers from "
+            f"classes_for_class_based_metrics has {label!r}, which is no class. Give numbers from "
             f"0 to {self._n_classes - 1}, or names of label_vocabulary."
         )
 

@@ -113,14 +113,14 @@ def patch(source: Path, choice: Choice) -> None:
             continue
         path = source / change.path
         lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-        found = [number for number, line in enumerate(lines) if change.old in line]
-        if len(found) != 1:
+        matches = [number for number, line in enumerate(lines) if change.old in line]
+        if len(matches) != 1:
             raise TfdistError(
                 f"The source of Horovod {VERSION} is not as it was released: {change.path} has "
-                f"{change.old!r} {len(found)} times instead of once. Look at the index that pip "
+                f"{change.old!r} {len(matches)} times instead of once. Look at the index that pip "
                 "uses."
             )
-        lines[found[0]] = change.new
+        lines[matches[0]] = change.new
         path.write_text("".join(lines))
 
 
@@ -203,20 +203,20 @@ def _get_packages(shop: Workshop) -> None:
 
 def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
     """The changes to the environment of the build's commands."""
-    given = environment.snapshot()
+    environ = environment.snapshot()
     unset: dict[str, str | None] = {
-        name: None for name in given if name.startswith("HOROVOD_") and name not in KEPT_VARIABLES
+        name: None for name in environ if name.startswith("HOROVOD_") and name not in KEPT_VARIABLES
     }
     # Variables that `make test` would hand down to the make of the build.
     unset |= dict.fromkeys(("MAKELEVEL", "MFLAGS", "MAKEOVERRIDES"))
-    folders = (str(shop.packages / "bin"), given.get("PATH", ""))
+    folders = (str(shop.packages / "bin"), environ.get("PATH", ""))
     jobs = str(_jobs())
     # Leaves out what only a debugger reads: nine tenths of the library.
     strip = " -Wl,--strip-debug" if sys.platform.startswith("linux") else ""
     return {
         **unset,
         **choice.variables(),
-        **(_cuda(given) if choice.nccl else {}),
+        **(_cuda(environ) if choice.nccl else {}),
         "PATH": os.pathsep.join(folders),
         "PYTHONPATH": str(shop.packages),
         "CXX": shop.tools.compiler,
@@ -226,13 +226,13 @@ def _changes(shop: Workshop, choice: Choice) -> dict[str, str | None]:
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "HOROVOD_CMAKE": shop.tools.cmake or str(shop.packages / "bin" / "cmake"),
         "CMAKE_GENERATOR": "Unix Makefiles" if shop.tools.make else "Ninja",
-        "LDFLAGS": f"{given.get('LDFLAGS', '')}{strip}".strip(),
+        "LDFLAGS": f"{environ.get('LDFLAGS', '')}{strip}".strip(),
     }
 
 
-def _cuda(given: Mapping[str, str]) -> dict[str, str]:
+def _cuda(environ: Mapping[str, str]) -> dict[str, str]:
     """The directory of CUDA; left to itself the build may find an nvcc that lies elsewhere."""
-    nvcc = find_nvcc(given)
+    nvcc = find_nvcc(environ)
     home = nvcc.resolve().parent.parent if nvcc else None
     if home is None or not (home / "include" / "cuda_runtime.h").is_file():
         return {}

@@ -56,8 +56,8 @@ _PIP = (sys.executable, "-m", "pip", "install")
 def operations() -> tuple[str, ...]:
     """With what the installed Horovod exchanges tensors: of Gloo, MPI and NCCL."""
     spec = importlib.util.find_spec("horovod")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        for library in sorted(Path(place, "tensorflow").glob("mpi_lib*.so")):
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for library in sorted(Path(folder, "tensorflow").glob("mpi_lib*.so")):
             with library.open("rb") as file:
                 if library.stat().st_size == 0:
                     return ()
@@ -76,12 +76,12 @@ def is_intact() -> bool:
 
 
 def _is_intact(path: importlib.metadata.PackagePath) -> bool:
-    place = Path(str(path.locate()))
+    file = Path(str(path.locate()))
     if path.hash is None:  # Compiled Python, which is made anew, and the list itself.
         return True
-    if not place.is_file() or place.stat().st_size != (path.size or 0):
+    if not file.is_file() or file.stat().st_size != (path.size or 0):
         return False
-    digest = hashlib.new(path.hash.mode, place.read_bytes()).digest()
+    digest = hashlib.new(path.hash.mode, file.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == path.hash.value
 
 
@@ -97,10 +97,10 @@ def fits(choice: Choice, tensorflow: str) -> bool:
 
 def get_dependencies(commands: Commands, folder: Path | None) -> None:
     """Installs the packages that Horovod imports, by default into this Python environment."""
-    place = [] if folder is None else ["--target", str(folder)]
+    target = [] if folder is None else ["--target", str(folder)]
     commands.run(
         "The installation of what Horovod needs by pip",
-        [*_PIP, *place, *_DEPENDENCIES],
+        [*_PIP, *target, *_DEPENDENCIES],
         changes={"PIP_USER": "0"} if folder else None,
         hint=PIP_HINT,
     )

@@ -171,12 +171,12 @@ def tensorflow_version() -> str:
     return version
 
 
-def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
+def check(choice: Choice, directories: Mapping[str, tuple[Path, int]]) -> Tools:
     """Looks for all that the build needs.
 
     Args:
         choice: the features to build.
-        places: the use of each directory that is written to, and the bytes it needs.
+        directories: the use of each directory that is written to, and the bytes it needs.
 
     Raises:
         ConfigError: if something is missing; the message lists it all.
@@ -184,7 +184,7 @@ def check(choice: Choice, places: Mapping[str, tuple[Path, int]]) -> Tools:
     environ = environment.snapshot()
     missing: list[str] = []
     compiler = _find_compiler(environ, missing)
-    missing += [*_missing_libraries(choice, environ), *_missing_room(places)]
+    missing += [*_missing_libraries(choice, environ), *_missing_room(directories)]
     if missing:
         count = "1 thing is" if len(missing) == 1 else f"{len(missing)} things are"
         lines = "\n".join(f"  - {each}" for each in missing)
@@ -204,12 +204,12 @@ def _find_compiler(environ: Mapping[str, str], missing: list[str]) -> str:
                 return shlex.join(command)
             problems[shlex.join(command)] = problem
     looked = f"CXX={named!r} is not" if named else f"none of {', '.join(_COMPILERS)} is"
-    told = f"{looked} in PATH"
+    detail = f"{looked} in PATH"
     if problems:
         first, problem = next(iter(problems.items()))
-        told = f"{first} cannot compile it ({problem})"
+        detail = f"{first} cannot compile it ({problem})"
     missing.append(
-        f"A C++17 compiler: {told}. Install one, with its standard library: apt install g++, or "
+        f"A C++17 compiler: {detail}. Install one, with its standard library: apt install g++, or "
         "dnf install gcc-c++."
     )
     return ""
@@ -279,8 +279,8 @@ def _missing_libraries(choice: Choice, environ: Mapping[str, str]) -> Iterator[s
         )
 
 
-def _missing_room(places: Mapping[str, tuple[Path, int]]) -> Iterator[str]:
-    for purpose, (path, wanted) in places.items():
+def _missing_room(directories: Mapping[str, tuple[Path, int]]) -> Iterator[str]:
+    for purpose, (path, wanted) in directories.items():
         there = next(each for each in (path, *path.absolute().parents) if each.exists())
         free = shutil.disk_usage(there).free
         if free < wanted:

@@ -56,8 +56,8 @@ def _add_up() -> int:
     import tensorflow
 
     horovod.init()
-    given = tensorflow.constant([1.0, 2.0, 3.0]) * (horovod.rank() + 1)
-    total = horovod.allreduce(given, op=horovod.Sum).numpy().tolist()
+    values = tensorflow.constant([1.0, 2.0, 3.0]) * (horovod.rank() + 1)
+    total = horovod.allreduce(values, op=horovod.Sum).numpy().tolist()
     rank, size = horovod.rank(), horovod.size()
     horovod.shutdown()
     sys.stdout.write(f"rank {rank} of {size}: the sum is {total}\n")
@@ -80,12 +80,12 @@ def verify(commands: Commands, folder: Path | None = None, seconds: float = SECO
     Raises:
         CommandError: if they do not get the right sum in time.
     """
-    given = environment.snapshot()
+    environ = environment.snapshot()
     changes: dict[str, str | None] = {
-        name: None for name in given if name.startswith("HOROVOD_") or name == "TF_CONFIG"
+        name: None for name in environ if name.startswith("HOROVOD_") or name == "TF_CONFIG"
     }
     if folder is not None:
-        paths = (str(folder), given.get("PYTHONPATH", ""))
+        paths = (str(folder), environ.get("PYTHONPATH", ""))
         changes["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     changes |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     commands.run(

@@ -54,10 +54,10 @@ class Entry:
 
     def store(self, wheel: Path) -> Path:
         """Copies a wheel here. It is there as a whole or not at all, whatever happens."""
-        place = self.folder / wheel.name
-        with atomic_io.replacing(str(place)) as partial:
+        stored = self.folder / wheel.name
+        with atomic_io.replacing(str(stored)) as partial:
             shutil.copyfile(wheel, partial)
-        return place
+        return stored
 
     def discard(self) -> None:
         """Removes the wheel."""
@@ -99,11 +99,11 @@ def entry(choice: Choice, tensorflow: str) -> Entry:
 
 def _digest(choice: Choice) -> str:
     """A digest of all else that decides whether a wheel built there runs here."""
-    given = environment.snapshot()
+    environ = environment.snapshot()
     mpi = [shutil.which("mpicxx")] if choice.mpi else []
-    cuda = [str(find_nvcc(given)), str(find_nccl(given))] if choice.nccl else []
+    cuda = [str(find_nvcc(environ)), str(find_nccl(environ))] if choice.nccl else []
     names = (*KEPT_VARIABLES, *_COMPILER_VARIABLES)
-    variables = {name: given[name] for name in names if given.get(name)}
+    variables = {name: environ[name] for name in names if environ.get(name)}
     machine = [platform.libc_ver(), sysconfig.get_platform(), _instructions()]
     facts = [variables, machine, mpi, cuda]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

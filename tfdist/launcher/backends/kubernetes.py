@@ -91,7 +91,7 @@ class ContainerJob:
             _check_label(self.namespace, "--namespace", 63, letter=False)
 
     @property
-    def served(self) -> bool:
+    def has_servers(self) -> bool:
         """Whether the chief has parameter servers, so that it trains nothing itself."""
         return "ps" in self.counts
 
@@ -112,7 +112,7 @@ class ContainerJob:
 
     def gpus_of(self, kind: str) -> int:
         """GPUs of each task of a type."""
-        trains = kind == "worker" or (kind == "chief" and not self.served)
+        trains = kind == "worker" or (kind == "chief" and not self.has_servers)
         return self.gpus if trains else 0
 
 
@@ -227,7 +227,7 @@ def jobs(job: ContainerJob) -> tuple[str, ...]:
 
 def _set(job: ContainerJob, kind: str) -> str:
     """The name of a type's pods, without their numbers."""
-    return f"{job.name}-{kind}" if job.served else job.name
+    return f"{job.name}-{kind}" if job.has_servers else job.name
 
 
 def _service(job: ContainerJob) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def _template(job: ContainerJob, kind: str) -> dict[str, Any]:
 
 def _variables(job: ContainerJob) -> list[dict[str, str]]:
     """The variables by which a pod finds the others: `tfdist.cluster.environments.kubernetes`."""
-    if job.served:
+    if job.has_servers:
         sets = ",".join(f"{kind}={_set(job, kind)}:{count}" for kind, count in job.counts.items())
         who = {"name": "TFDIST_PODS", "value": sets}
     else:
@@ -321,18 +321,15 @@ def compose_document(job: ContainerJob) -> dict[str, Any]:
 
 def _compose_service(job: ContainerJob, cluster: ClusterSpec, task: Task) -> dict[str, Any]:
     gpus = job.gpus_of(task.type)
-    place = {} if job.alone else {"environment": {"TF_CONFIG": cluster.tf_config(task)}}
+    device = {"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}
+    environment = {} if job.alone else {"environment": {"TF_CONFIG": cluster.tf_config(task)}}
     return {
         "image": job.image,
         "command": [_literal(word) for word in job.command],
-        **place,
+        **environment,
         "stop_grace_period": f"{job.stop_seconds}s",
-        **({"deploy": {"resources": {"reservations": _devices(gpus)}}} if gpus else {}),
+        **({"deploy": {"resources": {"reservations": {"devices": [device]}}}} if gpus else {}),
     }
-
-
-def _devices(gpus: int) -> dict[str, Any]:
-    return {"devices": [{"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}]}
 
 
 # A job as Kubeflow's TFJob, whose operator makes the pods and writes their TF_CONFIG.
@@ -352,7 +349,7 @@ def tfjob_documents(job: ContainerJob) -> tuple[dict[str, Any], ...]:
             "metadata": _metadata(job, job.name),
             "spec": {
                 # All workers have the same result; the first of them to end is not the job's end.
-                **({} if job.served else {"successPolicy": "AllWorkers"}),
+                **({} if job.has_servers else {"successPolicy": "AllWorkers"}),
                 # Ends the servers with the job, and leaves the logs of the pods that have ended.
                 "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
                 "tfReplicaSpecs": {

@@ -62,8 +62,8 @@ def progress(seen: Sequence[Seen]) -> tuple[set[str], dict[str, str]]:
             if condition["type"] in _DONE:
                 done.add(name)
             elif condition["type"] in _FAILED:
-                told = (condition.get("reason"), condition.get("message"))
-                failed[name] = ": ".join(text for text in told if text)
+                parts = (condition.get("reason"), condition.get("message"))
+                failed[name] = ": ".join(text for text in parts if text)
     return done, failed
 
 
@@ -82,7 +82,7 @@ def running(pod: Seen) -> bool:
 
 def waiting(seen: Sequence[Seen]) -> dict[str, str]:
     """The pods that wait for something that may never come, such as an image, with the reason."""
-    found = {}
+    reasons = {}
     for pod in _pods(seen):
         status = pod.get("status", {})
         whys = [
@@ -98,8 +98,8 @@ def waiting(seen: Sequence[Seen]) -> dict[str, str]:
         for why in whys:
             if why.get("reason") and why["reason"] not in _ORDINARY:
                 text = f"{why['reason']}: {why['message']}" if why.get("message") else why["reason"]
-                found[pod["metadata"]["name"]] = text
-    return found
+                reasons[pod["metadata"]["name"]] = text
+    return reasons
 
 
 def failure(seen: Sequence[Seen]) -> Failure | None:
@@ -107,7 +107,7 @@ def failure(seen: Sequence[Seen]) -> Failure | None:
 
     Those that a signal has ended come last: a Job that has failed ends its other pods so.
     """
-    found = []
+    candidates = []
     for pod in _pods(seen):
         name, status = pod["metadata"]["name"], pod.get("status", {})
         for container in status.get("containerStatuses") or ():
@@ -116,11 +116,11 @@ def failure(seen: Sequence[Seen]) -> Failure | None:
                 code, reason = int(ended["exitCode"]), ended.get("reason", "Error")
                 late = code in (137, 143) and reason == "Error"
                 why = f"exit status {code} ({reason})"
-                found.append((late, ended.get("finishedAt", ""), Failure(name, code, why)))
+                candidates.append((late, ended.get("finishedAt", ""), Failure(name, code, why)))
         if status.get("phase") == "Failed" and status.get("reason"):
             why = f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
-            found.append((False, status.get("startTime", ""), Failure(name, 1, why)))
-    return min(found, key=lambda each: each[:2])[2] if found else None
+            candidates.append((False, status.get("startTime", ""), Failure(name, 1, why)))
+    return min(candidates, key=lambda each: each[:2])[2] if candidates else None
 
 
 def _ended(container: Seen) -> Seen | None:
@@ -228,8 +228,8 @@ class Kubectl:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as late:
-            said = late.stdout or b""
-            text = said.decode(errors="replace") if isinstance(said, bytes) else said
+            output = late.stdout or b""
+            text = output.decode(errors="replace") if isinstance(output, bytes) else output
             return text, f"no answer within {_SECONDS:g} s ({' '.join(command[:3])} …)"
         problem = done.stderr.strip() or f"exit status {done.returncode}"
         return done.stdout, problem if done.returncode else None
@@ -309,7 +309,7 @@ class Watch:
         self._pod = pod
         self._notify = notify
         self._log: _LogStream | None = None
-        self._told: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._done_at: float | None = None
 
     def until_end(self, stopped: Callable[[], object]) -> int | None:
@@ -325,7 +325,7 @@ class Watch:
         try:
             while status is None and not stopped():
                 seen = self._kubectl.seen(self._kinds, self._selector)
-                self._tell(seen)
+                self._show_waiting(seen)
                 self._follow(seen)
                 status = self._status(seen)
                 until = time.monotonic() + _EVERY
@@ -373,10 +373,10 @@ class Watch:
         elif pod["status"]["phase"] == "Running":
             self._log.mend()
 
-    def _tell(self, seen: Sequence[Seen]) -> None:
+    def _show_waiting(self, seen: Sequence[Seen]) -> None:
         """Shows once why each pod waits."""
         now = waiting(seen)
         for pod, why in now.items():
-            if self._told.get(pod) != why:
+            if self._shown.get(pod) != why:
                 self._notify(f"pod {pod} waits: {why}")
-        self._told = now
+        self._shown = now

@@ -27,7 +27,7 @@ from tfdist import environment
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError, StartError
 from tfdist.launcher.backends import ray_relay
-from tfdist.launcher.plan import SERVED, JobPlan, Program, placing_for, task_plan
+from tfdist.launcher.plan import WITH_SERVERS, JobPlan, Program, placing_for, task_plan
 from tfdist.launcher.ssh import carried, differences
 
 __all__ = [
@@ -109,7 +109,7 @@ class Wish:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seat:
-    """An actor's report of its node, as `Runner.look` gives it.
+    """An actor's report of its node, as `Runner.inspect` gives it.
 
     Attributes:
         host: the node's address.
@@ -117,7 +117,7 @@ class Seat:
         python: the interpreter of Ray there.
         gpus: the GPUs that Ray has given the actor.
         folder: whether the directory of the job is there.
-        found: versions and clock, as `tfdist.launcher.ssh.look` gives them.
+        facts: versions and clock, as `tfdist.launcher.ssh.host_facts` gives them.
     """
 
     host: str
@@ -125,7 +125,7 @@ class Seat:
     python: str
     gpus: tuple[str, ...]
     folder: bool
-    found: Mapping[str, Any]
+    facts: Mapping[str, Any]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -150,12 +150,12 @@ def options(text: str | None) -> Options:
         words = shlex.split(text or "")
     except ValueError as error:
         parser.error(f"{text!r} cannot be split into words ({error})")
-    found = Options(**vars(parser.parse_args(words)))
-    if not 0 < found.cpus_per_task < float("inf"):
-        parser.error(f"--cpus-per-task={found.cpus_per_task:g} is no number of CPUs")
-    if found.address is not None and found.address.startswith("ray://"):
-        parser.error(f"--address={found.address} is Ray Client's; give HOST:PORT of the head node")
-    return found
+    parsed = Options(**vars(parser.parse_args(words)))
+    if not 0 < parsed.cpus_per_task < float("inf"):
+        parser.error(f"--cpus-per-task={parsed.cpus_per_task:g} is no number of CPUs")
+    if parsed.address is not None and parsed.address.startswith("ray://"):
+        parser.error(f"--address={parsed.address} is Ray Client's; give HOST:PORT of the head node")
+    return parsed
 
 
 def bundles(counts: Mapping[str, int], cpus: float, gpus: int) -> tuple[Bundle, ...]:
@@ -219,13 +219,13 @@ def plan_on(
         plan = task_plan(there, cluster, bundle.task, log_dir, base, gpus, placing)
         tasks.append(dataclasses.replace(plan, environ={**base, **plan.environ}, host=seat.host))
     shown = placed[0][0].task if cluster is None else cluster.chief
-    served = cluster is not None and program.roles == SERVED
+    has_servers = cluster is not None and program.roles == WITH_SERVERS
     return JobPlan(
         tasks=tuple(tasks),
         cluster=cluster,
         shown=shown,
         log_dir=log_dir,
-        begins_at=cluster.address(shown) if cluster is not None and served else None,
+        begins_at=cluster.address(shown) if cluster is not None and has_servers else None,
         files=placing.files if placing is not None else {},
     )
 
@@ -261,7 +261,7 @@ class Session:
             self._errors = stack.enter_context(tempfile.TemporaryFile())
             self._driver = _started(self._errors)
             stack.callback(self._end)
-            self._send(_said(self._wish, self._door))
+            self._send(_request(self._wish, self._door))
             self.seats = tuple(
                 Seat(**{**seat, "gpus": tuple(seat["gpus"])}) for seat in self._placed()
             )
@@ -309,14 +309,14 @@ class Session:
         while True:
             *lines, rest = (rest + self._read(deadline)).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                self._stage = said.get("stage", self._stage)
-                if "note" in said:
-                    self._notify(said["note"])
-                if "problem" in said:
-                    raise StartError(said["problem"])
-                if "seats" in said:
-                    seats: list[Any] = said["seats"]
+                message = json.loads(line)
+                self._stage = message.get("stage", self._stage)
+                if "note" in message:
+                    self._notify(message["note"])
+                if "problem" in message:
+                    raise StartError(message["problem"])
+                if "seats" in message:
+                    seats: list[Any] = message["seats"]
                     return seats
 
     def _read(self, deadline: float) -> bytes:
@@ -337,13 +337,13 @@ class Session:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._driver.wait(_SECONDS_TO_END)
         self._errors.seek(0)
-        said = " ".join(self._errors.read().decode(errors="replace").split())
-        return said[-_LAST_WORDS:] or f"its driver ended with {self._driver.returncode}"
+        errors = " ".join(self._errors.read().decode(errors="replace").split())
+        return errors[-_LAST_WORDS:] or f"its driver ended with {self._driver.returncode}"
 
     def _compare(self) -> None:
         """Raises StartError if a node differs from this machine."""
         seats = {seat.host: seat for seat in self.seats}
-        problems = [each for h, seat in seats.items() for each in differences(h, seat.found)]
+        problems = [each for h, seat in seats.items() for each in differences(h, seat.facts)]
         problems += [
             f"{host}: there is no directory {self._wish.folder!r}. It must be on every node at the "
             "same path, with the script in it."
@@ -400,7 +400,7 @@ def _started(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _said(wish: Wish, door: str) -> dict[str, Any]:
+def _request(wish: Wish, door: str) -> dict[str, Any]:
     return {
         "name": wish.name,
         "tasks": [str(bundle.task) for bundle in wish.bundles],

@@ -86,7 +86,7 @@ class Runner:
         """Answers as soon as the actor is there."""
         return True
 
-    def look(self, folder: str) -> dict[str, Any]:
+    def inspect(self, folder: str) -> dict[str, Any]:
         """The facts of this node for the launcher: a free port, versions, the clock, GPUs.
 
         Args:
@@ -99,7 +99,7 @@ class Runner:
             "python": sys.executable,
             "gpus": resources.visible(environment.snapshot()),
             "folder": os.path.isdir(folder),
-            "found": ssh.look(1),
+            "facts": ssh.host_facts(1),
         }
 
     def start(

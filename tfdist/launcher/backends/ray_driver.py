@@ -76,7 +76,7 @@ _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_END = 5.0
 #: Between TERM and KILL if the launcher has gone.
 _GRACE = 1.0
-#: Seconds that one look for output waits.
+#: Seconds that one poll for output waits.
 _POLL = 1.0
 #: Bytes of Ray's object store on this machine, which a job does not use.
 _OBJECT_STORE = 100 * 1024 * 1024
@@ -90,7 +90,7 @@ class _UnableError(Exception):
 
 def main() -> int:
     """Places a job, serves it, and takes it down when standard input ends."""
-    say = _voice()
+    send = _voice()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     placed = threading.Event()
@@ -99,16 +99,16 @@ def main() -> int:
     wish = lines.get()
     actors: list[Any] = []
     try:
-        _connect(wish, say)
-        actors, seats = _place(wish, say)
+        _connect(wish, send)
+        actors, seats = _allocate(wish, send)
         placed.set()
-        say({"seats": seats})
+        send({"seats": seats})
         orders = lines.get()
         if orders is not None:
             _serve(wish["door"], actors, orders)
             lines.get()
     except _UnableError as error:
-        say({"problem": str(error)})
+        send({"problem": str(error)})
     finally:
         _shut_down(actors)
         shutil.rmtree(Path(wish["door"]).parent, ignore_errors=True)  # The launcher may be gone.
@@ -120,11 +120,11 @@ def _voice() -> Callable[[Mapping[str, Any]], None]:
     ours = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def say(what: Mapping[str, Any]) -> None:
+    def send(what: Mapping[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(what), file=ours, flush=True)
 
-    return say
+    return send
 
 
 def _listen(lines: queue.Queue[Any], placed: threading.Event) -> None:
@@ -136,7 +136,7 @@ def _listen(lines: queue.Queue[Any], placed: threading.Event) -> None:
     lines.put(None)
 
 
-def _connect(wish: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) -> None:
+def _connect(wish: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
     """Connects to a running Ray, or starts one for this job.
 
     Raises:
@@ -146,14 +146,14 @@ def _connect(wish: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]) 
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     named = wish["address"] or environment.snapshot().get("RAY_ADDRESS") or None
     address = named or ("auto" if _recorded() else "local")
-    say({"stage": "a Ray of this job's own" if address == "local" else f"Ray ({address})"})
+    send({"stage": "a Ray of this job's own" if address == "local" else f"Ray ({address})"})
     if named is not None and named not in ("auto", "local"):
         _knock(named)
     try:
         if address != "local":
             ray.init(address=address, **quiet)
             return
-        say({"note": "No Ray was started on this machine: one is started for this job alone."})
+        send({"note": "No Ray was started on this machine: one is started for this job alone."})
         cpus = sum(each["CPU"] for each in wish["bundles"])
         ray.init(
             address="local",
@@ -198,8 +198,8 @@ def _knock(address: str) -> None:
         ) from error
 
 
-def _place(
-    wish: Mapping[str, Any], say: Callable[[Mapping[str, Any]], None]
+def _allocate(
+    wish: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]
 ) -> tuple[list[Any], list[Any]]:
     """The actors, and each one's report of its node.
 
@@ -211,18 +211,18 @@ def _place(
     group = library("ray.util").placement_group(
         wish["bundles"], strategy=wish["placement"], name=wish["name"]
     )
-    say({"stage": "room for the tasks"})
+    send({"stage": "room for the tasks"})
     if not group.wait(min(_SILENT, wish["seconds"])):
         missing = lacking(wish["bundles"], wish["placement"], *_resources())
         left = deadline - time.monotonic()
         if left > 0:
-            say({"note": f"{missing} Waiting for room, {left:.0f} s at most."})
+            send({"note": f"{missing} Waiting for room, {left:.0f} s at most."})
         if left <= 0 or not group.wait(left):
             missing = lacking(wish["bundles"], wish["placement"], *_resources())
             raise _UnableError(
                 f"Ray had no room for the job within {wish['seconds']:g} s. {missing}"
             )
-    say({"stage": "the actors of the tasks"})
+    send({"stage": "the actors of the tasks"})
     scheduling = library("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
     actors = [
         ray.remote(Runner)
@@ -237,8 +237,8 @@ def _place(
         for number, (bundle, task) in enumerate(zip(wish["bundles"], wish["tasks"], strict=True))
     ]
     _answers([actor.ready.remote() for actor in actors], wish["tasks"], deadline)
-    looks = [actor.look.remote(wish["folder"]) for actor in actors]
-    return actors, _answers(looks, wish["tasks"], deadline)
+    reports = [actor.inspect.remote(wish["folder"]) for actor in actors]
+    return actors, _answers(reports, wish["tasks"], deadline)
 
 
 def _resources() -> tuple[dict[str, float], dict[str, float]]:
@@ -283,8 +283,8 @@ def _serve(path: str, actors: Sequence[Any], orders: Sequence[Mapping[str, Any]]
 
 def _task(line: socket.socket, actors: Sequence[Any], orders: Sequence[Mapping[str, Any]]) -> None:
     """Runs one task for its local process."""
-    with line, line.makefile("rb", buffering=0) as said:
-        number = int(said.readline())
+    with line, line.makefile("rb", buffering=0) as stream:
+        number = int(stream.readline())
         actor = actors[number]
         try:
             _run(line, actor, orders[number])

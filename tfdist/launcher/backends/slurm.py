@@ -130,13 +130,13 @@ def srun(step: Step, cpus_per_task: str | None = None) -> tuple[str, ...]:
 
 def batch_script(step: Step) -> str:
     """The script that `sbatch` takes, for the same tasks in an allocation of their own."""
-    place = str(step.log_dir).replace("%", "%%")
+    directory = str(step.log_dir).replace("%", "%%")
     options = (
         f"--job-name={step.name}",
         f"--ntasks={step.tasks}",
         *_gpus(step),
-        f"--output={place}/job-%j.out",
-        f"--error={place}/job-%j.err",
+        f"--output={directory}/job-%j.out",
+        f"--error={directory}/job-%j.err",
     )
     lines = [shlex.quote(option) for option in options]
     lines += [shlex.join(step.arguments)] if step.arguments else []
@@ -166,7 +166,7 @@ def failures(lines: Iterable[str]) -> tuple[Failure, ...]:
     Args:
         lines: the output of `srun` and the tasks.
     """
-    found: dict[int, Failure] = {}
+    by_rank: dict[int, Failure] = {}
     stopped = False
     for line in lines:
         stopped = stopped or _ENDING_OTHERS.search(line) is not None
@@ -174,8 +174,8 @@ def failures(lines: Iterable[str]) -> tuple[Failure, ...]:
         returncode = _returncode(match[3]) if match else 0
         if match and returncode:
             for rank in _ranks(match[2]):
-                found.setdefault(rank, Failure(rank, match[1], returncode, stopped))
-    return tuple(found.values())
+                by_rank.setdefault(rank, Failure(rank, match[1], returncode, stopped))
+    return tuple(by_rank.values())
 
 
 def job_state(text: str) -> JobState | None:
@@ -255,8 +255,8 @@ def call(*words: str, seconds: float = _SECONDS) -> str:
     except OSError as error:
         raise StartError(f"{words[0]} cannot be run: {error.strerror}.") from error
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise StartError(f"{words[0]} failed: {said[-500:]}")
+        errors = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        raise StartError(f"{words[0]} failed: {errors[-500:]}")
     return done.stdout
 
 
@@ -293,14 +293,14 @@ class Echo:
 
 
 _BLOCK = 1 << 16
-#: Seconds between two looks at the output.
-_LOOK_EVERY = 0.2
+#: Seconds between two polls of the output.
+_POLL_SECONDS = 0.2
 #: Seconds between two questions to Slurm: at first, and at most. They grow with the job's age.
 _ASK_FIRST, _ASK_AT_MOST = 0.5, 10.0
 #: Seconds in which questions may fail, as while Slurm's controller is started again.
 _PATIENCE = 300.0
 #: Seconds in which a job waits before the user is notified, and seconds until the next notice.
-_WAITS_QUIETLY, _TELLS_AGAIN = 5.0, 300.0
+_WAITS_QUIETLY, _REPEATS_AFTER = 5.0, 300.0
 #: Seconds for a cancelled job to end: its tasks get Slurm's KillWait, 30 s by default.
 _TO_CANCEL = 90.0
 #: Seconds for the last lines to come over a file system of several machines.
@@ -310,8 +310,8 @@ _SECONDS_TO_SUBMIT = 120.0
 
 def submit(script: Path) -> str:
     """Submits a batch script; the job's number."""
-    told = call("sbatch", "--parsable", str(script), seconds=_SECONDS_TO_SUBMIT)
-    return told.strip().splitlines()[-1].partition(";")[0]
+    output = call("sbatch", "--parsable", str(script), seconds=_SECONDS_TO_SUBMIT)
+    return output.strip().splitlines()[-1].partition(";")[0]
 
 
 def watch(
@@ -344,8 +344,8 @@ def watch(
         if requests.received:
             cancelling.go_on(requests)
         if asking.ask(hurry=bool(requests.received)):
-            waiting.tell(asking.state, out.echo.midline or error.echo.midline)
-        time.sleep(_LOOK_EVERY)
+            waiting.show(asking.state, out.echo.midline or error.echo.midline)
+        time.sleep(_POLL_SECONDS)
 
 
 class _Tail:
@@ -417,24 +417,25 @@ class _Waiting:
     job: str
     note: Callable[[str, bool], None]
     _since: float = dataclasses.field(default_factory=time.monotonic)
-    _told: tuple[str, float] | None = None
+    _shown: tuple[str, float] | None = None
 
-    def tell(self, state: JobState, midline: bool) -> None:
+    def show(self, state: JobState, midline: bool) -> None:
         """Shows the changes of a state."""
         now = time.monotonic()
         waits = state.name in ("PENDING", "CONFIGURING", "SUSP_ENDED", "REQUEUED", "REQUEUE_HOLD")
         if not waits:
-            if self._told is not None and state.nodes:
+            if self._shown is not None and state.nodes:
                 self.note(f"job {self.job} runs on {state.nodes}", midline)
-                self._told = None
+                self._shown = None
             return
         words = f"job {self.job} waits: {state.reason or state.name.lower()}"
-        known = self._told is not None and self._told[0] == words
-        if known and self._told is not None and now - self._told[1] < _TELLS_AGAIN:
-            return
-        if self._told is not None or now - self._since > _WAITS_QUIETLY:
+        if self._shown is not None:
+            shown, since = self._shown
+            if shown == words and now - since < _REPEATS_AFTER:
+                return
+        if self._shown is not None or now - self._since > _WAITS_QUIETLY:
             self.note(words, midline)
-            self._told = words, now
+            self._shown = words, now
 
 
 class _Cancelling:
@@ -503,12 +504,12 @@ def run(words: Sequence[str], name: str, job: str, requests: Requests) -> tuple[
 
 def _passed_on(stream: int, echo: Echo) -> bool:
     """Passes on the output that comes within a moment; whether more may come."""
-    if not select.select([stream], [], [], _LOOK_EVERY)[0]:
+    if not select.select([stream], [], [], _POLL_SECONDS)[0]:
         return True
     data = os.read(stream, _BLOCK)
     echo.feed(data)
     if not data:
-        time.sleep(_LOOK_EVERY)  # It is about to end.
+        time.sleep(_POLL_SECONDS)  # It is about to end.
     return bool(data)
 
 

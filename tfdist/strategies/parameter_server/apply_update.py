@@ -44,8 +44,8 @@ from tfdist.strategies.parameter_server.payload import (
 )
 from tfdist.strategies.parameter_server.remote_step import (
     NotSplittable,
+    RemoteStep,
     Results,
-    ServedStep,
     Update,
 )
 from tfdist.strategies.parameter_server.servers import Servers, device_of
@@ -65,7 +65,7 @@ __all__ = ["UPDATES_A_STEP", "send"]
 UPDATES_A_STEP = 16
 
 
-def send(step: ServedStep, update: Update, results: Results | None) -> object:
+def send(step: RemoteStep, update: Update, results: Results | None) -> object:
     """Sends a step's gradients and changes to the servers and has them applied, with its results.
 
     Returns:
@@ -87,16 +87,16 @@ def send(step: ServedStep, update: Update, results: Results | None) -> object:
     ]
     changes += [Change(variable, change, True) for change, variable in step.take_changes()]
     if step.parts == 1:
-        ledger, given = step.servers.updates, [read]
-        return _Alone(step, update, changes, results, ledger, given).send()
+        ledger, operands = step.servers.updates, [read]
+        return _Alone(step, update, changes, results, ledger, operands).send()
     part = current_step()
     assert part is not None
     changes = [_of_part(change, step, part, update.optimizer) for change in changes]
-    ledger, given = step.servers.contributions, [step.update, part.share()]
-    return _Together(step, update, changes, results, ledger, given).send()
+    ledger, operands = step.servers.contributions, [step.update, part.share()]
+    return _Together(step, update, changes, results, ledger, operands).send()
 
 
-def _of_part(change: Change, step: ServedStep, part: Step, optimizer: Optimizer | None) -> Change:
+def _of_part(change: Change, step: RemoteStep, part: Step, optimizer: Optimizer | None) -> Change:
     """A change that a part of a global batch makes, weighed by the part's share of it."""
     value = change.value
     of_halves = not change.assigned and is_of_halves(value)
@@ -124,27 +124,27 @@ class _Transaction:
         changes: its gradients and the values that it has assigned.
         results: numbers that are to be added up with it.
         ledger: the servers' record of such updates.
-        given: other numbers that the decision needs.
+        operands: other numbers that the decision needs.
     """
 
     def __init__(
         self,
-        step: ServedStep,
+        step: RemoteStep,
         update: Update,
         changes: Sequence[Change],
         results: Results | None,
         ledger: Ledger,
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
     ) -> None:
         self.servers, self.ledger = step.servers, ledger
         self._update, self._results = update, results
         # A step that is done again keeps its job's number, and so its updates keep theirs: by these
         # the servers recognise an update that they have applied already.
         number = step.job * UPDATES_A_STEP + step.updates
-        numbers = [number, *given, *([] if results is None else [results.packed])]
+        numbers = [number, *operands, *([] if results is None else [results.packed])]
         with tf.device(self.servers.devices[0]):
-            self.number, *self.given = [tf.identity(each) for each in numbers]
-        self.payload = Payload(self.servers, changes, [*update.beside, self.number, *self.given])
+            self.number, *self.operands = [tf.identity(each) for each in numbers]
+        self.payload = Payload(self.servers, changes, [*update.beside, self.number, *self.operands])
 
     def send(self) -> Operation:
         """The whole transaction; an op that ends when it is over.
@@ -164,7 +164,7 @@ class _Transaction:
             self.fresh = tf.equal(fates[first], 0) | tf.equal(fates[first], MADE)
             # A number too old to be remembered may belong to another model, trained before.
             self.forgotten = tf.equal(fates[first], FORGOTTEN)
-            ended = [*self.decide(), only_if(self.fresh, self._tell)]
+            ended = [*self.decide(), only_if(self.fresh, self._add_numbers)]
         released = self.servers.lock.release(held, ended)
         with tf.control_dependencies([released]), tf.device(first):
             return tf.debugging.Assert(
@@ -219,12 +219,12 @@ class _Transaction:
             noted += self.ledger.note(device, self.number, DROPPED)
         return true_after(noted)
 
-    def _tell(self) -> Tensor:
+    def _add_numbers(self) -> Tensor:
         """Adds the step's numbers up."""
         if self._results is None:
             return tf.constant(True)
         tally = self._results.tally
-        return true_after(effects_of(lambda: tally.add(self.given[-1])))
+        return true_after(effects_of(lambda: tally.add(self.operands[-1])))
 
 
 class _Alone(_Transaction):
@@ -236,7 +236,7 @@ class _Alone(_Transaction):
     def decide(self) -> list[Tensor]:
         """Applies the gradients unless they come too late."""
         # The lock is held until the update is applied, so no other update changes this number.
-        staleness = self.servers.updates.version.read_value() - self.given[0]
+        staleness = self.servers.updates.version.read_value() - self.operands[0]
         # If the first server has not noted it, others may have been updated, by a worker that then
         # died. An update is made as a whole, so that one is not too late.
         begun = tf.reduce_any(tf.stack(list(self.applied.values())))
@@ -271,7 +271,7 @@ class _Together(_Transaction):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._round, self._share = self.given[:2]
+        self._round, self._share = self.operands[:2]
         self._sums = [_Sum(self.servers, piece) for piece in self.payload.pieces]
 
     def decide(self) -> list[Tensor]:

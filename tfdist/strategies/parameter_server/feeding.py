@@ -31,10 +31,10 @@ from tfdist.types import (
 
 __all__ = [
     "ChiefPass",
+    "GlobalBatchDataset",
     "Load",
     "Pass",
     "Reading",
-    "ServedDataset",
     "ShardedDatasets",
     "Shards",
     "reading_of",
@@ -83,11 +83,11 @@ class Load:
     def widen(self, lengths: Lengths) -> None:
         """Leaves the dimensions open by which batches have differed so far."""
 
-    def box(self, worker: int, told: list[int]) -> Array:
+    def box(self, worker: int, numbers: list[int]) -> Array:
         """The box for a worker, with the step's number, the updates so far, and the part."""
         raise NotImplementedError
 
-    def given(self, worker: int) -> list[Any]:
+    def resource_values(self, worker: int) -> list[Any]:
         """The values of `resources` for a worker."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class Pass(Iterator[Structure]):
         raise NotImplementedError
 
 
-class ServedDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
+class GlobalBatchDataset(tf.distribute.DistributedDataset):  # type: ignore[misc]
     """A data set of global batches for Keras's loops; `begin` begins a pass over it."""
 
     def __init__(self, dataset: Dataset, begin: Callable[[], Pass]) -> None:
@@ -184,18 +184,18 @@ class _Sent(Load):
         self._layout = Layout([spec for spec in specs if spec.dtype != tf.string])
         self.key = (*self._kind, tuple(repr(spec.shape) for spec in specs))
 
-    def box(self, worker: int, told: list[int]) -> Array:
+    def box(self, worker: int, numbers: list[int]) -> Array:
         """A box with the batch's numbers, and the step's."""
         arrays = [t.numpy() for t in self._numeric]
-        return self._layout.box([*told, self.rows or 0, self._total, 0], arrays)
+        return self._layout.box([*numbers, self.rows or 0, self._total, 0], arrays)
 
-    def given(self, worker: int) -> list[Any]:
+    def resource_values(self, worker: int) -> list[Any]:
         """The batch's strings."""
         return self._strings
 
     def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """The batch as it was."""
-        told, numeric = unbox(box), iter(self._layout.open(box))
+        header, numeric = unbox(box), iter(self._layout.open(box))
         strings = iter(resources)
         filled = [
             leaf if leaf is None else next(strings if leaf.dtype == tf.string else numeric)
@@ -204,7 +204,7 @@ class _Sent(Load):
         # The type of a sparse or ragged part has no number of rows: other parts have others.
         like = tf.nest.map_structure(_spec_or_leaf, self._batch)
         batch = tf.nest.pack_sequence_as(like, filled, expand_composites=True)
-        return batch, told.count, told.total
+        return batch, header.count, header.total
 
 
 def split(batch: Structure, parts: int) -> list[Load]:
@@ -291,7 +291,7 @@ class _ReadPass(Pass):
     def __init__(self, reading: Reading, number: int) -> None:
         self._reading, self._number, self.spec = reading, number, reading.spec
         self.batches = reading.batches
-        self._places = itertools.count()
+        self._positions = itertools.count()
         self._iterators: dict[int, tuple[int, Any, int]] = {}
         self._own: Iterator[Any] | None = None
 
@@ -302,19 +302,19 @@ class _ReadPass(Pass):
 
     def next_loads(self) -> Callable[[int], list[Load]]:
         """Makes the loads of the next batch."""
-        place = next(self._places)
-        if 0 <= self._reading.batches <= place:
+        position = next(self._positions)
+        if 0 <= self._reading.batches <= position:
             raise StopIteration
-        return lambda parts: [_ReadLoad(self, place, parts) for _ in range(parts)]
+        return lambda parts: [_ReadLoad(self, position, parts) for _ in range(parts)]
 
-    def iterator(self, worker: int, place: int) -> tuple[Any, int]:
+    def iterator(self, worker: int, position: int) -> tuple[Any, int]:
         """A worker's iterator, and how many batches it passes over before it reads a place."""
         lost = self._reading.recoveries(worker)
         known, iterator, at = self._iterators.pop(worker, (None, None, 0))
-        if known != lost or at > place:
+        if known != lost or at > position:
             iterator, at = self._reading.open(worker, self._number), 0
-        self._iterators[worker] = (lost, iterator, place + 1)
-        return iterator, place - at
+        self._iterators[worker] = (lost, iterator, position + 1)
+        return iterator, position - at
 
     def unknown(self, worker: int) -> None:
         """Forgets a worker's iterator, whose place is not known."""
@@ -324,36 +324,38 @@ class _ReadPass(Pass):
 class _ReadLoad(Load):
     """A batch, or a part of one, that a worker reads."""
 
-    def __init__(self, of: _ReadPass, place: int, parts: int) -> None:
-        self._of, self._place, self._parts = of, place, parts
+    def __init__(self, of: _ReadPass, position: int, parts: int) -> None:
+        self._of, self._position, self._parts = of, position, parts
         self._open: dict[int, Any] = {}
         self.resources = [of.spec]
         self.key = ("read", repr(of.spec), parts)
 
-    def box(self, worker: int, told: list[int]) -> Array:
+    def box(self, worker: int, numbers: list[int]) -> Array:
         """The numbers of the step, with how many batches it passes over."""
-        self._open[worker], skip = self._of.iterator(worker, self._place)
-        return Layout([]).box([*told, 0, 0, skip], [])
+        self._open[worker], skip = self._of.iterator(worker, self._position)
+        return Layout([]).box([*numbers, 0, 0, skip], [])
 
-    def given(self, worker: int) -> list[Any]:
+    def resource_values(self, worker: int) -> list[Any]:
         """The worker's iterator."""
         return [self._open[worker]]
 
     def make_batch(self, resources: list[Any], box: Tensor) -> tuple[Any, Any, Any]:
         """Reads the batch, and cuts the part out."""
-        told, [iterator] = unbox(box), resources
+        header, [iterator] = unbox(box), resources
 
-        def pass_over(place: Tensor) -> Tensor:
+        def pass_over(position: Tensor) -> Tensor:
             with tf.control_dependencies(tf.nest.flatten(iterator.get_next(), True)):
-                return place + 1
+                return position + 1
 
-        at = tf.while_loop(lambda place: place < told.skip, pass_over, [tf.constant(0, tf.int64)])
+        at = tf.while_loop(
+            lambda position: position < header.skip, pass_over, [tf.constant(0, tf.int64)]
+        )
         with tf.control_dependencies([at]):
             batch = tf.nest.map_structure(_without_optionals, iterator.get_next())
         if self._parts == 1:
             rows = tf.constant(-1, tf.int64)
             return batch, rows, rows
-        part = batch_sharding.slice_with_share(batch, told.part, self._parts)
+        part = batch_sharding.slice_with_share(batch, header.part, self._parts)
         if isinstance(part, batch_sharding.Slice):
             return part.batch, part.count, part.total
         return part, tf.constant(1, tf.int64), tf.constant(1, tf.int64)
@@ -414,8 +416,8 @@ def _functions_of(spec: object) -> list[ConcreteFunction]:
     if key not in _functions:
         text, variant = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.variant)
         _functions[key] = [
-            tf.function(each, autograph=False).get_concrete_function(given)
-            for each, given in ((load, text), (begin, variant), (draw, variant))
+            tf.function(each, autograph=False).get_concrete_function(signature)
+            for each, signature in ((load, text), (begin, variant), (draw, variant))
         ]
     return _functions[key]
 
@@ -536,10 +538,10 @@ class _ShardPass(Pass):
         return of_parts
 
     def _take(self, shard: int, parts: int) -> _ShardLoad:
-        place = self._taken[shard]
+        position = self._taken[shard]
         self._taken[shard] += 1
         self._under_way[shard] += 1
-        return _ShardLoad(self._passes[shard], place, shard, parts, self._end)
+        return _ShardLoad(self._passes[shard], position, shard, parts, self._end)
 
     def _end(self, shard: int) -> None:
         self._under_way[shard] -= 1
@@ -549,9 +551,9 @@ class _ShardLoad(_ReadLoad):
     """A batch of one worker's data set; in `sync` the parts count alike."""
 
     def __init__(
-        self, of: Any, place: int, shard: int, parts: int, end: Callable[[int], None]
+        self, of: Any, position: int, shard: int, parts: int, end: Callable[[int], None]
     ) -> None:
-        super().__init__(of, place, 1)
+        super().__init__(of, position, 1)
         self.prefers = shard
         self._count, self._end = parts, end
         self.key = ("shard", self.key, parts)

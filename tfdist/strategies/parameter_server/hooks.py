@@ -34,9 +34,9 @@ from tfdist.keras.replica_context import current_step
 from tfdist.strategies.parameter_server import optimizers, reporting
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.remote_step import (
-    ServedStep,
+    RemoteStep,
     is_metric,
-    served_step,
+    remote_step,
 )
 from tfdist.strategies.parameter_server.serialization import PACKED_BYTES
 from tfdist.strategies.parameter_server.servers import CHIEF, Partitioned, device_of, shown_part
@@ -53,13 +53,13 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(Variable, "_direct_assign", _local_assign),
         Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
-        Hook(Embedding, "call", _look_up),
+        Hook(Embedding, "call", _embed),
         Hook(tf.GradientTape, "gradient", _of_local_values),
         Hook(Adam, "update_step", adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
-        Hook(TensorFlowTrainer, "make_train_function", partial(_served, serving, "train")),
-        Hook(TensorFlowTrainer, "make_test_function", partial(_served, serving, "test")),
-        Hook(TensorFlowTrainer, "make_predict_function", partial(_served, serving, "predict")),
+        Hook(TensorFlowTrainer, "make_train_function", partial(_on_workers, serving, "train")),
+        Hook(TensorFlowTrainer, "make_test_function", partial(_on_workers, serving, "test")),
+        Hook(TensorFlowTrainer, "make_predict_function", partial(_on_workers, serving, "predict")),
         Hook(TensorFlowTrainer, "_get_metrics_result_or_logs", _when_done),
         Hook(TensorFlowTrainer, "train_on_batch", partial(_on_one_batch, "train_function")),
         Hook(TensorFlowTrainer, "test_on_batch", partial(_on_one_batch, "test_function")),
@@ -119,15 +119,15 @@ def _nothing_left(serving: Serving, original: Callable[..., Any]) -> Callable[..
     return fit
 
 
-def _is_served(variable: types.KerasVariable) -> bool:
+def _is_on_servers(variable: types.KerasVariable) -> bool:
     value = variable._value
     return value is not None and (is_metric(variable) or "/job:ps" in device_of(value))
 
 
-def _step_for(variable: types.KerasVariable) -> ServedStep | None:
+def _step_for(variable: types.KerasVariable) -> RemoteStep | None:
     """The step in which a Keras variable has a local value, or None."""
-    step = served_step.value
-    if step is None or applying.is_up or in_stateless_scope() or not _is_served(variable):
+    step = remote_step.value
+    if step is None or applying.is_up or in_stateless_scope() or not _is_on_servers(variable):
         return None
     return step
 
@@ -170,7 +170,7 @@ def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(self: types.Function, *args: object, **kwargs: object) -> object:
-        if served_step.value is None:
+        if remote_step.value is None:
             return original(self, *args, **kwargs)
         return called_in_line(self, *args, **kwargs)
 
@@ -182,7 +182,7 @@ def _atomic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def add(self: types.KerasVariable, value: Operand) -> Operand:
-        if applying.is_up or _step_for(self) is not None or not _is_served(self):
+        if applying.is_up or _step_for(self) is not None or not _is_on_servers(self):
             return original(self, value)
         getattr(self._value, name)(tf.cast(value, self._value.dtype))
         return value
@@ -195,7 +195,7 @@ def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def next_seed(self: types.SeedGenerator, ordered: bool = True) -> Tensor:
-        step = served_step.value
+        step = remote_step.value
         if step is None:
             return original(self, ordered)
         with tf.init_scope():
@@ -207,7 +207,7 @@ def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
     return next_seed
 
 
-def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
+def _embed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Fetches the rows of a big table, not the table."""
 
     @wraps(original)
@@ -223,7 +223,7 @@ def _look_up(original: Callable[..., Any]) -> Callable[..., Any]:
         if not big or not isinstance(inputs, tf.Tensor):
             return original(self, inputs)
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-        return tf.cast(step.look_up(table, ids), self.compute_dtype)
+        return tf.cast(step.lookup(table, ids), self.compute_dtype)
 
     return call
 
@@ -236,15 +236,15 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
         flat = tf.nest.flatten(sources)
-        found = [_stand_ins(variable) for variable in flat]
-        if not any(found):
+        stand_ins = [_stand_ins(variable) for variable in flat]
+        if not any(stand_ins):
             return original(self, target, sources, *args, **kwargs)
-        used = [[v] if each is None else each[0] for v, each in zip(flat, found, strict=True)]
-        with nullcontext() if served_step.value is None else of_weights.up():
+        used = [[v] if each is None else each[0] for v, each in zip(flat, stand_ins, strict=True)]
+        with nullcontext() if remote_step.value is None else of_weights.up():
             grads = original(self, target, used, *args, **kwargs)
         result = [
             of_used[0] if each is None else each[1](of_used)
-            for each, of_used in zip(found, grads, strict=True)
+            for each, of_used in zip(stand_ins, grads, strict=True)
         ]
         part = current_step()
         if part is not None:
@@ -284,7 +284,7 @@ def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     return compile_model
 
 
-def _served(serving: Serving, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _on_workers(serving: Serving, kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Runs a model's steps on the workers; Keras runs them in the chief's process."""
     name = f"{kind}_function"
 

@@ -23,10 +23,10 @@ from tfdist.strategies.parameter_server.payload import (
 )
 from tfdist.strategies.parameter_server.remote_step import (
     NotSplittable,
-    ServedStep,
+    RemoteStep,
     TraceAgain,
     Update,
-    served_step,
+    remote_step,
 )
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, parts_of
 from tfdist.types import Gradient, KerasVariable, LossScaler, Optimizer, Tensor
@@ -67,7 +67,7 @@ def _sent(servers: Servers, original: Callable[..., Any]) -> Callable[..., Any]:
         grads: Sequence[Gradient | None],
         trainable_variables: Sequence[KerasVariable] | None = None,
     ) -> object:
-        step = served_step.value
+        step = remote_step.value
         alone = step is None and tf.executing_eagerly()
         if applying.is_up or alone or not len(grads):
             return original(self, grads, trainable_variables)
@@ -135,7 +135,7 @@ def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
         )
 
 
-def _check_gradients(step: ServedStep | None, grads: Sequence[Gradient | None]) -> None:
+def _check_gradients(step: RemoteStep | None, grads: Sequence[Gradient | None]) -> None:
     """Has a step computed as a whole that changes its gradients, as by clipping them.
 
     Raises:
@@ -184,7 +184,7 @@ def _apply_alone(
 _scale: Current[Tensor | None] = Current(None)
 
 
-def _scale_of(optimizer: Optimizer, step: ServedStep | None) -> Tensor | None:
+def _scale_of(optimizer: Optimizer, step: RemoteStep | None) -> Tensor | None:
     """The scale of the loss whose gradients an optimizer is given in a step; None if it has none.
 
     Raises:
@@ -216,7 +216,7 @@ def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
-        step = served_step.value
+        step = remote_step.value
         if step is not None:
             scale = tf.convert_to_tensor(self.dynamic_scale) if self.built else None
             step.scales[id(self)] = scale

@@ -29,10 +29,10 @@ from tfdist.utils.thread_state import Current
 
 __all__ = [
     "NotSplittable",
-    "ServedStep",
+    "RemoteStep",
     "TraceAgain",
     "is_metric",
-    "served_step",
+    "remote_step",
 ]
 
 
@@ -94,7 +94,7 @@ class Part(Step):
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
 
 
-class ServedStep:
+class RemoteStep:
     """Local values of one step.
 
     Args:
@@ -114,7 +114,7 @@ class ServedStep:
         update: Tensor,
         part: Tensor,
         parts: int,
-        send: Callable[[ServedStep, Update, Results | None], Any],
+        send: Callable[[RemoteStep, Update, Results | None], Any],
     ) -> None:
         self.servers = servers
         self._send = send
@@ -173,7 +173,7 @@ class ServedStep:
         if not is_metric(variable):
             self._changed[id(variable)] = variable
 
-    def look_up(self, variable: KerasVariable, ids: Tensor) -> Tensor:
+    def lookup(self, variable: KerasVariable, ids: Tensor) -> Tensor:
         """Rows of a table, of which only these cross the network.
 
         Args:
@@ -270,9 +270,9 @@ class ServedStep:
                 seen = _read(version)
             lock.release(held, [*raw, seen])
             everything = [*raw, seen]
-            places = [device_of(p) for v, _ in self._slots for p in parts_of(v)]
-            places.append(device_of(version))
-            moved = iter(move(everything, places, [None] * len(places), self.servers.wire))
+            devices = [device_of(p) for v, _ in self._slots for p in parts_of(v)]
+            devices.append(device_of(version))
+            moved = iter(move(everything, devices, [None] * len(devices), self.servers.wire))
             for variable, placeholder in self._slots:
                 pieces = [next(moved) for _ in parts_of(variable)]
                 feed_from(placeholder, pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0))
@@ -321,7 +321,7 @@ class ServedStep:
 
     def _fetch_rows(self, table: KerasVariable, ids: Tensor) -> Tensor:
         ranges = table.ranges if isinstance(table, Partitioned) else [(0, int(table.shape[0]))]
-        wire, pieces, places = self.servers.wire, [], []
+        wire, pieces, positions = self.servers.wire, [], []
         for part, (start, end) in zip(parts_of(table), ranges, strict=True):
             inside = tf.where(tf.logical_and(ids >= start, ids < end))[:, 0]
             wanted = tf.gather(ids, inside) - tf.cast(start, ids.dtype)
@@ -332,10 +332,10 @@ class ServedStep:
                     resource=part.handle, indices=there, dtype=part.dtype
                 )
             pieces += move([result], [device], [None], wire)
-            places.append(tf.cast(inside, tf.int32))
+            positions.append(tf.cast(inside, tf.int32))
         if len(pieces) == 1:
             return pieces[0]
-        return tf.dynamic_stitch(places, pieces)
+        return tf.dynamic_stitch(positions, pieces)
 
 
 @contextlib.contextmanager
@@ -371,4 +371,4 @@ def is_metric(variable: KerasVariable) -> bool:
 
 
 #: The step that is being traced on this thread, or None.
-served_step: Current[ServedStep | None] = Current(None)
+remote_step: Current[RemoteStep | None] = Current(None)

@@ -65,7 +65,7 @@ class Counted:
 def hooks(serving: Serving) -> list[Hook]:
     """The seams at which training begins, an epoch ends and training ends."""
     training = _Training(serving)
-    serving.tell_placement = training.tell_placement
+    serving.report_placement = training.report_placement
     return [
         Hook(CallbackList, "on_train_begin", training.begins),
         Hook(CallbackList, "on_epoch_end", training.epoch_ends),
@@ -87,7 +87,7 @@ class _Training:
         @wraps(original)
         def on_train_begin(callbacks: types.CallbackList, logs: Logs | None = None) -> None:
             self._epochs, self._last = [], _Sums(self._serving)
-            self._serving.servers.counts.news()
+            self._serving.servers.counts.drain()
             self._serving.epochs = self._epochs
             self._serving.verbose = callbacks.params.get("verbose") != 0
             original(callbacks, logs)
@@ -104,7 +104,7 @@ class _Training:
             if self._last is None or logs is None:
                 return original(callbacks, epoch, logs)
             _check_numbers(callbacks, logs, f"epoch {epoch + 1}")
-            counted = self._look(self._last)
+            counted = self._count_since(self._last)
             self._epochs.append(counted)
             more = self._logs(counted)
             logs.update(more)
@@ -127,7 +127,7 @@ class _Training:
 
         return on_train_end
 
-    def tell_placement(self) -> None:
+    def report_placement(self) -> None:
         """Shows the servers' variables unless the user has seen them."""
         shelves = self._serving.servers.shelves
         held = sum(len(each) for each in shelves.held)
@@ -135,10 +135,10 @@ class _Training:
             self._placed = held
             _print(_table_of_placement(shelves))
 
-    def _look(self, last: _Sums) -> Counted:
-        """The events since the last look. All steps must have ended."""
+    def _count_since(self, last: _Sums) -> Counted:
+        """The events since `last`. All steps must have ended."""
         self._last = now = _Sums(self._serving)
-        dropped, staleness = self._serving.servers.counts.news()
+        dropped, staleness = self._serving.servers.counts.drain()
         workers = range(self._serving.dispatcher.workers)
         return Counted(
             now.seconds - last.seconds,

@@ -15,15 +15,15 @@ import tensorflow as tf
 
 from tfdist.types import Array, DType, Tensor
 
-__all__ = ["BOX", "PACKED_BYTES", "Layout", "Told", "Vector", "joined", "move", "parted", "unbox"]
+__all__ = ["BOX", "PACKED_BYTES", "Header", "Layout", "Vector", "joined", "move", "parted", "unbox"]
 
-#: Numbers at the front of each box: those of `Told`.
+#: Numbers at the front of each box: those of `Header`.
 FIELDS = 6
 
 BOX = tf.TensorSpec([None], tf.uint8)
 
 
-class Told:
+class Header:
     """The numbers that a step is given by the chief.
 
     Args:
@@ -49,22 +49,22 @@ class Layout:
     def __init__(self, kinds: Sequence[Any]) -> None:
         self._kinds = [(each.dtype, list(each.shape)) for each in kinds]
 
-    def box(self, told: list[int], tensors: list[Any]) -> np.ndarray[Any, Any]:
-        """A box with the fields of `Told`, and arrays of the layout's kinds."""
+    def box(self, numbers: list[int], tensors: list[Any]) -> np.ndarray[Any, Any]:
+        """A box with the fields of `Header`, and arrays of the layout's kinds."""
         arrays = [np.ascontiguousarray(t) for t in tensors]
         shapes = [np.shape(tensor) for tensor in tensors]
-        head = np.array([*told, *(size for shape in shapes for size in shape)], np.int64)
+        head = np.array([*numbers, *(size for shape in shapes for size in shape)], np.int64)
         parts = [head, *arrays]
         return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
 
     def open(self, box: Tensor) -> list[Any]:
         """The tensors of a box, in a graph."""
         heads = FIELDS + sum(len(shape) for _, shape in self._kinds)
-        numbers, place = _numbers(box, heads), FIELDS
+        numbers, offset = _numbers(box, heads), FIELDS
         start, tensors = tf.constant(8 * heads, tf.int64), []
         for dtype, shape in self._kinds:
-            sizes = numbers[place : place + len(shape)]
-            place += len(shape)
+            sizes = numbers[offset : offset + len(shape)]
+            offset += len(shape)
             bytes_each = 1 if dtype == tf.bool else dtype.size
             end = start + tf.reduce_prod(sizes) * bytes_each
             tensor = _tensor(box[start:end], dtype, _sizes_of(shape, sizes))
@@ -80,9 +80,9 @@ def _sizes_of(shape: list[int | None], sizes: Tensor) -> Any:
     return [-1, *shape[1:]] if shape else []
 
 
-def unbox(box: Tensor) -> Told:
+def unbox(box: Tensor) -> Header:
     """The numbers at the front of a box, in a graph."""
-    return Told(_numbers(box, FIELDS))
+    return Header(_numbers(box, FIELDS))
 
 
 def joined(boxes: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -157,9 +157,9 @@ def move(
     for i, (tensor, source, target) in enumerate(zip(tensors, sources, targets, strict=True)):
         alone = None if _is_small(tensor) else i
         routes.setdefault((source, target, tensor.dtype, alone), []).append(i)
-    for (source, target, _, _), places in routes.items():
-        together = _move_packed([tensors[i] for i in places], source, target, wire)
-        moved.update(zip(places, together, strict=True))
+    for (source, target, _, _), indices in routes.items():
+        together = _move_packed([tensors[i] for i in indices], source, target, wire)
+        moved.update(zip(indices, together, strict=True))
     return [moved[i] for i in range(len(tensors))]
 
 

@@ -201,8 +201,8 @@ class Slices:
             common = tf.ensure_shape(taken[0][2], [])
             rows = [tf.add_n([value[:common] for value in values])]
             rows += [value[common:] for value in values]
-            places = [indices[0][:common], *(each[common:] for each in indices)]
-            return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(places, 0), tf.constant(shape))
+            row_ids = [indices[0][:common], *(each[common:] for each in indices)]
+            return tf.IndexedSlices(tf.concat(rows, 0), tf.concat(row_ids, 0), tf.constant(shape))
 
     def clear(self) -> None:
         """Takes everything out, eagerly."""
@@ -213,8 +213,8 @@ class Slices:
     def nothing(self, shape: list[int]) -> IndexedSlices:
         """`IndexedSlices` without rows, for a variable of this shape."""
         with tf.device(self._device):
-            rows, places = tf.zeros([0, *shape[1:]], self._dtype), tf.zeros([0], tf.int64)
-            return tf.IndexedSlices(rows, places, tf.constant(shape))
+            rows, row_ids = tf.zeros([0, *shape[1:]], self._dtype), tf.zeros([0], tf.int64)
+            return tf.IndexedSlices(rows, row_ids, tf.constant(shape))
 
 
 #: The device of the chief's memory.
@@ -290,7 +290,7 @@ class Servers:
             if beside is not None and not isinstance(beside, Partitioned):
                 return self._create_on(self._server_of(beside), next_creator, kwargs)
             shape, dtype, kwargs["initial_value"] = _whole(kwargs)
-            servers, ranges = self._places(shape, dtype, beside)
+            servers, ranges = self._partition(shape, dtype, beside)
             if not ranges:
                 return self._create_on(servers[0], next_creator, kwargs)
             return self._create_parts(servers, ranges, next_creator, kwargs)
@@ -341,7 +341,7 @@ class Servers:
         self.count.assign(0)
         self.share.assign(0.0)
 
-    def _places(
+    def _partition(
         self, shape: tuple[int, ...] | None, dtype: DType | None, beside: Partitioned | None
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The server of a new variable; or those of its parts, and the rows of each."""
@@ -369,8 +369,9 @@ class Servers:
         whole, name = kwargs["initial_value"], kwargs.get("name") or "variable"
         made = []
         for number, ((start, end), server) in enumerate(zip(ranges, servers, strict=True)):
-            given = {**kwargs, "initial_value": whole[start:end], "name": f"{name}/part_{number}"}
-            made.append(self._create_on(server, next_creator, {**given, "shape": None}))
+            label = f"{name}/part_{number}"
+            own = {"initial_value": whole[start:end], "name": label, "shape": None}
+            made.append(self._create_on(server, next_creator, {**kwargs, **own}))
         return Partitioned(made, ranges, name)
 
     def _create_on(
@@ -389,9 +390,9 @@ class Servers:
         return self.devices.index(device) if device in self.devices else self.shelves.emptiest()
 
 
-def _when_gone(variable: object, call: Callable[..., Any], *given: Any) -> None:
+def _when_gone(variable: object, call: Callable[..., Any], *arguments: Any) -> None:
     """Calls a function when a variable is freed, but not at the end of the process."""
-    weakref.finalize(variable, call, *given).atexit = False
+    weakref.finalize(variable, call, *arguments).atexit = False
 
 
 def _counter(device: str) -> Variable:

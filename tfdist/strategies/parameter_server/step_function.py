@@ -46,7 +46,7 @@ class Serving:
         functions: the training and test functions of all models.
         epochs: the events of each epoch of the `fit` that runs, or ran last.
         verbose: whether tables are shown.
-        tell_placement: shows the user which server holds which variable, if that is news.
+        report_placement: shows the user which server holds which variable, if that has changed.
     """
 
     def __init__(self, servers: Servers, make_dispatcher: Callable[[], Dispatcher]) -> None:
@@ -56,9 +56,9 @@ class Serving:
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         self.epochs: list[Any] = []
         self.verbose = True
-        self.tell_placement: Callable[[], None] = lambda: None
+        self.report_placement: Callable[[], None] = lambda: None
         self._make_dispatcher = make_dispatcher
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._rounds: int | None = None
 
     @functools.cached_property
@@ -140,10 +140,10 @@ class Serving:
         self.servers.rule = rule
         self.dispatcher.gate = gate_of(rule)
 
-    def say_once(self, text: str) -> None:
+    def report_once(self, text: str) -> None:
         """Shows the user something, the first time."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             logger.info(text)
 
 
@@ -251,7 +251,7 @@ class StepFunction:
             return loads, self._trace(loads[0])
         except NotSplittable as reason:
             self._parts = 1
-            self._serving.say_once(
+            self._serving.report_once(
                 f"each step of {self._model.name!r} runs on one worker, since it {reason}: its "
                 "parts on several workers would not add up to what one process computes."
             )
@@ -261,7 +261,7 @@ class StepFunction:
         key = (self._parts, load.key)
         if key not in self._traced:
             self._traced[key] = self._serving.trace(self._model, self._method, load, self._parts)
-            self._serving.tell_placement()
+            self._serving.report_placement()
         return self._traced[key]
 
     def _job(
@@ -287,7 +287,7 @@ class StepFunction:
             boxes = [load.box(worker, [number, update, part]) for number, load in each]
             box = boxes[0] if len(boxes) == 1 else joined(boxes)
             try:
-                result = function(*loads[0].given(worker), _on_chief(box))
+                result = function(*loads[0].resource_values(worker), _on_chief(box))
                 return result.numpy() if traced.tally is None else None
             except BaseException:
                 for load in loads:
@@ -338,7 +338,7 @@ class StepFunction:
         self._logged = time.monotonic()
         for traced in self._traced.values():
             if traced.tally is not None:
-                self._numbers.add(traced, traced.tally.news())
+                self._numbers.add(traced, traced.tally.drain())
         if self._logs is not None and not now and not self._numbers.pending:
             return self._logs  # no step has ended since: the metrics may have been reset
         with self._serving.dispatcher.quiet():
@@ -359,16 +359,16 @@ def _next_loads(iterator: Iterator[Any]) -> Callable[[int], list[feeding.Load]]:
 def _named(logs: object, values: list[Any], results: dict[str, Any]) -> Any:
     """The logs of a step: metrics as they stand now, scalars as the step returned them."""
 
-    def value(place: Any) -> object:
-        if place is None:
+    def value(source: Any) -> object:
+        if source is None:
             return None
-        return float(values[place]) if isinstance(place, int) else place.result()
+        return float(values[source]) if isinstance(source, int) else source.result()
 
     if not isinstance(logs, dict):
         return tf.nest.map_structure(value, logs)
     return {
-        name: results[name] if name in results else tf.nest.map_structure(value, place)
-        for name, place in logs.items()
+        name: results[name] if name in results else tf.nest.map_structure(value, source)
+        for name, source in logs.items()
     }
 
 
@@ -401,7 +401,7 @@ class PredictFunction:
         ordered = [results[index] for index in range(len(loads))]
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
-    def _job(self, load: feeding.Load, place: int, results: dict[int, Any]) -> Job:
+    def _job(self, load: feeding.Load, index: int, results: dict[int, Any]) -> Job:
         load.widen(self._lengths)
         if load.key not in self._traced:
             self._traced[load.key] = self._serving.trace(self._model, "predict_step", load)
@@ -410,12 +410,12 @@ class PredictFunction:
 
         def run(worker: int) -> Structure:
             box = _on_chief(load.box(worker, [number, 0, 0]))
-            outputs = traced.function(*load.given(worker), box)
+            outputs = traced.function(*load.resource_values(worker), box)
             with tf.device(CHIEF):
                 return tf.nest.map_structure(tf.identity, outputs, expand_composites=True)
 
         def finish(worker: int, outputs: Structure) -> None:
-            results[place] = outputs
+            results[index] = outputs
 
         return Job([number], run, finish)
 

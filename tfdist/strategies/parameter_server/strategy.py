@@ -19,8 +19,8 @@ from tfdist.strategies.base import Scope, StrategyMixin
 from tfdist.strategies.parameter_server import hooks
 from tfdist.strategies.parameter_server.feeding import (
     ChiefPass,
+    GlobalBatchDataset,
     Reading,
-    ServedDataset,
     ShardedDatasets,
     Shards,
     reading_of,
@@ -93,8 +93,8 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         dataset, batches = no_more_than_read(dataset), batches_by_keras()
         reading = self._reading_of(dataset, batches)
         if reading is not None:
-            return ServedDataset(dataset, reading.begin)
-        return ServedDataset(dataset, lambda: ChiefPass(dataset, batches))
+            return GlobalBatchDataset(dataset, reading.begin)
+        return GlobalBatchDataset(dataset, lambda: ChiefPass(dataset, batches))
 
     def _reading_of(self, dataset: Dataset, batches: int | None) -> Reading | None:
         """Kept with the data set: in the next `fit` its shuffles go on, as on one device."""

@@ -20,10 +20,10 @@ from tfdist.strategies.parameter_server import apply_update
 from tfdist.strategies.parameter_server.feeding import Load
 from tfdist.strategies.parameter_server.remote_step import (
     Part,
+    RemoteStep,
     Results,
-    ServedStep,
     TraceAgain,
-    served_step,
+    remote_step,
 )
 from tfdist.strategies.parameter_server.serialization import BOX, Vector, parted, unbox
 from tfdist.strategies.parameter_server.servers import Servers
@@ -80,8 +80,8 @@ class TracedStep:
     def trace_several(self, count: int) -> None:
         """Makes the function of several steps."""
 
-        def run(*given: Any) -> None:
-            *resources, box = given
+        def run(*inputs: Any) -> None:
+            *resources, box = inputs
             for each in parted(box, count):
                 self.function(*resources, each)
 
@@ -113,12 +113,12 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
         )
     traced = TracedStep()
 
-    def run(*given: Any) -> Any:
-        *resources, box = given
-        told = unbox(box)
+    def run(*inputs: Any) -> Any:
+        *resources, box = inputs
+        header = unbox(box)
         batch, count, total = load.make_batch(resources, box)
-        step = ServedStep(servers, told.job, told.update, told.part, parts, apply_update.send)
-        with served_step.set(step), OnlyReplica(tf.distribute.get_strategy()):
+        step = RemoteStep(servers, header.job, header.update, header.part, parts, apply_update.send)
+        with remote_step.set(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)
                 step.close_pending_reads()
@@ -144,7 +144,7 @@ def _function_of(run: Callable[..., Any], signature: list[Any], more: int = 2) -
 
 def _run_step(
     traced: TracedStep,
-    step: ServedStep,
+    step: RemoteStep,
     model: Model,
     method: str,
     batch: Structure,
@@ -163,14 +163,16 @@ def _run_step(
             raise TraceAgain  # The results of those that the step has made were not noticed.
         scalars: list[Any] = []
         results = noticed.on_this_replica()
-        traced.logs = tf.nest.map_structure(lambda leaf: _place(leaf, results, scalars, part), logs)
+        traced.logs = tf.nest.map_structure(
+            lambda leaf: _source_of(leaf, results, scalars, part), logs
+        )
         changes = step.metric_changes()
         traced.metrics, traced.scalars = [variable for variable, _ in changes], len(scalars)
         numbers = [*(value * share for value in scalars), share, *(c for _, c in changes)]
         return _hand_over(traced, step, numbers)
 
 
-def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
+def _hand_over(traced: TracedStep, step: RemoteStep, numbers: list[Any]) -> Any:
     """Adds a step's numbers up on the servers, with its last update, or returns them."""
     shapes = [number.shape.as_list() for number in numbers]
     if step.changes_weights:
@@ -183,7 +185,7 @@ def _hand_over(traced: TracedStep, step: ServedStep, numbers: list[Any]) -> Any:
     return traced.returned.pack(numbers, tf.float64)
 
 
-def _place(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
+def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
     """The source of a leaf of the logs: a metric, the place of a scalar, or None."""
     if id(leaf) in results:
         return results[id(leaf)][0]

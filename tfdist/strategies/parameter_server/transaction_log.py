@@ -56,15 +56,15 @@ class Ledger:
         self._numbers, self._fates = {}, {}
         for device in devices:
             with tf.device(device):
-                # Update n has place n % WINDOW. No update has the number -1: the place is free.
+                # Update n has slot n % WINDOW. No update has the number -1: the slot is free.
                 self._numbers[device] = _window("numbers", -1)
                 self._fates[device] = _window("fates", 0)
 
     def fate(self, device: str, number: Tensor) -> Tensor:
         """A server's decision on the update of this number: 0 if there is none.
 
-        Numbers rise. A place is written by numbers that are `WINDOW` apart, so a number has never
-        been noted if its place has an earlier one, and cannot be remembered if it has a later one.
+        Numbers rise. A slot is written by numbers that are `WINDOW` apart, so a number has never
+        been noted if its slot has an earlier one, and cannot be remembered if it has a later one.
         """
         slot = number % WINDOW
         with tf.device(device):
@@ -157,8 +157,8 @@ class Tally:
         with tf.device(self._device):
             self._sums.assign_add(tf.cast(packed, tf.float64), read_value=False)
 
-    def news(self) -> list[Array]:
-        """The numbers added since the last look, eagerly. The sums start anew, and a NaN goes."""
+    def drain(self) -> list[Array]:
+        """The numbers added since the last call, eagerly. The sums start anew, and a NaN goes."""
         with tf.device(self._device):
             return self._layout.unpack(self._take().numpy())
 
@@ -166,11 +166,11 @@ class Tally:
         # Steps add under the same lock, so nothing is added between the read and the clearing.
         held = self._lock.acquire()
         with tf.control_dependencies([held]), tf.device(self._device):
-            news = tf.identity(self._sums.read_value())
-            with tf.control_dependencies([news]):
-                cleared = self._sums.assign(tf.zeros_like(news), read_value=False)
+            sums = tf.identity(self._sums.read_value())
+            with tf.control_dependencies([sums]):
+                cleared = self._sums.assign(tf.zeros_like(sums), read_value=False)
         self._lock.release(held, [cleared])
-        return news
+        return sums
 
 
 class Counts:
@@ -178,7 +178,7 @@ class Counts:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        # Place 0 is for gradients that are dropped, place 1 + s for those applied at staleness s.
+        # Index 0 is for gradients that are dropped, index 1 + s for those applied at staleness s.
         with tf.device(device):
             self._counts = tf.Variable(tf.zeros([LONGEST + 2], tf.int64), trainable=False)
         self._seen = np.zeros([LONGEST + 2], np.int64)
@@ -191,13 +191,13 @@ class Counts:
         """An op that counts a gradient that is discarded."""
         return self._add(0)
 
-    def news(self) -> tuple[int, list[int]]:
-        """Since the last look: gradients dropped, and those applied by staleness."""
+    def drain(self) -> tuple[int, list[int]]:
+        """Since the last call: gradients dropped, and those applied by staleness."""
         now = self._counts.numpy()
-        news, self._seen = now - self._seen, now
-        return int(news[0]), [int(count) for count in news[1:]]
+        new, self._seen = now - self._seen, now
+        return int(new[0]), [int(count) for count in new[1:]]
 
-    def _add(self, place: Any) -> Variable:
+    def _add(self, index: Any) -> Variable:
         with tf.device(self._device):
             one = tf.constant([1], tf.int64)
-            return self._counts.scatter_nd_add(tf.reshape(place, [1, 1]), one)
+            return self._counts.scatter_nd_add(tf.reshape(index, [1, 1]), one)

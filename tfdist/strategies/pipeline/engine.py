@@ -18,7 +18,7 @@ from tfdist.strategies.pipeline.loss import KerasObjective
 from tfdist.strategies.pipeline.partitioning import Cut
 from tfdist.strategies.pipeline.schedules import Box, Kind, Program, Shape, Step, version
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
-from tfdist.strategies.pipeline.stage_graph import Given, Job, Kept, Passes
+from tfdist.strategies.pipeline.stage_graph import ForwardInputs, Job, Kept, Passes
 from tfdist.strategies.pipeline.state import Batch, OutOfMemoryError, StoppedError, Store
 
 __all__ = ["Apply", "Engine", "Worker"]
@@ -143,7 +143,7 @@ class Worker:
         part, passes = self._parts[step.chunk], self._passes[step.chunk]
         values = self._read(step, part)
         begin = time.perf_counter()
-        given = Given(
+        inputs = ForwardInputs(
             numbers=passes.numbers(step.microbatch, batch.sizes),
             scale=passes.scale(batch.scale),
             weights=self._store.weights(step.chunk, batch.version[step.chunk], self.replica),
@@ -151,10 +151,10 @@ class Worker:
             values=values,
         )
         if step.chunk == self._last:
-            kept, result = self._objective.run(passes.forward, given, batch, step.microbatch)
+            kept, result = self._objective.run(passes.forward, inputs, batch, step.microbatch)
             self._objective.note(batch, step.microbatch, result)
         else:
-            kept, result = passes.forward(given)
+            kept, result = passes.forward(inputs)
         self._store.note_state(step, batch, result.following)
         if result.loss is not None:
             self._store.note_loss(step, result.loss)
@@ -165,8 +165,8 @@ class Worker:
             written = zip(part.chunk.writes, *result.values, strict=True)
             for key, tensor, mask in written:
                 for reader in self._store.readers[key]:
-                    place = ("F", step.batch, step.microbatch, reader, key)
-                    self._store.put(place, (tensor, mask))
+                    slot = ("F", step.batch, step.microbatch, reader, key)
+                    self._store.put(slot, (tensor, mask))
         return begin
 
     def _read(self, step: Step, part: Part) -> Values:
@@ -209,13 +209,13 @@ class Worker:
         """The error with the stage that it comes from."""
         if isinstance(error, StoppedError):
             return error
-        place = f"{step.chunk} on {self._parts[step.chunk].device}"
+        stage = f"{step.chunk} on {self._parts[step.chunk].device}"
         work = f"{step.kind.name.lower()} step of microbatch {step.microbatch}, batch {step.batch}"
         if isinstance(error, tf.errors.ResourceExhaustedError | MemoryError):
-            short = OutOfMemoryError(f"Stage {place} ran out of memory in the {work}.")
+            short = OutOfMemoryError(f"Stage {stage} ran out of memory in the {work}.")
             short.__cause__ = error
             return short
-        error.add_note(f"tfdist: in stage {place}: {work}")
+        error.add_note(f"tfdist: in stage {stage}: {work}")
         return error
 
 

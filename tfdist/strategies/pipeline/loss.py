@@ -15,7 +15,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import entered
 from tfdist.strategies.pipeline.partitioning import Cut, Key
 from tfdist.strategies.pipeline.stage import Microbatch, Part, Values, of_any_size
-from tfdist.strategies.pipeline.stage_graph import Given, Result
+from tfdist.strategies.pipeline.stage_graph import ForwardInputs, Result
 from tfdist.strategies.pipeline.state import Batch
 from tfdist.types import KerasVariable, Model, Structure, Tensor
 
@@ -57,10 +57,10 @@ def _totals(
         values = Values([], [])
         for part in parts:
             reads = [known[key] for key in part.chunk.reads]
-            given = Values([tensor for tensor, _ in reads], [mask for _, mask in reads])
+            arguments = Values([tensor for tensor, _ in reads], [mask for _, mask in reads])
             weights = [_unknown(weight, unknown) for weight in part.weights]
             state = [_unknown(variable, unknown) for variable in part.state]
-            values, _, _ = part.run(weights, state, given, tf.ones([3], tf.int64))
+            values, _, _ = part.run(weights, state, arguments, tf.ones([3], tf.int64))
             pairs = zip(values.tensors, values.masks, strict=True)
             known.update(zip(part.chunk.writes, pairs, strict=True))
         result = denominators(values, targets)
@@ -77,9 +77,9 @@ def _unknown(variable: KerasVariable, names: set[str]) -> Tensor:
     return value
 
 
-def _check(found: Sequence[Any], unknown: set[str]) -> None:
+def _check(outputs: Sequence[Any], unknown: set[str]) -> None:
     seen: set[str] = set()
-    left = [tensor.op for tensor in found]
+    left = [tensor.op for tensor in outputs]
     while left:
         operation = left.pop()
         if operation.name in seen:
@@ -144,47 +144,53 @@ class KerasObjective:
         self._add = tf.function(self._add_to_means, autograph=False)
         self._metrics = tf.function(self._update_metrics, autograph=False, reduce_retracing=True)
 
-    def run(self, forward: Callable[[Given], Any], given: Given, batch: Batch, number: int) -> Any:
+    def run(
+        self,
+        forward: Callable[[ForwardInputs], Any],
+        inputs: ForwardInputs,
+        batch: Batch,
+        number: int,
+    ) -> Any:
         """Runs the last chunk on a microbatch, with the totals that its losses ask for.
 
         Args:
             forward: runs it.
-            given: its inputs, without labels.
+            inputs: the chunk's inputs, without labels.
             batch: the batch.
             number: of the microbatch.
         """
-        given = given._replace(targets=batch.examples[number][1:])
+        inputs = inputs._replace(targets=batch.examples[number][1:])
         if not self._needs_totals:
             try:
-                return forward(given)
+                return forward(inputs)
             except _NeedsTotalsError:
                 # Raised when the graph is made, before anything has run.
                 self._needs_totals = True
-        return forward(given._replace(totals=self._totals_of(batch)))
+        return forward(inputs._replace(totals=self._totals_of(batch)))
 
-    def value(self, given: Given, outputs: Values) -> tuple[Any, Any]:
+    def value(self, inputs: ForwardInputs, outputs: Values) -> tuple[Any, Any]:
         """The loss of a microbatch, in a graph; see `stage_graph.Objective`."""
         with self._lock:  # Replicas of the pipeline may come at the same time.
-            self._build(given, outputs)
+            self._build(inputs, outputs)
         means = self._means()
         asked = itertools.count()
 
         def total_of(value: Tensor) -> Tensor:
-            if given.totals is None:
+            if inputs.totals is None:
                 raise _NeedsTotalsError
-            return tf.cast(given.totals[next(asked)], value.dtype)
+            return tf.cast(inputs.totals[next(asked)], value.dtype)
 
         step = Microbatch(
             self._model,
-            given.numbers[1],
-            given.numbers[2],
+            inputs.numbers[1],
+            inputs.numbers[2],
             total_of=total_of,
             microbatches=self._microbatches,
         )
         # From zero: what is left in the variables is what this microbatch adds to them.
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
         with keras.StatelessScope(state_mapping=zeros) as scope:
-            loss = self._loss(step, given.targets, outputs)
+            loss = self._loss(step, inputs.targets, outputs)
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
 
@@ -250,13 +256,13 @@ class KerasObjective:
         for number, variable in enumerate(self._means()):
             variable.assign_add(tf.cast(noted[number], variable.dtype))
 
-    def _build(self, given: Given, outputs: Values) -> None:
+    def _build(self, inputs: ForwardInputs, outputs: Values) -> None:
         """Lets Keras make its means, in a graph that is thrown away."""
         if self._model._compile_loss is None or self._model._compile_loss.built:
             return
         specs = tf.nest.map_structure(
             lambda leaf: None if leaf is None else tf.TensorSpec(leaf.shape, leaf.dtype),
-            given.targets,
+            inputs.targets,
         )
 
         @tf.function(autograph=False)  # type: ignore[untyped-decorator]

@@ -239,17 +239,17 @@ def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[
             f"{count} stages have {count - 1} borders. Name the first layer of each stage but the "
             "first."
         )
-    places = []
+    starts = []
     for name in wanted:
         if name not in paths:
             raise ConfigError(
                 f"cuts={list(wanted)!r}: there is no layer {name!r} for a stage to begin with. "
                 f"There are: {', '.join(paths)}."
             )
-        places.append(paths.index(name))
-    if places != sorted(places) or 0 in places:
+        starts.append(paths.index(name))
+    if starts != sorted(starts) or 0 in starts:
         raise ConfigError(
             f"cuts={list(wanted)!r}: the stages' first layers are not in the order of the model: "
             f"{', '.join(paths)}."
         )
-    return {path: sum(place <= i for place in places) for i, path in enumerate(paths)}
+    return {path: sum(start <= i for start in starts) for i, path in enumerate(paths)}

@@ -165,7 +165,8 @@ class Part:
             weights: values for `self.weights`.
             state: values for `self.state`.
             values: the inputs of the chunk.
-            numbers: see `stage_graph.Given`. Random layers draw other numbers for each microbatch.
+            numbers: see `stage_graph.ForwardInputs`. Random layers draw other numbers for each
+                microbatch.
 
         Returns:
             What it writes; for each variable of the state its new value, None if it stays; and
@@ -206,11 +207,11 @@ class Part:
 
     def _through(self, known: dict[Any, Any]) -> dict[Any, Any]:
         for call in self.chunk.calls:
-            given = {
+            values = {
                 id(symbol): known[key]
                 for symbol, key in zip(call.node.input_tensors, call.reads, strict=True)
             }
-            args, kwargs = call.node.arguments.fill_in(given)
+            args, kwargs = call.node.arguments.fill_in(values)
             if "training" in getattr(call.node.operation, "_call_context_args", ()):
                 kwargs["training"] = True
             outputs = call.node.operation(*args, **kwargs)
@@ -218,8 +219,8 @@ class Part:
         return known
 
     def _check_unassigned(self, scope: StatelessScope, weights: Sequence[Any]) -> None:
-        for weight, given in zip(self.weights, weights, strict=True):
-            if scope.get_current_value(weight) is not given:
+        for weight, value in zip(self.weights, weights, strict=True):
+            if scope.get_current_value(weight) is not value:
                 raise ConfigError(
                     f"strategy='pipeline' conflicts with a layer that assigns {weight.path!r}, a "
                     "weight that an optimizer trains, as SpectralNormalization does: each "

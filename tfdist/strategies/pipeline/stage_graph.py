@@ -17,7 +17,7 @@ from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
 from tfdist.types import DType, Gradient, GradientTape, IndexedSlices, Shape, Structure, Tensor
 
-__all__ = ["Given", "Job", "Kept", "Objective", "Passes", "Result"]
+__all__ = ["ForwardInputs", "Job", "Kept", "Objective", "Passes", "Result"]
 
 
 #: Types of tensors that are in no list of TensorFlow's.
@@ -42,11 +42,11 @@ class _Packing:
     def pack(self, tensors: Sequence[Any]) -> list[Any]:
         """One variant for each type, then the tensors that cannot be in a list."""
         packed = []
-        for dtype, places in self._lists.items():
+        for dtype, positions in self._lists.items():
             handle = tf.raw_ops.EmptyTensorList(
                 element_shape=-1, max_num_elements=-1, element_dtype=dtype
             )
-            for i in places:
+            for i in positions:
                 handle = tf.raw_ops.TensorListPushBack(input_handle=handle, tensor=tensors[i])
             packed.append(handle)
         return [*packed, *(tensors[i] for i in self._bare)]
@@ -55,8 +55,8 @@ class _Packing:
         """The tensors, in a graph."""
         count = len(self._lists)
         result = dict(zip(self._bare, packed[count:], strict=True))
-        for handle, (dtype, places) in zip(packed[:count], self._lists.items(), strict=True):
-            for index, i in enumerate(places):
+        for handle, (dtype, positions) in zip(packed[:count], self._lists.items(), strict=True):
+            for index, i in enumerate(positions):
                 shape = self._shapes[i]
                 tensor = tf.raw_ops.TensorListGetItem(
                     input_handle=handle,
@@ -73,7 +73,7 @@ def _known(shape: Shape) -> list[int] | int:
     return -1 if shape.rank is None else [-1 if size is None else size for size in shape]
 
 
-class Given(NamedTuple):
+class ForwardInputs(NamedTuple):
     """The inputs of a forward pass, on its device or on the chief's.
 
     Attributes:
@@ -112,7 +112,7 @@ class Result(NamedTuple):
 
 
 #: The loss of the last chunk's outputs for a microbatch, a scalar; and what is noted of it.
-Objective: TypeAlias = Callable[[Given, Values], tuple[Any, Any]]
+Objective: TypeAlias = Callable[[ForwardInputs, Values], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,11 +172,11 @@ class _Graphs:
 
     Args:
         job: the computation.
-        given: the inputs as specs, and Nones.
+        inputs: the chunk's inputs as specs, and Nones.
     """
 
-    def __init__(self, job: Job, given: Given) -> None:
-        self._job, self._given, self.specs = job, given, tf.nest.flatten(given)
+    def __init__(self, job: Job, inputs: ForwardInputs) -> None:
+        self._job, self._input_specs, self.specs = job, inputs, tf.nest.flatten(inputs)
         self._result: Result | None = None
         self._packing: _Packing | None = None
         self._inner: Any = None
@@ -228,13 +228,13 @@ class _Graphs:
         if present not in self._reached:
             result: list[bool] = []
 
-            def look(*flat: Any) -> None:
+            def trace(*flat: Any) -> None:
                 taped = self._taped(flat[: -len(present)])
                 pairs = zip(flat[-len(present) :], present, strict=True)
                 grads = taped.gradients([grad if there else None for grad, there in pairs])
                 result.extend(grad is not None for grad in grads)
 
-            self._function(look, [*self._inputs, *self._outputs])
+            self._function(trace, [*self._inputs, *self._outputs])
             self._reached[present] = result
         return self._reached[present]
 
@@ -264,20 +264,20 @@ class _Graphs:
     def _taped(self, flat: Sequence[Any]) -> _Taped:
         job, each = self._job, iter(flat)
         leaves = [None if spec is None else next(each) for spec in self.specs]
-        given = tf.nest.pack_sequence_as(self._given, leaves)
-        wanted = _those(given.values.tensors, job.wanted)
-        sources = [*given.weights, *wanted]
+        inputs = tf.nest.pack_sequence_as(self._input_specs, leaves)
+        wanted = _those(inputs.values.tensors, job.wanted)
+        sources = [*inputs.weights, *wanted]
         with tf.GradientTape() as tape:
             tape.watch(sources)
             written, following, loss = job.part.run(
-                given.weights, given.state, given.values, given.numbers
+                inputs.weights, inputs.state, inputs.values, inputs.numbers
             )
             noted = None
             if job.objective is not None:
-                own, noted = job.objective(given, written)
+                own, noted = job.objective(inputs, written)
                 loss = own if loss is None else own + loss
-            weighed = None if loss is None else loss * _share(given.numbers, loss.dtype)
-            target = None if weighed is None else weighed * tf.cast(given.scale, weighed.dtype)
+            weighed = None if loss is None else loss * _share(inputs.numbers, loss.dtype)
+            target = None if weighed is None else weighed * tf.cast(inputs.scale, weighed.dtype)
         outputs = _those(written.tensors, job.floating)
         return _Taped(tape, sources, outputs, target, Result(written, following, weighed, noted))
 
@@ -384,29 +384,29 @@ class Passes:
         self._constant = functools.lru_cache(_NUMBERS)(self._made_constant)
 
     def numbers(self, microbatch: int, sizes: Sequence[int]) -> Tensor:
-        """`Given.numbers` of a microbatch, on the device."""
+        """`ForwardInputs.numbers` of a microbatch, on the device."""
         return self._constant((microbatch, sizes[microbatch], sum(sizes)), tf.int64)
 
     def scale(self, value: float) -> Tensor:
-        """`Given.scale`, on the device."""
+        """`ForwardInputs.scale`, on the device."""
         return self._constant(value, tf.float32)
 
     def _made_constant(self, value: object, dtype: DType) -> Tensor:
         with on(self._job.part.device):
             return tf.constant(value, dtype)
 
-    def forward(self, given: Given) -> tuple[Kept, Result]:
+    def forward(self, inputs: ForwardInputs) -> tuple[Kept, Result]:
         """Runs the chunk.
 
         Args:
-            given: its inputs.
+            inputs: the tensors that it reads.
 
         Returns:
             What the backward pass needs, and the results, which have been computed.
         """
-        leaves = tf.nest.flatten(given)
+        leaves = tf.nest.flatten(inputs)
         tensors = [leaf for leaf in leaves if leaf is not None]
-        graphs = self._graphs(given, leaves)
+        graphs = self._graphs(inputs, leaves)
         with on(self._job.part.device):
             flat = graphs.forward(tensors)
         _wait(flat)
@@ -444,12 +444,12 @@ class Passes:
         result = [None if kind is None else next(each) for kind in kinds[weights:]]
         return [g if r else None for g, r in zip(result, reached[weights:], strict=True)]
 
-    def _graphs(self, given: Given, leaves: Sequence[Any]) -> _Graphs:
+    def _graphs(self, inputs: ForwardInputs, leaves: Sequence[Any]) -> _Graphs:
         """The functions for some types: with the shapes seen first, and one for all others."""
-        fixed = 2 + len(given.weights) + len(given.state)
+        fixed = 2 + len(inputs.weights) + len(inputs.state)
         shapes = tuple(None if leaf is None else tuple(leaf.shape) for leaf in leaves[fixed:])
         types = tuple(None if leaf is None else leaf.dtype for leaf in leaves[fixed:])
-        form = (types, str(tf.nest.map_structure(lambda leaf: leaf is not None, given.targets)))
+        form = (types, str(tf.nest.map_structure(lambda leaf: leaf is not None, inputs.targets)))
         key = (shapes, form)
         if key not in self._traced:
             specs = [None if leaf is None else tf.TensorSpec.from_tensor(leaf) for leaf in leaves]
@@ -457,7 +457,7 @@ class Passes:
             if known is not None:
                 specs = _general(known.specs, specs)
             if known is None or specs != known.specs:
-                known = _Graphs(self._job, tf.nest.pack_sequence_as(given, specs))
+                known = _Graphs(self._job, tf.nest.pack_sequence_as(inputs, specs))
             self._latest[form] = self._traced[key] = known
         return self._traced[key]
 

@@ -62,9 +62,9 @@ def chrome_trace(boxes: Sequence[Box], names: Sequence[str] = ()) -> str:
     boxes = sorted(boxes, key=lambda box: box.begin)
     events: list[dict[str, object]] = []
     for device, name in enumerate(row_names(boxes, names)):
-        place = {"ph": "M", "pid": 0, "tid": device}
-        events.append({**place, "name": "thread_name", "args": {"name": name}})
-        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": device}})
+        common = {"ph": "M", "pid": 0, "tid": device}
+        events.append({**common, "name": "thread_name", "args": {"name": name}})
+        events.append({**common, "name": "thread_sort_index", "args": {"sort_index": device}})
     events += [_event(box, boxes[0].begin) for box in boxes]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
@@ -100,10 +100,10 @@ def read_trace(text: str) -> tuple[list[Box], list[str]]:
                 names.append(str(event["args"]["name"]))
             if event["ph"] == "X":
                 what = event["args"]
-                place = what["batch"], what.get("microbatch", -1), what.get("chunk", event["tid"])
+                fields = what["batch"], what.get("microbatch", -1), what.get("chunk", event["tid"])
                 begin = event["ts"] / 1e6
                 end = begin + event["dur"] / 1e6
-                boxes.append(Box(event["tid"], Step(kinds[event["cat"]], *place), begin, end))
+                boxes.append(Box(event["tid"], Step(kinds[event["cat"]], *fields), begin, end))
     except (KeyError, TypeError) as error:
         raise ValueError("not the timeline of a pipeline") from error
     return boxes, names
@@ -229,8 +229,8 @@ def _shades_of(boxes: Sequence[Box], devices: int) -> tuple[_Shades, str]:
 def _bars(axes: Any, boxes: Sequence[Box], rows: Sequence[str], shades: _Shades) -> None:
     """The boxes, on rows that are hatched all along: what boxes leave of them is idle."""
     length = max((box.end for box in boxes), default=0.0) or 1.0
-    places = range(len(rows))
-    axes.barh(places, length, _ROW, color="white", edgecolor="0.87", hatch="////", linewidth=0)
+    heights = range(len(rows))
+    axes.barh(heights, length, _ROW, color="white", edgecolor="0.87", hatch="////", linewidth=0)
     axes.barh(
         [box.device for box in boxes],
         [box.end - box.begin for box in boxes],
@@ -242,7 +242,7 @@ def _bars(axes: Any, boxes: Sequence[Box], rows: Sequence[str], shades: _Shades)
     )
     axes.set_xlim(0, length)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    axes.set_yticks(places, rows)
+    axes.set_yticks(heights, rows)
     axes.tick_params(axis="y", length=0, labelsize=_NAME_POINTS)
     axes.set_xlabel("ms")
     axes.spines[["top", "right", "left"]].set_visible(False)

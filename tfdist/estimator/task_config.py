@@ -1,4 +1,4 @@
-"""This task's place in the cluster that TF_CONFIG describes."""
+"""This task and its cluster, as TF_CONFIG describes them to an Estimator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.cluster.validation.structure import SPARSE
 from tfdist.errors import ConfigError
 from tfdist.types import Json
 
-__all__ = ["Place", "own_place", "place_of"]
+__all__ = ["TaskConfig", "own_task_config", "parse_task_config"]
 
 _ALONE = Task("worker", 0)
 
@@ -22,7 +22,7 @@ _NUMBERED = ("chief", "master", "worker", "ps")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TaskConfig:
     """A task and its cluster.
 
     Attributes:
@@ -80,23 +80,23 @@ class Place:
         return 0 if self.apart else len(self.cluster.get(kind, ()))
 
 
-def own_place() -> Place:
-    """This process's place by its TF_CONFIG; a process of its own if there is none."""
+def own_task_config() -> TaskConfig:
+    """This process's task by its TF_CONFIG; a process of its own if there is none."""
     text = own_tf_config()
-    return Place() if text is None else place_of(text)
+    return TaskConfig() if text is None else parse_task_config(text)
 
 
-def place_of(text: str) -> Place:
-    """The place that a TF_CONFIG describes.
+def parse_task_config(text: str) -> TaskConfig:
+    """The task and the cluster that a TF_CONFIG describes.
 
     Raises:
         ConfigError: if it has mistakes.
     """
     content = _content(text)
-    told = _told_beside(content)
+    fields = _other_fields(content)
     if not (content.get("cluster") or content.get(SPARSE)):
         _check_alone(content)
-        return Place(**told)
+        return TaskConfig(**fields)
     cluster, task = parse_tf_config(text)
     refuse_gaps(cluster, "an Estimator")
     if task is None:
@@ -104,9 +104,9 @@ def place_of(text: str) -> Place:
             f"TF_CONFIG={text!r} does not say which task this process is. Add "
             '"task": {"type": "worker", "index": 0}.'
         )
-    told["evaluated"] = "evaluator" in cluster.addresses
+    fields["evaluated"] = "evaluator" in cluster.addresses
     named = {"chief": "master"} if "master" in content.get("cluster", {}) else {}
-    if named and (told["evaluated"] or task.type == "evaluator"):
+    if named and (fields["evaluated"] or task.type == "evaluator"):
         raise ConfigError(
             'TF_CONFIG has a task "master", which evaluates by itself, and an evaluator. Rename '
             '"master" to "chief", or leave the evaluator out.'
@@ -117,7 +117,7 @@ def place_of(text: str) -> Place:
         if kind != "evaluator"
     }
     chief = Task(named.get(cluster.chief.type, cluster.chief.type), cluster.chief.index)
-    return Place(tasks, named.get(task.type, task.type), task.index, chief, **told)
+    return TaskConfig(tasks, named.get(task.type, task.type), task.index, chief, **fields)
 
 
 def _content(text: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _content(text: str) -> dict[str, Any]:
     return content
 
 
-def _told_beside(content: Mapping[str, Any]) -> dict[str, Any]:
+def _other_fields(content: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a TF_CONFIG other than cluster and task."""
     model_dir, service = content.get("model_dir"), content.get("service")
     if model_dir is not None and not (isinstance(model_dir, str) and model_dir):
