@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
+from typing import Any
+
 import pytest
 
 from tests.harness import Pool
+from tfdist.keras import iterators
 
 CASES = "tests.cases.data_cases"
 
@@ -23,3 +29,22 @@ def test_a_thread_frees_the_iterators_of_past_epochs(
 def test_workers_of_servers_read_on_from_epoch_to_epoch(cluster: Pool) -> None:
     for result in cluster("parameter_server").call(f"{CASES}:coverage", kind="dataset_repeated"):
         assert result["iterations"] == 2 * 6
+
+
+def test_the_end_of_a_process_tells_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(iterators, "_SAY_AFTER", 0.01)
+    monkeypatch.setattr(iterators, "_LONGEST", 0.02)
+    references: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    stuck = threading.Event()
+    thread = threading.Thread(target=stuck.wait, daemon=True)
+    thread.start()
+    try:
+        with caplog.at_level(logging.INFO, "tfdist"):
+            iterators._finish(references, thread)
+    finally:
+        stuck.set()
+        thread.join()
+    assert "autotuning of the input" in caplog.text
+    assert references.get() is None

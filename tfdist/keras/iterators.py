@@ -21,11 +21,14 @@ from tfdist import types
 from tfdist._keras import EpochIterator
 from tfdist._tf.data import resources_of
 from tfdist.keras.hooks import Hook
+from tfdist.utils.messages import logger
 
 #: Seconds until a reference is dropped: by then the owner of the resource has dropped its own.
 _PAUSE = 0.05
 #: Seconds that the end of the process waits; the longest period of the autotuning thread.
 _LONGEST = 60.0
+#: Seconds of that after which it is reported.
+_SAY_AFTER = 5.0
 #: An attribute of an owner whose resource is left to the thread.
 _LEFT = "_tfdist_left_to_thread"
 
@@ -69,13 +72,20 @@ def _last_references() -> queue.SimpleQueue[object]:
     thread = threading.Thread(target=_drop, args=(references,), name=name, daemon=True)
     thread.start()
 
-    def finish() -> None:
-        """TensorFlow's libraries may not end while an iterator is being destroyed."""
-        references.put(None)
-        thread.join(_LONGEST)
-
-    atexit.register(finish)
+    atexit.register(_finish, references, thread)
     return references
+
+
+def _finish(references: queue.SimpleQueue[object], thread: threading.Thread) -> None:
+    """TensorFlow's libraries may not end while an iterator is being destroyed."""
+    references.put(None)
+    thread.join(_SAY_AFTER)
+    if thread.is_alive():
+        logger.info(
+            "the process ends when TensorFlow's autotuning of the input has, within "
+            f"{_LONGEST:g} s; docs/troubleshooting.md, 'It is slow', has the reason"
+        )
+        thread.join(_LONGEST - _SAY_AFTER)
 
 
 def _drop(references: queue.SimpleQueue[object]) -> None:
