@@ -49,6 +49,8 @@ _REDUCED = _LOSSES.format("reductions or mask or reduces_the_batch")
 _READ_WEIGHTS = _LOSSES.format("reads_weights")
 _PARTS = "tests/keras/test_mesh.py -k 'mesh-transformer or one_sum'"
 _MEET = _LOSSES.format("meet and ({})")
+_CHOSEN = "tests/contract/test_chosen.py --tier=everything -k mirrored"
+_GRADIENTS = "tests/contract/test_gradients.py --tier=everything -k mirrored"
 _CONTROL_FLOW = "tests/keras/test_zero.py -k 'zero3 and within_control_flow'"
 
 
@@ -285,7 +287,7 @@ MUTANTS: list[Mutant] = [
         _READ_WEIGHTS,
         ("parts.append((tensor, factor))", "pass"),
         ("factor if scale is None else factor * scale", "factor"),
-        ("leaf.tensor if scale is None else leaf.tensor * scale", "leaf.tensor"),
+        ("else tf.math.multiply_no_nan(leaf.tensor, scale)", "else leaf.tensor"),
     ),
     *_of(
         "tfdist/keras/whole_batch.py",
@@ -329,9 +331,9 @@ MUTANTS: list[Mutant] = [
         ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
     ),
     *_of(
-        "tfdist/keras/assignments.py",
+        "tfdist/keras/replica_context.py",
         _STEPS.format("own_train_step and mirrored"),
-        ("{} if step.scaled_losses else step.gradients", "{}"),
+        ("{**self.means, **self.gradients}", "self.means"),
     ),
     *_of(
         "tfdist/keras/reductions.py",
@@ -389,6 +391,28 @@ MUTANTS: list[Mutant] = [
             "self._set(wanted)\n        self.hooks = wanted",
             "self.hooks = wanted\n        self._set(wanted)",
         ),
+    ),
+    # Examples that are chosen, and gradients that are more than applied.
+    *_of(
+        "tfdist/keras/reductions.py",
+        _CHOSEN,
+        ("if each.op.type in _BY_VALUE:", "if False:"),
+        ("any(leaf.is_sum or leaf.chosen for", "any(leaf.is_sum for"),
+    ),
+    *_of(
+        "tfdist/keras/normalization.py",
+        _CHOSEN,
+        ("if step is None or mask is None or not self.synchronized:", "if True:"),
+    ),
+    *_of(
+        "tfdist/keras/building.py",
+        _GRADIENTS,
+        (" or any(map(_has_own_apply, optimizers_of(model)))", ""),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        _GRADIENTS,
+        ("        check_moved(step)\n", ""),
     ),
     # Updates that come twice, and trainings that were interrupted.
     *_of(

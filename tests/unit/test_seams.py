@@ -98,6 +98,7 @@ SIGNATURES = {
         "(values, sample_weight=None, mask=None, reduction='sum_over_batch_size', dtype=None)"
     ),
     "keras.src.backend.tensorflow.nn._compute_moments_sync": "(x, axes, keepdims)",
+    "BatchNormalization._moments": "(self, inputs, mask)",
     "variables.Variable.assign_add": "(self, value)",
     "variables.Variable.assign_sub": "(self, value)",
     "Embedding.call": "(self, inputs)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import tensorflow as tf
 
@@ -23,6 +23,7 @@ __all__ = [
     "Rows",
     "are_distinct",
     "common_rows",
+    "is_weight",
     "of_kind",
     "rows_of",
 ]
@@ -69,6 +70,10 @@ class Dependence:
     def __init__(self, independent: Sequence[Any] = ()) -> None:
         self.reduced: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}
+
+    def note_shared(self, tensor: Tensor) -> None:
+        """Notes that a tensor is the same on all replicas, whatever it was computed from."""
+        self._known[id(tensor)] = (tensor, False)
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether a symbolic tensor depends on an argument; False for an eager one."""
@@ -140,6 +145,14 @@ def _is_own(tensor: Tensor) -> bool:
     return bool(op.op_def.is_stateful) and op.type not in _READS | _SHARED
 
 
+def is_weight(value: object) -> bool:
+    """Whether a value is a tensor that stands for a weight."""
+    if not _is_symbolic(value):
+        return False
+    op = value.op.inputs[0].op if value.op.type == "Identity" else value.op
+    return op.type == "Placeholder" and op.name.rpartition("/")[2].startswith(WEIGHT)
+
+
 def _is_padded_length(op: Any) -> bool:
     """Whether an op reads the length of one dimension of a tensor, other than the first."""
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
@@ -155,7 +168,7 @@ def _captures(graph: Graph) -> list[Any]:
     return list(getattr(graph, "captures", ()))
 
 
-def _is_symbolic(tensor: Tensor) -> bool:
+def _is_symbolic(tensor: object) -> TypeGuard[Tensor]:
     return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
 
 

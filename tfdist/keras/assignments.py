@@ -58,9 +58,7 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
             "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
             ".all_gather(rows, axis=0)), or train on one replica."
         )
-    # Losses are brought into a form whose gradients are means. One that is scaled is weighed, too.
-    gradients = {} if step.scaled_losses else step.gradients
-    result = reduction_of(value, step.depends, {**step.means, **gradients})
+    result = reduction_of(value, step.depends, step.averages())
     chosen = result.unknown & CHOOSING
     if chosen:
         _warn_of_chosen(step, chosen, name)

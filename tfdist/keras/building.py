@@ -37,6 +37,9 @@ from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.types import Model, Optimizer, Structure
 
+#: Packages whose optimizers change gradients in no other place than Keras's `apply`.
+_KNOWN = ("keras", "tfdist")
+
 __all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
 
 
@@ -60,7 +63,9 @@ def on_built_model(model: Model, fn: Callable[..., Any], run: Callable[[Any], An
     Returns:
         What `run(fn)` returns.
     """
-    own = fn.__name__ == "train_step" and has_own_step(model, fn.__name__)
+    own = fn.__name__ == "train_step" and (
+        has_own_step(model, fn.__name__) or any(map(_has_own_apply, optimizers_of(model)))
+    )
     if tf.executing_eagerly() or (_is_built(model, fn) and (not own or is_known(model))):
         return run(fn)
     if fn.__name__ == "train_step" and not own:
@@ -68,7 +73,7 @@ def on_built_model(model: Model, fn: Callable[..., Any], run: Callable[[Any], An
     if own or not _is_built(model, fn):
         # The forward pass and the gradients of a built Functional model with Keras's own step do
         # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
-        short = _outputs_are_known(model) and not has_own_step(model, fn.__name__)
+        short = _outputs_are_known(model) and not own and not has_own_step(model, fn.__name__)
         with tf.__internal__.FuncGraph("tfdist_build").as_default():
             run(functools.partial(_build_compiled, model) if short else fn)
     if own:
@@ -108,6 +113,17 @@ def build_optimizer(optimizer: Optimizer, variables: list[Any]) -> None:
 def has_own_step(model: Model, name: str) -> bool:
     """Whether a model's class overrides `train_step` or `test_step`."""
     return getattr(type(model), name) is not getattr(TensorFlowTrainer, name)
+
+
+def _has_own_apply(optimizer: Optimizer) -> bool:
+    """Whether a program's own optimizer may change gradients before Keras's `apply` sees them.
+
+    As with a `train_step` of the program's own, that shows when the step is traced.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    methods = (getattr(type(optimizer), name) for name in ("apply", "apply_gradients"))
+    own = any(method.__module__.partition(".")[0] not in _KNOWN for method in methods)
+    return own or (inner is not None and _has_own_apply(inner))
 
 
 def _outputs_are_known(model: Model) -> bool:

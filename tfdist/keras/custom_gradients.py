@@ -17,9 +17,9 @@ import tensorflow as tf
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import Step
-from tfdist.types import Model
+from tfdist.types import Model, Tensor
 
-__all__ = ["check_unchanged", "is_known", "mark_known", "step_changes_gradients"]
+__all__ = ["check_moved", "check_unchanged", "is_known", "mark_known", "step_changes_gradients"]
 
 #: Models with a `train_step` of their own, and whether it changes gradients.
 _changes: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -65,9 +65,48 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
             stacklevel=2,
         )
         return
-    if is_known(step.model) and not _changes[step.model]:
+    _exchange_at_tape(step.model, "changes gradients before it applies them")
+
+
+def check_moved(step: Step) -> None:
+    """Notes it if a step takes gradients after it has moved weights by gradients of its own.
+
+    The second gradient of sharpness-aware minimization would be at other weights on each replica.
+
+    Args:
+        step: the step, which computes gradients.
+
+    Raises:
+        ConfigError: if that has become known too late.
+    """
+    plain = getattr(tf.distribute.get_strategy(), "rule", PLAIN).is_plain
+    if step.is_whole or step.exchanges_at_tape or not plain:
+        return
+    for weight, value in step.assigned.values():
+        traced = weight.trainable and tf.is_symbolic_tensor(value)
+        if traced and _is_computed_from(value, step.gradients):
+            what = f"moves the weight {weight.path!r} by gradients before it takes others"
+            _exchange_at_tape(step.model, what)
+
+
+def _is_computed_from(tensor: Tensor, sources: dict[int, Any]) -> bool:
+    seen: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in sources:
+            return True
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting.extend(each.op.inputs)
+    return False
+
+
+def _exchange_at_tape(model: Model, what: str) -> None:
+    """Notes that a model's gradients are to be exchanged where a tape returns them."""
+    if is_known(model) and not _changes[model]:
         raise ConfigError(
-            f"The train_step of {type(step.model).__name__} changes gradients before it applies "
-            "them, and did not when it was traced first. Make a new model for such a train_step."
+            f"The train_step of {type(model).__name__} {what}, and did not when it was traced "
+            "first. Make a new model for such a train_step."
         )
-    _changes[step.model] = True
+    _changes[model] = True

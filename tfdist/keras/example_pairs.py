@@ -66,7 +66,7 @@ def meeting_of(
 
         known[id(tensor)] = own = _axes_of(tensor, axes, depends)
         from_reduced = any(id(x) in reduced for x in op.inputs)
-        mixes = op.type in _BROADCASTING or op.type in _CONTRACTING
+        mixes = op.type in _BROADCASTING or op.type in _CONTRACTING or op.type == "GatherV2"
         meets = (own and from_reduced and mixes) or _runs_along(op, axes)
         if len(own) > 1 or (statistics and meets):
             return f"{op.name!r}, {op.type}"

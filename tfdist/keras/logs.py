@@ -100,7 +100,7 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
         for i, v in enumerate(flat)
         if i not in metrics and (_is_scalar(v) or _has_no_rows(step, v))
     }
-    weighed = [step.weigh(tf.cast(as_average(step, v), tf.float32)) for v in scalars.values()]
+    weighed = [step.weigh(as_average(step, tf.cast(v, tf.float32))) for v in scalars.values()]
     averages = _sum_states(flat, metrics, weighed)
     for (i, value), average in zip(scalars.items(), averages, strict=True):
         flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average

@@ -13,6 +13,7 @@ from tfdist._keras import Trainer, loss_module, reduction_metrics
 from tfdist.keras import gathered_loss
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
+from tfdist.keras.reductions import holds_chosen
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, is_symbolic, targets_of
 from tfdist.types import DType, Metric, Scalar, Structure, Tensor
@@ -72,7 +73,9 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
             return step.note_mean(_times_weights(step, original, values, sample_weight, reduction))
         if reduction == "sum" and not whole:
             return step.note_mean(_divide(loss, step.share(loss.dtype)))
-        denominator = None if whole else _denominator(loss, sample_weight, mask, reduction)
+        denominator = (
+            None if whole else _denominator(step, loss, values, sample_weight, mask, reduction)
+        )
         if denominator is not None:
             loss = loss * _correction(step, denominator)
         return step.note_mean(loss)
@@ -94,7 +97,12 @@ def _times_weights(
 
 
 def _denominator(
-    loss: Tensor, sample_weight: Tensor | None, mask: Tensor | None, reduction: str
+    step: Step,
+    loss: Tensor,
+    values: Tensor,
+    sample_weight: Tensor | None,
+    mask: Tensor | None,
+    reduction: str,
 ) -> Tensor | None:
     """The divisor of a replica, if that is not its number of examples; else None."""
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
@@ -104,6 +112,8 @@ def _denominator(
         return tf.reduce_sum(weights)
     if mask is not None:
         return tf.reduce_sum(tf.cast(mask, loss.dtype))
+    if is_symbolic(values) and holds_chosen(values, step.depends):
+        return tf.cast(tf.shape(values)[0], loss.dtype)
     return None
 
 
@@ -129,15 +139,19 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
         step = current_step()
-        if step is None or sample_weight is not None:
+        if step is None:
             return original(self, values, sample_weight)
         values = keras.ops.convert_to_tensor(values)
-        if values.shape.rank != 0:
-            return original(self, values)
+        if values.shape.rank != 0 or len(getattr(sample_weight, "shape", ())):
+            return original(self, values, sample_weight)
         values = as_average(step, values)
-        if step.even:
-            return original(self, values)
-        return original(self, values, step.share(self.dtype) * step.replicas)
+        by_count = isinstance(sample_weight, tf.Tensor) and (
+            is_symbolic(sample_weight) and step.depends(sample_weight)
+        )
+        if step.even or by_count:  # A weight of the batch, such as its size, is the replica's own.
+            return original(self, values, sample_weight)
+        weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
+        return original(self, values, weight * step.share(self.dtype) * step.replicas)
 
     return update_state
 
@@ -241,7 +255,8 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 def has_weights(sources: Structure) -> bool:
     """Whether there is a variable among the sources of a gradient."""
     return of_weights.is_up or any(
-        isinstance(each, keras.Variable) or isinstance(getattr(each, "value", each), tf.Variable)
+        isinstance(each, (keras.Variable, tf.Variable))
+        or isinstance(getattr(each, "value", None), tf.Variable)
         for each in tf.nest.flatten(sources)
     )
 
@@ -264,7 +279,9 @@ def _average_as_if_alone(original: Callable[..., Any]) -> Callable[..., Any]:
         loss = tf.convert_to_tensor(per_example_loss)
         if sample_weight is not None:
             loss = loss * tf.cast(sample_weight, loss.dtype)
-        return step.note_mean(tf.reduce_sum(loss) / tf.cast(tf.shape(loss)[0], loss.dtype))
+        mean = tf.reduce_sum(loss) / tf.cast(tf.shape(loss)[0], loss.dtype)
+        chosen = is_symbolic(loss) and holds_chosen(loss, step.depends)
+        return mean if chosen else step.note_mean(mean)
 
     return compute_average_loss
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist._keras import tensorflow_nn as nn
@@ -21,7 +22,10 @@ from tfdist.types import Tensor
 
 def hooks() -> list[Hook]:
     """The seam of Keras's synchronised batch normalization."""
-    return [Hook(nn, "_compute_moments_sync", _moments_over_all_replicas)]
+    return [
+        Hook(nn, "_compute_moments_sync", _moments_over_all_replicas),
+        Hook(keras.layers.BatchNormalization, "_moments", _masked_moments_over_all_replicas),
+    ]
 
 
 def all_reduce_sum(step: Step, values: list[Any]) -> list[Any]:
@@ -60,3 +64,29 @@ def _moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., An
         return mean, variance
 
     return compute_moments_sync
+
+
+def _masked_moments_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras takes the moments of what a mask leaves of a replica's own examples."""
+
+    @functools.wraps(original)
+    def moments(
+        self: keras.layers.BatchNormalization, inputs: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        step = current_step()
+        if step is None or mask is None or not self.synchronized:
+            return original(self, inputs, mask)
+        kept = tf.broadcast_to(tf.cast(mask, tf.bool)[..., None], tf.shape(inputs))
+        present = step.present(inputs.dtype)
+
+        def total(values: Tensor) -> Tensor:
+            values = tf.where(kept, values, tf.zeros_like(values))
+            return tf.reduce_sum(values, self._reduction_axes, keepdims=True) * present
+
+        sums, count = all_reduce_sum(step, [total(inputs), total(tf.ones_like(inputs))])
+        count = count + keras.config.epsilon()
+        mean = sums / count
+        (squares,) = all_reduce_sum(step, [total(tf.square(inputs - mean))])
+        return tf.squeeze(mean), tf.squeeze(squares / count)
+
+    return moments

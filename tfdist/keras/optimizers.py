@@ -20,7 +20,7 @@ from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.custom_gradients import check_unchanged
+from tfdist.keras.custom_gradients import check_moved, check_unchanged
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.losses import has_weights
 from tfdist.keras.model_optimizers import note_applied
@@ -177,9 +177,13 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             zero.note_shards(tf.nest.flatten(sources), flat)
             return result
+        check_moved(step)
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+            for each in flat:
+                if isinstance(each, tf.Tensor):
+                    step.depends.note_shared(each)
         zero.note_shards(tf.nest.flatten(sources), flat)
         step.gradients.update((id(each), each) for each in flat if each is not None)
         return tf.nest.pack_sequence_as(result, flat)

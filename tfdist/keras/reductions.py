@@ -32,6 +32,7 @@ __all__ = [
     "Leaf",
     "Reduction",
     "batch_axis",
+    "holds_chosen",
     "passes_examples",
     "reduced_axes",
     "reduction_of",
@@ -77,10 +78,19 @@ class Leaf:
     Attributes:
         tensor: of any shape, without a batch axis.
         is_sum: whether it is a sum; else a mean.
+        chosen: of a mean over rows that were chosen by their values, the tensor of these rows, and
+            its axis. Replicas have chosen other shares of them than they have of the examples.
     """
 
     tensor: Tensor
     is_sum: bool
+    chosen: tuple[Any, int] | None = None
+
+    def count(self) -> Tensor:
+        """The number of rows that this replica has chosen, in the type of the tensor."""
+        assert self.chosen is not None
+        rows, axis = self.chosen
+        return tf.cast(tf.shape(rows)[axis], self.tensor.dtype)
 
 
 @dataclasses.dataclass
@@ -105,7 +115,7 @@ class Reduction:
     @property
     def is_mean(self) -> bool:
         """Whether an average over the replicas is right as it is, as far as is known."""
-        return self.linear and not any(leaf.is_sum for leaf in self.leaves)
+        return self.linear and not any(leaf.is_sum or leaf.chosen for leaf in self.leaves)
 
 
 def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Reduction:
@@ -142,7 +152,7 @@ def _visit(
         found.leaves.append(leaf)
         return
     op = tensor.op
-    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING) or any(
+    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING, "L2Loss") or any(
         depends(x) and batch_axis(x, depends) is not None for x in op.inputs
     ):
         # Also a sum of what was divided by the number of examples in another way than a mean is.
@@ -165,7 +175,10 @@ def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf
     if _counts_examples(op, depends):
         return Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
-        divided = _times_divided(op.inputs[0], depends, {}) + (op.type == "Mean")
+        source = op.inputs[0]
+        divided = _times_divided(source, depends, {}) + (op.type == "Mean")
+        if op.type == "Mean" and divided == 1 and holds_chosen(source, depends):
+            return Leaf(tensor, is_sum=False, chosen=(source, batch_axis(source, depends) or 0))
         return Leaf(tensor, is_sum=divided == 0) if divided in (0, 1) else None
     if op.type == "MatMul" and _contracted(op, depends) == [True, True]:
         return Leaf(tensor, is_sum=True)
@@ -224,7 +237,8 @@ def _is_number_of_examples(tensor: Tensor, depends: Dependence) -> bool:
     """Whether a tensor is the number of examples, or that many times a constant."""
     op = tensor.op
     if _counts_examples(op, depends):
-        return True
+        counted = op.inputs[0] if op.type == "Size" else op.inputs[0].op.inputs[0]
+        return not holds_chosen(counted, depends)
     own = [x for x in op.inputs if depends(x)]
     passes = op.type in ("Cast", "Identity", "Reshape", "ExpandDims", "Mul")
     return passes and len(own) == 1 and _is_number_of_examples(own[0], depends)
@@ -330,6 +344,37 @@ def passes_examples(tensor: Tensor, depends: Dependence) -> bool:
         if each.op.type == "Placeholder":
             return True
         waiting.extend(each.op.inputs)
+    return False
+
+
+#: Ops of whose results the number of rows depends on the values of their inputs.
+_BY_VALUE = frozenset({"Where", "DynamicPartition", "Unique", "UniqueV2", "NonMaxSuppressionV3"})
+#: The input that an op has the number of its rows from, if it is one of several; -1 for none.
+_ROWS_OF = {
+    **dict.fromkeys(("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"), 1),
+    **dict.fromkeys(("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub"), 0),
+    **dict.fromkeys(("ScatterNd", "UnsortedSegmentSum"), -1),
+}
+
+
+def holds_chosen(tensor: Tensor, depends: Dependence) -> bool:
+    """Whether the rows of a tensor were chosen by values of the examples, as by `boolean_mask`.
+
+    A replica then has another share of the rows than it has of the examples. If the answer is
+    yes for rows that were chosen and put back, counting them gives the share of the examples.
+    """
+    seen: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or batch_axis(each, depends) is None:
+            continue
+        seen.add(id(each))
+        if each.op.type in _BY_VALUE:
+            return True
+        place = _ROWS_OF.get(each.op.type)
+        inputs = list(each.op.inputs)
+        waiting.extend(inputs if place is None else inputs[place : place + 1] if place >= 0 else [])
     return False
 
 

@@ -85,6 +85,13 @@ class Step:
         """Gradients of weights that tapes have returned, by `id`: no example is in them alone."""
         return self.depends.reduced
 
+    def averages(self) -> dict[int, Any]:
+        """Tensors, by `id`, whose average over the replicas is the whole batch's value.
+
+        Losses are brought into a form whose gradients are means, but one that is scaled is weighed.
+        """
+        return self.means if self.scaled_losses else {**self.means, **self.gradients}
+
     def share(self, dtype: DType | str = tf.float32) -> Tensor:
         """`count / total`: the weight of this replica in an average over examples."""
         if self.even:

@@ -44,7 +44,7 @@ def as_average(step: Step, value: Tensor) -> Tensor:
     if not is_symbolic(value) or value.shape.rank != 0 or not value.dtype.is_floating:
         _warn_of_eager(step, value)
         return value
-    found = reduction_of(value, step.depends, step.means)
+    found = reduction_of(value, step.depends, step.averages())
     if found.is_mean:
         _warn_of_unknown(found)
         return value
@@ -80,7 +80,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
-    result = reduction_of(target, step.depends, step.means)
+    result = reduction_of(target, step.depends, step.averages())
     if result.is_mean:
         _warn_of_unknown(result)
         return None
@@ -110,12 +110,12 @@ def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list
     _warn_of_unknown(found)
     floating = [leaf.tensor.dtype.is_floating for leaf in found.leaves]
     scales = [
-        step.per_share(leaf.tensor.dtype) if leaf.is_sum and is_floating else None
+        _scale_of(step, leaf) if is_floating else None
         for leaf, is_floating in zip(found.leaves, floating, strict=True)
     ]
     if found.linear and all(floating):  # A count has no parts by share.
         leaves = [
-            leaf.tensor if scale is None else leaf.tensor * scale
+            leaf.tensor if scale is None else tf.math.multiply_no_nan(leaf.tensor, scale)
             for leaf, scale in zip(found.leaves, scales, strict=True)
         ]
     else:
@@ -135,16 +135,31 @@ def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list
     return total, parts
 
 
+def _scale_of(step: Step, leaf: Leaf) -> Tensor | None:
+    """The factor that makes of a replica's leaf what replicas may average; None for 1."""
+    if leaf.chosen is not None:
+        count = leaf.count() * step.present(leaf.tensor.dtype)
+        return tf.math.divide_no_nan(count / step.sum(count), step.share(count.dtype))
+    return step.per_share(leaf.tensor.dtype) if leaf.is_sum else None
+
+
 def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     """The values that means and sums have on the whole batch, by one all-reduce for each type."""
-    own = []
+    own: list[Any] = []
+    counts: dict[int, Any] = {}
     for leaf in leaves:
         tensor = tf.cast(leaf.tensor, tf.float32) if leaf.tensor.dtype.is_integer else leaf.tensor
-        own.append(tensor * step.present(tensor.dtype) if leaf.is_sum else step.weigh(tensor))
-    sums = step.sum([tf.stop_gradient(tensor) for tensor in own])
+        if leaf.chosen is not None:
+            counts[len(own)] = leaf.count() * step.present(tensor.dtype)
+            own.append(tf.math.multiply_no_nan(tensor, counts[len(own)]))
+        else:
+            own.append(tensor * step.present(tensor.dtype) if leaf.is_sum else step.weigh(tensor))
+    sums = step.sum([tf.stop_gradient(tensor) for tensor in [*own, *counts.values()]])
+    for place, count in zip(counts, sums[len(own) :], strict=True):
+        sums[place] = sums[place] / count
     return [
         tf.ensure_shape(tf.cast(total, leaf.tensor.dtype), leaf.tensor.shape)
-        for leaf, total in zip(leaves, sums, strict=True)
+        for leaf, total in zip(leaves, sums, strict=False)
     ]
 
 

@@ -27,6 +27,7 @@ from tfdist._keras import (
     saving_lib,
 )
 from tfdist._tf.graphs import Function, called_in_line
+from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, of_weights
 from tfdist.keras.optimizers import adam_while
@@ -237,7 +238,7 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Structure:
         flat = tf.nest.flatten(sources)
         stand_ins = [_stand_ins(variable) for variable in flat]
-        if not any(stand_ins):
+        if not any(stand_ins) and not any(map(is_weight, flat)):
             return original(self, target, sources, *args, **kwargs)
         used = [[v] if each is None else each[0] for v, each in zip(flat, stand_ins, strict=True)]
         with nullcontext() if remote_step.value is None else of_weights.up():

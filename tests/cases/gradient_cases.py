@@ -1,0 +1,159 @@
+"""Programs that do more with gradients than to apply them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, scope
+
+EXAMPLES = 77
+ops = keras.ops
+
+
+class ClipsInApply(keras.optimizers.SGD):
+    """Adaptive gradient clipping in `apply`."""
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Any = None) -> Any:
+        clipped = []
+        for gradient, weight in zip(grads, trainable_variables, strict=True):
+            most = 0.02 * ops.maximum(ops.norm(weight), 1e-3)
+            factor = most / ops.maximum(ops.norm(gradient), most)
+            clipped.append(gradient * factor)
+        return super().apply(clipped, trainable_variables)
+
+
+class NormalizesInApplyGradients(keras.optimizers.SGD):
+    """Steps of one length, in `apply_gradients`."""
+
+    def apply_gradients(self, grads_and_vars: Iterable[Any]) -> Any:
+        pairs = [(0.1 * g / (ops.norm(g) + 1e-3), v) for g, v in grads_and_vars]
+        return super().apply_gradients(pairs)
+
+
+OPTIMIZERS = {"apply": ClipsInApply, "apply_gradients": NormalizesInApplyGradients}
+
+
+def _data() -> tuple[np.ndarray, np.ndarray]:
+    x, _ = common.table(EXAMPLES)
+    return x, np.tanh(0.4 * x.sum(1, keepdims=True) + 0.3).astype("float32")
+
+
+def _layers() -> list[Any]:
+    return [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
+
+
+def _fitted(model: keras.Model) -> dict[str, Any]:
+    done = model.fit(*_data(), BATCH, 2, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+def own_optimizer(strategy: Any, *, method: str, built: bool) -> dict[str, Any]:
+    """An optimizer of the program's own that changes gradients before Keras's sees them."""
+    with scope(strategy):
+        model = keras.Sequential(_layers()[not built :])
+        model.compile(OPTIMIZERS[method](0.5), "mse")
+        return _fitted(model)
+
+
+class Tracked(keras.Sequential):
+    """A model with steps of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        return self.step(x, tf.cast(y, tf.float32), self.trainable_variables)
+
+
+class Sharpness(Tracked):
+    """Sharpness-aware minimization: the gradient at weights moved along the gradient."""
+
+    def step(self, x: Any, y: Any, weights: list[Any]) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            first = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(first, weights)
+        moves = [0.3 * g / (tf.linalg.global_norm(gradients) + 1e-12) for g in gradients]
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_add(move)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, weights)
+        for weight, move in zip(weights, moves, strict=True):
+            weight.assign_sub(move)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": first}
+
+
+class ShowsNorm(Tracked):
+    """The norm of all gradients among the logs, and TensorFlow's variables as sources."""
+
+    def step(self, x: Any, y: Any, weights: list[Any]) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss = 0.1 * tf.reduce_sum(tf.square(y - self(x, training=True)))
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
+
+
+class PenalizesGradients(Tracked):
+    """A penalty of the gradients of weights."""
+
+    def step(self, x: Any, y: Any, weights: list[Any]) -> dict[str, Any]:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_mean(tf.square(y - self(x, training=True)))
+            gradients = inner.gradient(loss, weights)
+            total = loss + 0.5 * tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
+        self.optimizer.apply_gradients(zip(outer.gradient(total, weights), weights, strict=True))
+        return {"loss": total}
+
+
+class BalancesNorms(keras.Model):
+    """Weights of two losses that follow the norms of their gradients, as in GradNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = keras.layers.Dense(6, "tanh")
+        self.heads = [keras.layers.Dense(1) for _ in range(2)]
+        self.scales = self.add_weight(shape=(2,), initializer="ones", name="scales")
+
+    def call(self, inputs: Any) -> list[Any]:
+        hidden = self.body(inputs)
+        return [head(hidden) for head in self.heads]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[0], tf.cast(data[1], tf.float32)
+        kernel, scales = self.body.kernel.value, self.scales.value
+        with tf.GradientTape(persistent=True) as tape:
+            one, two = self(x, training=True)
+            losses = [tf.reduce_mean(tf.square(y - one)), tf.reduce_mean(tf.abs(y * y - two))]
+            scaled = [self.scales[i] * loss for i, loss in enumerate(losses)]
+            total = scaled[0] + scaled[1]
+            norms = [tf.norm(tape.gradient(loss, kernel)) for loss in scaled]
+            mean = tf.stop_gradient((norms[0] + norms[1]) / 2)
+            balance = tf.abs(norms[0] - mean) + tf.abs(norms[1] - 0.7 * mean)
+        weights = [w for w in self.trainable_variables if w is not self.scales]
+        gradients = tape.gradient(total, weights)
+        change = tape.gradient(balance, scales)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.scales.assign_sub(0.05 * change)
+        return {"loss": total}
+
+
+STEPS = {"sharpness": Sharpness, "norm": ShowsNorm, "penalty": PenalizesGradients}
+
+
+def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """A `train_step` that computes with gradients of weights."""
+    with scope(strategy):
+        if kind == "balance":
+            model = BalancesNorms()
+            model(_data()[0][:2])
+        else:
+            model = STEPS[kind](_layers())
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return _fitted(model)
