@@ -49,6 +49,12 @@ class HandWrittenMean(keras.Model):
         return {"loss": self.tracker.result(), "raw": loss}
 
 
+class CompiledStep(HandWrittenMean):
+    """A `train_step` that is a `tf.function` by itself."""
+
+    train_step = tf.function(HandWrittenMean.train_step)
+
+
 class CheckedUpdates(HandWrittenMean):
     """Two updates in a step, whose values are checked: TensorFlow runs checks in their order."""
 
@@ -140,6 +146,7 @@ class Adversaries(keras.Model):
 
 STEPS = {
     "hand_written_mean": HandWrittenMean,
+    "compiled_step": CompiledStep,
     "checked_updates": CheckedUpdates,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,

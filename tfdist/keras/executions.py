@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer
+from tfdist._tf.graphs import Function, called_in_line
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 from tfdist.types import Model
@@ -30,10 +33,10 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make_function(self: Model, step_function: Callable[..., Any]) -> Callable[..., Any]:
-        function = original(self, step_function)
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1 and host_collectives.worker_count(strategy) == 1:
-            return function
+            return original(self, step_function)
+        function = original(self, _in_line(self, step_function))
 
         def execute(iterator: Iterator[Any]) -> object:
             if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
@@ -52,6 +55,24 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
         return execute
 
     return make_function
+
+
+def _in_line(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that is a `tf.function` of the program's own as a method in the graph around it.
+
+    A function's graph does not show the replica's step what the model does with the examples.
+    """
+    if not isinstance(step, Function):
+        return step
+    of_class = inspect.getattr_static(type(model), step.__name__, None)
+
+    @functools.wraps(step.python_function)
+    def method(self: Model, *args: object, **kwargs: object) -> object:
+        if isinstance(of_class, Function) and step.__name__ not in vars(self):
+            return called_in_line(of_class, self, *args, **kwargs)
+        return called_in_line(step, *args, **kwargs)
+
+    return types.MethodType(method, model)
 
 
 @contextlib.contextmanager
