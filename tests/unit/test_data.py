@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.comm import batch_sharding
+from tfdist.errors import ConfigError
+
+SHARD = batch_sharding.Shard(workers=2, worker=1, local=1)
 
 
 @pytest.mark.parametrize(
@@ -21,3 +26,27 @@ def test_how_a_batch_is_split_in_words(batch: int, replicas: int, text: str) -> 
     if " + " in text:
         bounds = [batch_sharding.slice_bounds(batch, place, replicas) for place in range(replicas)]
         assert " + ".join(str(end - start) for start, end in bounds) == text
+
+
+def test_a_batch_without_examples_is_refused_by_name() -> None:
+    nodes, edges = np.zeros([4, 3]), np.zeros([7, 2])
+    with pytest.raises(ConfigError, match=r"different numbers of rows.* They have 4, 7 rows"):
+        batch_sharding.slice_with_share((nodes, edges), 0, 2)
+    fixed = tf.data.Dataset.from_tensors((nodes, edges))
+    with pytest.raises(ConfigError, match="They have 4, 7 rows"):
+        batch_sharding.local_dataset(fixed, SHARD)
+
+
+@pytest.mark.parametrize("edges", [4, 7])
+@pytest.mark.parametrize("preview", [False, True])
+def test_batches_of_open_lengths_are_compared_when_they_are_read(edges: int, preview: bool) -> None:
+    spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
+    batches = tf.data.Dataset.from_generator(
+        lambda: [(np.zeros([4, 3]), np.zeros([edges, 2]))], output_signature=spec
+    )
+    local = batch_sharding.local_dataset(batches, SHARD, True, preview)
+    if edges == 4:
+        assert [len(part.batch[0]) for part in local] == [2] * (3 if preview else 1)
+        return
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of rows"):
+        next(iter(local))

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.errors import ConfigError
 from tfdist.types import Scalar, Structure, Tensor
+
+#: The error of a batch that has no examples to be divided.
+_UNEQUAL_ROWS = (
+    "The components of a batch have different numbers of rows, so replicas cannot take their "
+    "slices of it. Give all the same first dimension, such as one graph with its edges to an "
+    "example (padded, or as a RaggedTensor), or train on one replica."
+)
 
 #: Parts of a batch that are listed one by one, at most.
 _LISTED = 8
@@ -123,7 +131,26 @@ def _slice_of_values(batch: Structure, position: int, parts: int) -> Slice:
 
 
 def _rows_of(batch: Structure) -> Tensor | int | None:
-    return next((r for r in map(_rows, tf.nest.flatten(batch)) if r is not None), None)
+    """The number of examples, which all components have that have a batch dimension.
+
+    Raises:
+        ConfigError: if components are known to have different numbers of rows. Others end in
+            TensorFlow's InvalidArgumentError, with the same message, when they are read.
+    """
+    leaves = [(leaf, _rows(leaf)) for leaf in tf.nest.flatten(batch)]
+    counts = [count for _, count in leaves if count is not None]
+    static = [leaf.shape[0] for leaf, count in leaves if count is not None]
+    known = {int(count) for count in static if count is not None}
+    if len(known) > 1:
+        raise ConfigError(f"{_UNEQUAL_ROWS} They have {', '.join(map(str, sorted(known)))} rows.")
+    if len(counts) < 2 or None not in static:
+        return counts[0] if counts else None
+    together = tf.stack([tf.cast(count, tf.int64) for count in counts])
+    alike = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(together, together[0])), [_UNEQUAL_ROWS, "Rows:", together]
+    )
+    with tf.control_dependencies([] if alike is None else [alike]):
+        return tf.identity(together[0])
 
 
 def _rows(leaf: Any) -> Tensor | int | None:
