@@ -25,8 +25,14 @@ class Rounded(keras.optimizers.SGD):
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "ema": lambda: keras.optimizers.AdamW(0.01, use_ema=True, gradient_accumulation_steps=2),
-    "lamb": lambda: keras.optimizers.Lamb(0.01),
-    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(0.01, weight_decay=0.1, global_clipnorm=0.05),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01, gradient_accumulation_steps=3),
+    "muon": lambda: keras.optimizers.Muon(
+        0.01, weight_decay=0.1, clipnorm=0.05, use_ema=True, ema_overwrite_frequency=4
+    ),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adafactor(0.01), initial_scale=2.0**20
+    ),
     "own": lambda: Rounded(0.01),
 }
 
@@ -72,11 +78,75 @@ def refused(strategy: Any, optimizer: str) -> str:
     return ""
 
 
-def infinity_in_one_shard(strategy: Any) -> dict[str, Any]:
+def of_whole_weights(
+    strategy: Any, optimizer: str, path: str | None = None, checkpoints: str = "whole"
+) -> dict[str, Any]:
+    """Training with an optimizer that computes with whole weights; a file in the middle of it."""
+    ids, labels = common.tokens(UNEVEN)
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+    with scope(strategy):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((6,), dtype="int32")
+        hidden = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 8)(inputs))
+        constraint = keras.constraints.MaxNorm(0.9)
+        hidden = keras.layers.Dense(16, "relu", kernel_constraint=constraint)(hidden)
+        hidden = keras.layers.EinsumDense("ab,bcd->acd", (4, 6), bias_axes="cd")(hidden)
+        outputs = keras.layers.Dense(2, name="last")(keras.layers.Flatten()(hidden))
+        model = keras.Model(inputs, outputs)
+        model.compile(OPTIMIZERS[optimizer](), common.sparse_crossentropy(), metrics=["accuracy"])
+        history = model.fit(ids, labels, **options)
+        here = [getattr(v, "shard", v) for v in model.optimizer.variables]
+        result = {
+            "here": [int(np.prod(v.shape)) for v in here],
+            "middle": [np.asarray(v) for v in model.optimizer.variables],
+        }
+        if path is not None:
+            strategy.checkpoints = checkpoints
+            model.save(path)
+            strategy.checkpoints = "whole"
+            model = keras.models.load_model(path)
+        history = model.fit(ids, labels, **options)
+        return {
+            **result,
+            "loss": history.history["loss"],
+            "weights": common.weights(model),
+            "state": [np.asarray(v) for v in model.optimizer.variables],
+        }
+
+
+def state_of_file(strategy: Any, path: str) -> list[np.ndarray]:
+    """The optimizer's variables of a file, as plain Keras reads them."""
+    del strategy
+    return [np.asarray(v) for v in keras.models.load_model(path).optimizer.variables]
+
+
+def another_optimizer(strategy: Any, first: str, second: str) -> str:
+    """The error of a model that is trained with one optimizer and then with another."""
+    model, _ = _fit(strategy, OPTIMIZERS[first])
+    try:
+        _fit(strategy, OPTIMIZERS[second], model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def one_weight(strategy: Any) -> str:
+    """The error of fewer weights than processes."""
+    with scope(strategy):
+        model = _with_given_weights(keras.layers.Dense(3, use_bias=False))
+    try:
+        _fit(strategy, OPTIMIZERS["lamb"], model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def infinity_in_one_shard(strategy: Any, of_whole_weights: bool = False) -> dict[str, Any]:
     """A scaled loss overflows in the gradients of one row of the only kernel."""
 
     def optimizer() -> Any:
         inner = keras.optimizers.SGD(0.01, momentum=0.9)
+        inner = keras.optimizers.Lamb(0.01) if of_whole_weights else inner
         return keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20)
 
     with scope(strategy):

@@ -165,6 +165,12 @@ TARGETS: dict[str, Target] = {
             processes=3,
         ),
         Target(
+            name="zero1",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
+            processes=2,
+            options={"zero": 1},
+        ),
+        Target(
             name="horovod_zero",
             strategy="tests.harness.rings:make",
             processes=2,

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
 import pytest
 
+from tests.cases.common import BATCH, UNEVEN
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
 
@@ -53,11 +59,106 @@ def test_what_needs_more_than_a_shard_is_as_on_one_device(
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("optimizer", ["lamb", "adafactor", "own"])
-def test_an_optimizer_that_needs_whole_gradients_is_refused(cluster: Pool, optimizer: str) -> None:
-    for error in cluster("zero").call(f"{CASES}:refused", optimizer=optimizer):
-        assert error.startswith("ConfigError: zero=2 conflicts with the optimizer ")
-        assert "Choose one of these, or leave the option out." in error
+@pytest.mark.seldom  # The contract suite trains as long on most of these, beside one process.
+def test_fifty_steps_of_divided_models(cluster: Pool, record_property: Any) -> None:
+    """Those of one process to 1e-5, uneven batches included; ZeRO's those of replicas to 1e-7."""
+    case = "tests.cases.contract_cases:train"
+    options = {"optimizer": "adam", "examples": 15 * BATCH + UNEVEN, "epochs": 2}
+    alone = cluster.plain(case, **options)
+    replicas = cluster("multi_worker").call(case, **options)[0]
+    found = {}
+    for target in ("zero1", "zero", "zero3", "mesh", "mesh4"):
+        results = cluster(target).call(case, **options)
+        assert {result["iterations"] for result in results} == {50}
+        found[target] = [
+            max(_apart(result["weights"], other["weights"]) for result in results)
+            for other in (alone, replicas)
+        ]
+    print(found)
+    record_property("apart", found)
+    assert max(apart for apart, _ in found.values()) <= 1e-5
+    assert max(found[target][1] for target in ("zero1", "zero")) <= 1e-7
+
+
+def _apart(weights: list[Any], others: list[Any]) -> float:
+    pairs = zip(weights, others, strict=True)
+    return max(float(np.abs(one - other).max()) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("target", "optimizer"),
+    [
+        *(("zero", name) for name in ("lamb", "adafactor", "muon", "scaled")),
+        *(("zero1", name) for name in ("lamb", "muon")),
+        ("horovod_zero", "adafactor"),
+    ],
+)
+def test_optimizers_of_whole_weights_update_each_at_its_owner(
+    cluster: Pool, target: str, optimizer: str, tmp_path: pathlib.Path
+) -> None:
+    """As data parallel training does, also from a file on; each variable is at one process."""
+    case, path = f"{CASES}:of_whole_weights", str(tmp_path / "model.keras")
+    expected = dict(cluster("multi_worker").call(case, optimizer=optimizer)[0])
+    results = cluster(target).call(case, optimizer=optimizer, path=path)
+    expected.pop("here")
+    here = np.array([result.pop("here") for result in results])
+    for worker, result in enumerate(results):
+        assert_same(expected, result, 1e-6, f"worker {worker}")
+    file = cluster.plain(f"{CASES}:state_of_file", path=path)
+    whole = np.array([each.size for each in results[0]["middle"]])
+    for own, read in zip(results[0]["middle"], file, strict=True):
+        np.testing.assert_array_equal(own, read)
+    # Scalars and what belongs to the kernel with a constraint (8, 16) are everywhere.
+    owned = here.min(0) == 0
+    np.testing.assert_array_equal(here.sum(0)[owned], whole[owned])
+    assert whole[~owned].sum() <= 4 * 8 * 16 + 24
+    assert abs(np.subtract(*here.sum(1))) <= 0.25 * whole.sum()
+
+
+def test_what_has_an_owner_is_saved_in_sharded_files(cluster: Pool, tmp_path: pathlib.Path) -> None:
+    case, options = f"{CASES}:of_whole_weights", {"optimizer": "adafactor"}
+    expected = dict(cluster("multi_worker").call(case, **options)[0])
+    expected.pop("here")
+    files = {"path": str(tmp_path / "model.keras"), "checkpoints": "sharded"}
+    for worker, result in enumerate(cluster("zero").call(case, **options, **files)):
+        result.pop("here")
+        assert_same(expected, result, 1e-6, f"worker {worker}")
+    index = json.loads((tmp_path / "model.keras/index.json").read_text())
+    assert {"data[0] -", "data[1] -"} <= {each["layout"] for each in index["variables"].values()}
+
+
+@pytest.mark.parametrize("target", ["zero", "zero1"])
+def test_an_infinity_at_one_owner_skips_the_step_everywhere(cluster: Pool, target: str) -> None:
+    options = {"of_whole_weights": True}
+    expected = cluster.plain(f"{CASES}:infinity_in_one_shard", **options)
+    for worker, result in enumerate(
+        cluster(target).call(f"{CASES}:infinity_in_one_shard", **options)
+    ):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize(
+    ("target", "optimizer", "error"),
+    [
+        ("zero", "own", "zero=2 conflicts with the optimizer Rounded: each process updates a part"),
+        ("zero3", "lamb", "zero=3 conflicts with the optimizer Lamb, which computes with whole"),
+    ],
+)
+def test_an_optimizer_that_needs_whole_gradients_is_refused(
+    cluster: Pool, target: str, optimizer: str, error: str
+) -> None:
+    for message in cluster(target).call(f"{CASES}:refused", optimizer=optimizer):
+        assert message.startswith(f"ConfigError: {error}")
+
+
+def test_weights_in_slices_and_whole_ones_are_not_mixed(cluster: Pool) -> None:
+    """Slices can be updated whole, and whole weights not in slices."""
+    case, pool = f"{CASES}:another_optimizer", cluster("zero")
+    assert pool.call(case, first="lamb", second="adam") == ["", ""]
+    for error in pool.call(case, first="adam", second="lamb"):
+        assert error.startswith("ConfigError: zero=2 conflicts with the optimizer Lamb, which upda")
+    for error in pool.call(f"{CASES}:one_weight"):
+        assert "on 2 processes: each of them updates whole weights, and only 1 have one" in error
 
 
 @pytest.mark.parametrize("kind", ["clip", "update", "norm"])

@@ -102,6 +102,7 @@ SIGNATURES = {
     "variables.Variable.assign_add": "(self, value)",
     "variables.Variable.assign_sub": "(self, value)",
     "Embedding.call": "(self, inputs)",
+    "Adafactor.build": "(self, var_list)",
     "Adam.update_step": "(self, gradient, variable, learning_rate)",
     "BaseOptimizer._get_current_learning_rate": "(self)",
     "TensorFlowTrainer.make_train_function": "(self, force=False)",

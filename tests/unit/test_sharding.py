@@ -19,7 +19,7 @@ from tfdist.config.mesh import DATA, Axis, Mesh, parse_layouts
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
 from tfdist.sharding.gathering import gather_again, gathered
-from tfdist.sharding.layout import Cut, cut_for
+from tfdist.sharding.layout import Cut, Layout, Owned, cut_for, owners, writers
 
 SHAPES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
@@ -56,6 +56,9 @@ class FakeLink:
 
     def gather(self, tensor: Any) -> Any:
         return tf.concat(self.room.meet(self.index, tensor), 0)
+
+    def sum(self, tensors: Any) -> Any:
+        return [tf.add_n(each) for each in zip(*self.room.meet(self.index, tensors), strict=True)]
 
 
 def on_all(count: int, work: Any) -> list[Any]:
@@ -117,6 +120,49 @@ def test_shards_of_sums_and_wholes_of_shards(shards: int, dtype: str) -> None:
             assert cut is not None
             np.testing.assert_array_equal(np.float64(whole), total)
             np.testing.assert_array_equal(np.float64(shard), slice_of(total, cut))
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("large", [1 << 18, 1])
+def test_sums_at_owners_and_wholes_from_them(shards: int, dtype: str, large: int) -> None:
+    """Streams of several rounds; or one tensor that is most of all, or belongs to nobody's row."""
+    shapes = [(6,), (5, 12), (large, 7), (7, 5, 18), (1 << 18, 6), (1,)]
+    rng = np.random.default_rng(0)
+    values = [[tf.cast(rng.integers(-9, 9, s), dtype) for s in shapes] for _ in range(shards)]
+    of = owners([math.prod(shape) for shape in shapes], shards)
+
+    def work(link: FakeLink) -> tuple[list[Any], list[Any]]:
+        here = axis(shards, link.index)
+        cuts = [Owned.of(shape, here, owner) for shape, owner in zip(shapes, of, strict=True)]
+        own = reduce_scatter(link, values[link.index], cuts)
+        return own, gather(link, own, cuts)
+
+    sums = [sum(np.float64(each[i]) for each in values) for i in range(len(shapes))]
+    for index, (own, wholes) in enumerate(on_all(shards, work)):
+        for total, shard, whole, owner in zip(sums, own, wholes, of, strict=True):
+            np.testing.assert_array_equal(np.float64(whole), total)
+            np.testing.assert_array_equal(
+                np.float64(shard), total if owner == index else np.zeros([0] * total.ndim)
+            )
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 6))
+def test_owners_have_about_as_much(sizes: list[int], count: int) -> None:
+    chosen = owners(sizes, count)
+    loads = [sum(s for s, o in zip(sizes, chosen, strict=True) if o == i) for i in range(count)]
+    assert sum(loads) == sum(sizes)
+    assert max(loads) <= sum(sizes) / count + max(sizes)
+    if len(sizes) >= count:
+        assert min(loads) > 0
+
+
+def test_what_has_an_owner_is_written_by_it() -> None:
+    cuts = [Owned.of((4, 3), axis(2, index), 1) for index in range(2)]
+    layouts = [Layout((cut,)) for cut in cuts]
+    assert [layout.shard_shape for layout in layouts] == [(0, 0), (4, 3)]
+    assert str(layouts[0]) == "data[1] -"
+    assert writers([layout.region for layout in layouts], [0, 0]) == {1: layouts[1].region}
 
 
 class Doubling:

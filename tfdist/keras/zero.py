@@ -4,14 +4,19 @@ Stage 1 divides the optimizer's variables; stage 2 also the gradients, of which 
 the sum of its shard only. After the update each process has the new values of its shards, and the
 whole weights are gathered from them. Keras's own optimizers compute the update, to which each
 weight is its shard meanwhile (`tfdist.sharding.variables.as_shards`).
+
+An optimizer that computes with whole weights (their norms, statistics of their rows, a product of
+them) cannot work on slices. For it each weight has one owner among the processes, which has all of
+its state and computes its update; the shards of the others are empty, and they leave it out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -26,13 +31,14 @@ from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.replica_context import weighed
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
 from tfdist.sharding.handed_out import HandedOut, handed_out
-from tfdist.sharding.layout import Cut, cut_for
+from tfdist.sharding.layout import Cut, Layout, Owned, cut_for, owners
 from tfdist.sharding.variables import (
     ShardedVariable,
     WholeWeight,
     as_shards,
     asked,
     divide_update,
+    initialize,
 )
 from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Tensor
 from tfdist.utils.thread_state import Current
@@ -55,14 +61,31 @@ _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
 )
 
-#: For each gradient that is applied the axes over which it is divided.
-_axes: Current[Sequence[frozenset[str]]] = Current(())
+#: Those whose update of an element depends on the whole weight, or its whole gradient.
+_OF_WHOLE_WEIGHTS = ("Adafactor", "Lamb", "Muon")
+
+
+class _Division(NamedTuple):
+    """The division of a gradient that is applied.
+
+    Attributes:
+        axes: those along which other processes have other elements.
+        owned: whether this process has the whole gradient, and the others nothing of it.
+    """
+
+    axes: frozenset[str]
+    owned: bool
+
+
+#: The divisions of the gradients that are applied.
+_divisions: Current[Sequence[_Division]] = Current(())
 
 
 def hooks() -> list[Hook]:
     """The seams at which optimizers make their variables and look at all gradients."""
     return [
         Hook(BaseOptimizer, "build", _divided, priority=1),
+        Hook(keras.optimizers.Adafactor, "build", _statistics_of_owner),
         Hook(BaseOptimizer, "_clip_gradients", _clip_shards, priority=1),
         Hook(LossScaleOptimizer, "check_finite", _agree_on_finite),
     ]
@@ -187,7 +210,7 @@ def apply_reduced(
         build_optimizer(optimizer, list(weights))
     core = getattr(optimizer, "inner_optimizer", optimizer)
     given = list(core._trainable_variables if weights is None else weights)
-    if not any(map(_axes_of, given)):
+    if not any(_division_of(each).axes for each in given):
         with exchanged.up():
             return original(optimizer, grads, weights)
     _check_step(strategy, given)
@@ -196,11 +219,12 @@ def apply_reduced(
     divided = [each for each in given if _cut_of(each) is not None]
     for weight in divided:
         weight.refresh()
-    present = zip(grads, given, strict=True)
-    axes = [_axes_of(each) for grad, each in present if _is_updated(grad, each)]
+    grads, here = _left_to_this_process(grads, given, core)
+    present = zip(grads, here, strict=True)
+    divisions = [_division_of(each) for grad, each in present if _is_updated(grad, each)]
     unconstrained = _without_constraints(given)
-    with to_optimizer(), exchanged.up(), as_shards.up(), _axes.set(axes), unconstrained:
-        original(optimizer, grads, weights)
+    with to_optimizer(), exchanged.up(), as_shards.up(), _divisions.set(divisions), unconstrained:
+        original(optimizer, grads, weights if len(here) == len(given) else here)
     updated = gather(
         strategy.link(),
         [tf.convert_to_tensor(each.shard) for each in divided],
@@ -217,11 +241,41 @@ def _cut_of(weight: Any) -> Cut | None:
     return cut
 
 
-def _axes_of(weight: Any) -> frozenset[str]:
-    """The axes over which the gradient of a weight is divided, as an optimizer gets it."""
-    if not isinstance(weight, (WholeWeight, ShardedVariable)):
-        return frozenset()
-    return frozenset(cut.axis.name for cut in weight.layout.cuts)
+def _division_of(weight: Any) -> _Division:
+    """The division of the gradient of a weight, as an optimizer gets it."""
+    cuts = weight.layout.cuts if isinstance(weight, (WholeWeight, ShardedVariable)) else ()
+    axes = frozenset(cut.axis.name for cut in cuts)
+    return _Division(axes, any(isinstance(cut, Owned) for cut in cuts))
+
+
+def _left_to_this_process(
+    grads: Sequence[Any], weights: Sequence[Any], optimizer: Optimizer
+) -> tuple[list[Any], list[Any]]:
+    """The weights whose update is not another process's, with their gradients.
+
+    Raises:
+        ConfigError: if there are more processes than weights that are updated: one that updates
+            nothing would not count its steps.
+    """
+    pairs = list(zip(grads, weights, strict=True))
+    cuts = [(grad, _cut_of(each)) for grad, each in pairs]
+    owned = [(grad, cut) for grad, cut in cuts if isinstance(cut, Owned)]
+    updating = {cut.owner for grad, cut in owned if grad is not None}
+    processes = owned[0][1].shards if owned else 0
+    if len(updating) < processes:
+        raise ConfigError(
+            f"{asked(tf.distribute.get_strategy())} conflicts with the optimizer "
+            f"{type(optimizer).__name__} on {processes} processes: each of them updates "
+            f"whole weights, and only {len(updating)} have one with a gradient. Start fewer "
+            "processes, or leave the option out."
+        )
+    here = [(grad, each) for grad, each in pairs if not _is_elsewhere(each)]
+    return [grad for grad, _ in here], [each for _, each in here]
+
+
+def _is_elsewhere(weight: Any) -> bool:
+    cut = _cut_of(weight)
+    return isinstance(cut, Owned) and not cut.is_here
 
 
 def is_reduced_by_tape(weight: Any) -> bool:
@@ -272,8 +326,9 @@ def _is_updated(grad: Gradient | None, weight: Any) -> bool:
 
 
 def _own(grad: Gradient | None, weight: Any) -> Gradient | None:
+    """This process's shard of a gradient; that of a weight with an owner stays whole."""
     cut = _cut_of(weight)
-    return grad if grad is None or cut is None else slice_of(grad, cut)
+    return grad if grad is None or cut is None or isinstance(cut, Owned) else slice_of(grad, cut)
 
 
 def _divided(original: Callable[..., None]) -> Callable[..., None]:
@@ -283,40 +338,109 @@ def _divided(original: Callable[..., None]) -> Callable[..., None]:
     def build(self: Optimizer, variables: Sequence[KerasVariable]) -> None:
         strategy = tf.distribute.get_strategy()
         if is_divided(strategy):
-            _check(self, strategy)
-            for weight in variables:
-                cut = _cut_for(weight, strategy)
-                if cut is not None:
-                    divide_update(weight, cut, strategy)
+            cuts = _owned if _needs_whole_weights(self, variables, strategy) else _sliced
+            for weight, cut in cuts(variables, strategy):
+                divide_update(weight, cut, strategy)
         original(self, variables)
 
     return build
 
 
-def _cut_for(weight: Any, strategy: Strategy) -> Cut | None:
-    """The division of the update of a weight that can be divided, and is not yet.
+def _statistics_of_owner(original: Callable[..., None]) -> Callable[..., None]:
+    """Adafactor's statistics of rows and columns are where their weight is updated.
+
+    The optimizer makes them without a reference to the weight.
+    """
+
+    @functools.wraps(original)
+    def build(self: types.Adafactor, var_list: Sequence[KerasVariable]) -> None:
+        if self.built:
+            return
+        original(self, var_list)
+        for weight, *statistics in zip(var_list, self._r, self._c, strict=True):
+            cut = _cut_of(weight)
+            for each in statistics:
+                if isinstance(cut, Owned) and each is not None and len(each.shape):
+                    each._layout = Layout((Owned.of(each.shape, cut.axis, cut.owner),))
+                    initialize(each, keras.initializers.Zeros(), tf.distribute.get_strategy())
+
+    return build
+
+
+def _can_be_divided(weight: Any, strategy: Strategy) -> bool:
+    """Whether the update of a weight can be divided, and is not yet.
 
     Constraints and float8 scales are functions of the whole weight.
     """
     whole = weight.constraint is not None or weight.overwrite_with_gradient
-    if whole or stage(strategy) not in (1, 2) or _cut_of(weight) is not None:
-        return None
-    kept = weight.kept if isinstance(weight, ShardedVariable) else weight
-    return cut_for(kept.shape, data_axis(strategy))
+    return not whole and stage(strategy) in (1, 2) and _cut_of(weight) is None
 
 
-def _check(optimizer: Optimizer, strategy: Strategy) -> None:
-    """Refuses optimizers whose update of a shard needs more than the shard."""
+def _sliced(variables: Sequence[Any], strategy: Strategy) -> list[tuple[Any, Cut]]:
+    """The weights whose update is divided in slices."""
+    possible = [each for each in variables if _can_be_divided(each, strategy)]
+    kept = [each.kept if isinstance(each, ShardedVariable) else each for each in possible]
+    cuts = [cut_for(each.shape, data_axis(strategy)) for each in kept]
+    return [(each, cut) for each, cut in zip(possible, cuts, strict=True) if cut is not None]
+
+
+def _owned(variables: Sequence[Any], strategy: Strategy) -> list[tuple[Any, Cut]]:
+    """The weights whose update gets an owner: about as many bytes for each process."""
+    axis = data_axis(strategy)
+    possible = [
+        each
+        for each in variables
+        if axis.size > 1 and len(each.shape) and _can_be_divided(each, strategy)
+    ]
+    sizes = [math.prod(each.shape) * tf.as_dtype(each.dtype).size for each in possible]
+    chosen = zip(possible, owners(sizes, axis.size), strict=True)
+    return [(each, Owned.of(each.shape, axis, owner)) for each, owner in chosen]
+
+
+def _needs_whole_weights(
+    optimizer: Optimizer, variables: Sequence[Any], strategy: Strategy
+) -> bool:
+    """Whether an optimizer computes with whole weights, and not with one element at a time.
+
+    Raises:
+        ConfigError: if neither is known of it, or no process is going to have whole weights.
+    """
     if isinstance(optimizer, LossScaleOptimizer):
-        return
-    known = [getattr(keras.optimizers, name) for name in _ELEMENTWISE]
+        return False
     by = next(each for each in type(optimizer).__mro__ if "update_step" in vars(each))
-    if by not in known:
+    if by in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
+        return False
+    if by in [getattr(keras.optimizers, name) for name in _OF_WHOLE_WEIGHTS]:
+        _check_whole_weights(optimizer, variables, strategy)
+        return True
+    raise ConfigError(
+        f"{asked(strategy)} conflicts with the optimizer {type(optimizer).__name__}: each "
+        "process updates a part of each weight, which is exact for optimizers that compute "
+        f"each element by itself ({', '.join(_ELEMENTWISE)}), or updates some of the weights "
+        f"({', '.join(_OF_WHOLE_WEIGHTS)}), and it is not known what {by.__name__}.update_step "
+        "computes with. Choose one of these, or leave the option out."
+    )
+
+
+def _check_whole_weights(
+    optimizer: Optimizer, variables: Sequence[Any], strategy: Strategy
+) -> None:
+    """Refuses weights of which no process has the whole, or that are updated in slices already."""
+    name = type(optimizer).__name__
+    if strategy.parted is not None or strategy.layouts or stage(strategy) > 2:
         raise ConfigError(
-            f"{asked(strategy)} conflicts with the optimizer {type(optimizer).__name__}: each "
-            "process updates a part of each weight, which is exact for optimizers that compute "
-            f"each element by itself ({', '.join(_ELEMENTWISE)}), and {by.__name__}.update_step is "
-            "not known to. Choose one of these, or leave the option out."
+            f"{asked(strategy)} conflicts with the optimizer {name}, which computes with whole "
+            "weights: a process keeps parts of them. Choose zero=2 without a mesh, or one of "
+            f"{', '.join(_ELEMENTWISE)}."
+        )
+    cuts = [(each, _cut_of(each)) for each in variables]
+    sliced = [each.path for each, cut in cuts if cut is not None and not isinstance(cut, Owned)]
+    if sliced:
+        raise ConfigError(
+            f"{asked(strategy)} conflicts with the optimizer {name}, which updates whole weights: "
+            f"{sliced[0]!r} is updated in slices since the model was trained with another "
+            "optimizer. Make the model anew, with the weights of this one "
+            "(keras.models.clone_model, set_weights)."
         )
 
 
@@ -326,23 +450,25 @@ def _clip_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip_gradients(self: Optimizer, grads: Sequence[Gradient]) -> Sequence[Gradient]:
         limit = self.clipnorm or self.global_clipnorm
-        if not as_shards.is_up or not limit:
+        divisions = _divisions.value if as_shards.is_up else ()
+        owned = all(each.owned or not each.axes for each in divisions)
+        if not limit or not divisions or (self.clipnorm and owned):
             return original(self, grads)
-        squares = _squares(list(grads), _axes.value)
+        squares = _squares(list(grads), divisions)
         if self.clipnorm:
             return [_within(limit, g, tf.sqrt(s)) for g, s in zip(grads, squares, strict=True)]
-        norm = tf.sqrt(tf.add_n([tf.cast(each, tf.float32) for each in squares]))
+        norm = tf.sqrt(_total(squares, divisions))
         # Keras makes gradients of rows dense here, so that Adam's moments of all rows decay.
         return [_within(limit, tf.convert_to_tensor(grad), norm) for grad in grads]
 
     return clip_gradients
 
 
-def _squares(grads: list[Any], axes: Sequence[frozenset[str]]) -> list[Tensor]:
-    """The squared norm of each whole gradient."""
+def _squares(grads: list[Any], divisions: Sequence[_Division]) -> list[Tensor]:
+    """The squared norm of each gradient: of the whole one, if this process has a part."""
     squares = [tf.reduce_sum(tf.square(_values(grad))) for grad in grads]
     for axis in (DATA, MODEL):
-        divided = [i for i, names in enumerate(axes) if axis in names]
+        divided = [i for i, each in enumerate(divisions) if axis in each.axes and not each.owned]
         if not divided:
             continue
         own = tf.stack([tf.cast(squares[i], tf.float32) for i in divided])
@@ -350,6 +476,17 @@ def _squares(grads: list[Any], axes: Sequence[frozenset[str]]) -> list[Tensor]:
         for i, total in zip(divided, sums, strict=True):
             squares[i] = total
     return squares
+
+
+def _total(squares: list[Tensor], divisions: Sequence[_Division]) -> Tensor:
+    """The sum over all gradients, those that other processes own included."""
+    squares = [tf.cast(each, tf.float32) for each in squares]
+    own = [each for each, of in zip(squares, divisions, strict=True) if of.owned]
+    rest = [each for each, of in zip(squares, divisions, strict=True) if not of.owned]
+    if own:
+        rest += tf.distribute.get_strategy().link(DATA).sum([tf.add_n(own)])
+    total: Tensor = tf.add_n(rest)
+    return total
 
 
 def _values(grad: Gradient) -> Tensor:
@@ -365,7 +502,7 @@ def _within(limit: float, grad: Gradient, norm: Tensor) -> Gradient:
 
 
 def _agree_on_finite(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A step is skipped by all processes if one of them has an infinity in its shards."""
+    """A step is skipped by all processes if one has an infinity in what it has of gradients."""
 
     @functools.wraps(original)
     def check_finite(self: Optimizer, grads: Sequence[Gradient]) -> Tensor:
@@ -374,7 +511,7 @@ def _agree_on_finite(original: Callable[..., Any]) -> Callable[..., Any]:
             return finite
         bad = tf.cast(tf.logical_not(finite), tf.float32)
         for axis in (DATA, MODEL):
-            if any(axis in names for names in _axes.value):
+            if any(axis in each.axes for each in _divisions.value):
                 bad = tf.distribute.get_strategy().link(axis).sum([bad])[0]
         return bad < 0.5
 

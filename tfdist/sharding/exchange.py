@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Kind, of_kind
 from tfdist.comm.replica_collectives import Link, is_sparse, pieces_of, size_of
-from tfdist.sharding.layout import Cut, Layout
+from tfdist.sharding.layout import Cut, Layout, Owned
+from tfdist.sharding.owners import gather_from_owners, reduce_to_owners
 from tfdist.types import IndexedSlices, Tensor
 
 __all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
@@ -30,7 +31,10 @@ def reduce_scatter(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> li
         values: undivided tensors.
         cuts: the division of each over them.
     """
+    return _by_kind(link, values, cuts, _reduced_slices, reduce_to_owners)
 
+
+def _reduced_slices(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
         packed = tf.concat(bucket, 1) if len(bucket) > 1 else bucket[0]
         own = tf.reduce_sum(link.all_to_all(packed), 0)
@@ -49,7 +53,10 @@ def gather(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> list[Tenso
         shards: this replica's.
         cuts: the division of each over them.
     """
+    return _by_kind(link, shards, cuts, _gathered_slices, gather_from_owners)
 
+
+def _gathered_slices(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
         packed = tf.concat(bucket, 0) if len(bucket) > 1 else bucket[0]
         rows = tf.reshape(link.gather(packed), [link.count, -1])
@@ -58,6 +65,23 @@ def gather(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> list[Tenso
     flat = [tf.reshape(shard, [-1]) for shard in shards]
     tables = _in_buckets(flat, exchange)
     return [_from_rows(rows, cut) for rows, cut in zip(tables, cuts, strict=True)]
+
+
+def _by_kind(
+    link: Link,
+    values: Sequence[Any],
+    cuts: Sequence[Cut],
+    of_slices: Callable[..., list[Tensor]],
+    of_owned: Callable[..., list[Tensor]],
+) -> list[Tensor]:
+    """Exchanges tensors that are cut in slices, then those that have an owner."""
+    results: dict[int, Tensor] = {}
+    for owned, exchange in ((False, of_slices), (True, of_owned)):
+        places = [i for i, cut in enumerate(cuts) if isinstance(cut, Owned) is owned]
+        if places:
+            done = exchange(link, [values[i] for i in places], [cuts[i] for i in places])
+            results.update(zip(places, done, strict=True))
+    return [results[i] for i in range(len(cuts))]
 
 
 def own_shard(whole: Any, layout: Layout) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tfdist.config.mesh import Axis, Mesh
 
-__all__ = ["Cut", "Layout", "Region", "cut_for", "writers"]
+__all__ = ["Cut", "Layout", "Owned", "Region", "cut_for", "owners", "writers"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +102,53 @@ class Cut:
         before = math.prod(self.shape[: self.dimension])
         return before, self.shards, math.prod(self.shape) // (before * self.shards)
 
+    def __str__(self) -> str:
+        """The axis."""
+        return self.axis.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Owned(Cut):
+    """A tensor that one process along an axis has whole; the shards of the others are empty.
+
+    Attributes:
+        owner: the index of that process. The divided dimension is the first.
+    """
+
+    owner: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], axis: Axis, owner: int) -> Owned:
+        """A tensor of one dimension or more at its owner."""
+        return cls(tuple(shape), 0, axis, owner)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process is the owner."""
+        return self.axis.index == self.owner
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The whole shape at the owner, and nothing along any dimension elsewhere.
+
+        Of a shape such as (0, 8) Keras's `add` takes the eight for a bias's.
+        """
+        return self.shape if self.is_here else (0,) * len(self.shape)
+
+    @property
+    def start(self) -> int:
+        """The first position of what this process has."""
+        return 0
+
+    def __str__(self) -> str:
+        """The axis, and the owner along it."""
+        return f"{self.axis.name}[{self.owner}]"
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -140,7 +187,7 @@ class Layout:
     def __str__(self) -> str:
         """For each dimension the axes that divide it, or a dash, as in "- model"."""
         names = [
-            "+".join(cut.axis.name for cut in self.cuts if cut.dimension == dimension)
+            "+".join(str(cut) for cut in self.cuts if cut.dimension == dimension)
             for dimension in range(len(self.shape))
         ]
         return " ".join(each or "-" for each in names)
@@ -166,8 +213,24 @@ def cut_for(shape: Sequence[int], axis: Axis) -> Cut | None:
     return None
 
 
+def owners(sizes: Sequence[int], count: int) -> list[int]:
+    """For each of some tensors the process that is to own it: the largest first, where least is.
+
+    Args:
+        sizes: the bytes of each tensor.
+        count: the number of processes.
+    """
+    chosen, loads = [0] * len(sizes), [0] * count
+    for place in sorted(range(len(sizes)), key=lambda each: (-sizes[each], each)):
+        chosen[place] = min(range(count), key=lambda each: (loads[each], each))
+        loads[chosen[place]] += sizes[place]
+    return chosen
+
+
 def writers(regions: Sequence[Region], loads: list[int]) -> dict[int, Region]:
     """For each region of a tensor one of the processes that have it: that with least to write.
+
+    Regions without elements have none.
 
     Args:
         regions: each process's.
@@ -175,7 +238,8 @@ def writers(regions: Sequence[Region], loads: list[int]) -> dict[int, Region]:
     """
     holders: dict[Region, list[int]] = {}
     for rank, region in enumerate(regions):
-        holders.setdefault(region, []).append(rank)
+        if region.size:
+            holders.setdefault(region, []).append(rank)
     chosen: dict[int, Region] = {}
     for region, ranks in holders.items():
         rank = min(ranks, key=lambda each: (loads[each], each))

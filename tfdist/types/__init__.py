@@ -5,6 +5,7 @@ mypy check what tfdist does with tensors, variables, models and the like. They n
 either library, so every room may import them. At run time nothing is an instance of them.
 """
 
+from tfdist.types.models import Adafactor as Adafactor
 from tfdist.types.models import Adam as Adam
 from tfdist.types.models import Backup as Backup
 from tfdist.types.models import Callback as Callback

@@ -113,6 +113,13 @@ class Adam(Optimizer, Protocol):
     _velocities: list[KerasVariable]
 
 
+class Adafactor(Optimizer, Protocol):
+    """A `keras.optimizers.Adafactor`."""
+
+    _r: Sequence[Any]
+    _c: Sequence[Any]
+
+
 class LossScaler(Optimizer, Protocol):
     """A `keras.optimizers.LossScaleOptimizer`."""
 
