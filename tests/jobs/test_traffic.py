@@ -33,7 +33,7 @@ class Count(keras.callbacks.Callback):
 keras.utils.set_random_seed(3)
 layers = [keras.layers.Dense({WIDTH}, "tanh", use_bias=False) for _ in range({LAYERS})]
 model = keras.Sequential([keras.Input(({WIDTH},)), *layers])
-model.compile(sys.argv[1], "mse")
+model.compile(getattr(keras.optimizers, sys.argv[1])(), "mse")
 x, count = np.ones((6 * {STEPS}, {WIDTH}), "float32"), Count()
 model.fit(x, x, 6, epochs=2, verbose=0, callbacks=[count])
 print("BYTES", count.bytes)
@@ -81,14 +81,14 @@ def _sent(folder: Path, flags: list[str], optimizer: str) -> list[float]:
     ("flags", "optimizer", "slices"),
     [
         # A ring's all-reduce: sums in slices, which are then gathered.
-        ([], "adam", 2),
+        ([], "Adam", 2),
         # The same, and the new weights are gathered.
-        (["--zero", "1"], "adam", 3),
+        (["--zero", "1"], "Adam", 3),
         # Sums in slices; the new weights.
-        (["--zero", "2"], "adam", 2),
-        (["--zero", "2"], "lamb", 2),
+        (["--zero", "2"], "Adam", 2),
+        (["--zero", "2"], "Lamb", 2),
         # The weights twice, but for the first layer's, whose inputs need no gradients; sums.
-        (["--zero", "3"], "adam", 3 - 1 / LAYERS),
+        (["--zero", "3"], "Adam", 3 - 1 / LAYERS),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else str(value),
 )
