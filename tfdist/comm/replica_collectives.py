@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -24,6 +24,8 @@ __all__ = [
     "Link",
     "Piece",
     "ReplicaLink",
+    "by_group",
+    "grouped",
     "joined",
     "pieces_of",
     "sent_by_ring",
@@ -60,16 +62,34 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
         return values
     pieces = [pieces_of(value) for value in values]
     flat = [_with_a_row(piece.value) for each in pieces for piece in each]
-    by_type: dict[Any, list[int]] = {}
-    for i, value in enumerate(flat):
-        by_type.setdefault((isinstance(value, tf.IndexedSlices), value.dtype), []).append(i)
-    sums: dict[int, Any] = {}
-    for places in by_type.values():
-        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in places])
-        sums.update(zip(places, reduced, strict=True))
-    supply = iter(sums[i] for i in range(len(flat)))
+    sums = by_group(
+        [(is_sparse(value), value.dtype) for value in flat],
+        lambda places: context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in places]),
+    )
+    supply = iter(sums)
     replicas = context.num_replicas_in_sync
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
+
+
+def grouped(keys: Iterable[Any]) -> list[list[int]]:
+    """The places of equal keys, in the order in which the keys come first."""
+    groups: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def by_group(keys: Sequence[Any], exchange: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+    """The results of an exchange of each group of equal keys, in the order of the keys.
+
+    Args:
+        keys: one for each result, such as the type of a tensor.
+        exchange: returns the results of some places.
+    """
+    results: dict[int, Any] = {}
+    for places in grouped(keys):
+        results.update(zip(places, exchange(places), strict=True))
+    return [results[place] for place in range(len(keys))]
 
 
 def _with_a_row(value: Gradient) -> Gradient:

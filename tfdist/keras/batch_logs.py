@@ -22,6 +22,7 @@ from tfdist._tf.distribute import local_results
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.keras.logs import NoticedResults, Results, sum_results, summed_metrics
+from tfdist.keras.stopping import method_of
 from tfdist.types import Logs, Model, Strategy
 
 __all__ = ["are_read", "exchange_in_step", "hooks", "note_readers"]
@@ -48,13 +49,11 @@ def note_readers(model: Model, read: bool) -> None:
 
 def _reads(callback: Any) -> bool:
     for name in ("on_batch_end", "on_train_batch_end"):
-        method = vars(callback).get(name, getattr(type(callback), name, None))
-        if method is None or getattr(method, "_is_default", False):
+        if getattr(method_of(callback, name), "_is_default", False):
             continue
+        own = name in vars(callback)
         owner = next((kind for kind in type(callback).__mro__ if name in vars(kind)), None)
-        if name in vars(callback) or owner not in _ONLY_AT_TIMES:
-            return True
-        if _ONLY_AT_TIMES[owner](callback):
+        if own or owner not in _ONLY_AT_TIMES or _ONLY_AT_TIMES[owner](callback):
             return True
     return False
 

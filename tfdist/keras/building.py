@@ -33,12 +33,9 @@ from tfdist._keras import (
 )
 from tfdist._tf.distribute import outside_of_function
 from tfdist.keras.custom_gradients import is_known, mark_known
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.types import Model, Optimizer, Structure
-
-#: Packages whose optimizers change gradients in no other place than Keras's `apply`.
-_KNOWN = ("keras", "tfdist")
 
 __all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
 
@@ -122,8 +119,7 @@ def _has_own_apply(optimizer: Optimizer) -> bool:
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     methods = (getattr(type(optimizer), name) for name in ("apply", "apply_gradients"))
-    own = any(method.__module__.partition(".")[0] not in _KNOWN for method in methods)
-    return own or (inner is not None and _has_own_apply(inner))
+    return any(map(is_of_program, methods)) or (inner is not None and _has_own_apply(inner))
 
 
 def _outputs_are_known(model: Model) -> bool:

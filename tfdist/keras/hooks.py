@@ -22,6 +22,12 @@ from tfdist.utils.thread_state import Flag
 STRATEGY, PROGRAM, OBSERVER = 10, 20, 30
 
 
+def is_of_program(method: object) -> bool:
+    """Whether a method is the program's own, and neither Keras's nor tfdist's."""
+    module = getattr(method, "__module__", None) or type(method).__module__
+    return str(module).partition(".")[0] not in ("keras", "tfdist")
+
+
 class Hook(NamedTuple):
     """One attribute to replace: `setattr(owner, name, make(original))`.
 

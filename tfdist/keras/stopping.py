@@ -18,20 +18,17 @@ from tfdist import types
 from tfdist._keras import CallbackList
 from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
-from tfdist.keras.hooks import Hook, fitting
+from tfdist.keras.hooks import Hook, fitting, is_of_program
 from tfdist.types import Callback, Logs
 from tfdist.utils.messages import logger
 
-__all__ = ["ask_at_batches", "hooks", "may_stop", "put_off"]
+__all__ = ["ask_at_batches", "hooks", "may_stop", "method_of", "put_off"]
 
 #: Attributes of a list of callbacks: whether its workers ask each other after each batch, and
 #: whether a stop is put off. Of a model: that all workers set `stop_training` alike.
 _ASKS, _PUT_OFF, _ALIKE = "_tfdist_asks", "_tfdist_put_off", "_tfdist_stops_alike"
 
 _AT_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-
-#: Packages whose callbacks act on logs, which are the same on all workers.
-_ACTING_ALIKE = ("keras", "tfdist")
 
 
 def hooks() -> list[Hook]:
@@ -44,8 +41,9 @@ def hooks() -> list[Hook]:
 
 def may_stop(listed: types.CallbackList) -> bool:
     """Whether a list has a callback of the program's own that runs at batches."""
-    methods = (_method(each, name) for each in listed.callbacks for name in _AT_BATCHES)
-    return any(_package_of(method) not in _ACTING_ALIKE for method in methods)
+    return any(
+        is_of_program(method_of(each, name)) for each in listed.callbacks for name in _AT_BATCHES
+    )
 
 
 def ask_at_batches(listed: types.CallbackList, asks: bool) -> None:
@@ -58,15 +56,10 @@ def put_off(listed: types.CallbackList) -> bool:
     return bool(vars(listed).pop(_PUT_OFF, False))
 
 
-def _method(callback: object, name: str) -> Callable[..., Any]:
+def method_of(callback: object, name: str) -> Callable[..., Any]:
     """A method as it was given, on the object itself or by its class."""
     own = getattr(callback, "__dict__", {})
     return own.get(name, getattr(type(callback), name))
-
-
-def _package_of(method: object) -> str:
-    module = getattr(method, "__module__", None) or type(method).__module__
-    return str(module).partition(".")[0]
 
 
 def _stop_together(original: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Kind, of_kind
-from tfdist.comm.replica_collectives import Link, is_sparse, pieces_of, size_of
+from tfdist.comm.replica_collectives import (
+    Link,
+    by_group,
+    grouped,
+    is_sparse,
+    pieces_of,
+    size_of,
+)
 from tfdist.sharding.layout import Cut, Layout, Owned
 from tfdist.sharding.owners import gather_from_owners, reduce_to_owners
 from tfdist.types import IndexedSlices, Tensor
@@ -74,14 +81,13 @@ def _by_kind(
     of_slices: Callable[..., list[Tensor]],
     of_owned: Callable[..., list[Tensor]],
 ) -> list[Tensor]:
-    """Exchanges tensors that are cut in slices, then those that have an owner."""
-    results: dict[int, Tensor] = {}
-    for owned, exchange in ((False, of_slices), (True, of_owned)):
-        places = [i for i, cut in enumerate(cuts) if isinstance(cut, Owned) is owned]
-        if places:
-            done = exchange(link, [values[i] for i in places], [cuts[i] for i in places])
-            results.update(zip(places, done, strict=True))
-    return [results[i] for i in range(len(cuts))]
+    """Exchanges tensors that are cut in slices, and those that have an owner, by themselves."""
+
+    def exchange(places: list[int]) -> list[Tensor]:
+        run = of_owned if isinstance(cuts[places[0]], Owned) else of_slices
+        return run(link, [values[i] for i in places], [cuts[i] for i in places])
+
+    return by_group([isinstance(cut, Owned) for cut in cuts], exchange)
 
 
 def own_shard(whole: Any, layout: Layout) -> Tensor:
@@ -163,10 +169,7 @@ def _in_buckets(
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
-    by_type: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        by_type.setdefault(tensor.dtype, []).append(place)
-    for places in by_type.values():
+    for places in grouped(tensor.dtype for tensor in tensors):
         bucket: list[int] = []
         size = 0
         for place in places:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import Link
+from tfdist.comm.replica_collectives import Link, by_group
 from tfdist.sharding.layout import Owned
 from tfdist.types import Tensor
 
@@ -43,12 +43,10 @@ def reduce_to_owners(link: Link, values: Sequence[Any], cuts: Sequence[Owned]) -
         values: the whole tensors of this replica.
         cuts: the owner of each.
     """
-    results: dict[int, Tensor] = {}
-    for places in _by_type(values):
-        own = [cuts[i] for i in places]
-        sums = _sums(link, [values[i] for i in places], own)
-        results.update(zip(places, sums, strict=True))
-    return [results[i] for i in range(len(cuts))]
+    return by_group(
+        [value.dtype for value in values],
+        lambda places: _sums(link, [values[i] for i in places], [cuts[i] for i in places]),
+    )
 
 
 def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned]) -> list[Tensor]:
@@ -59,12 +57,10 @@ def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned])
         shards: the tensors that this replica owns; of others what has no elements.
         cuts: the owner of each.
     """
-    results: dict[int, Tensor] = {}
-    for places in _by_type(shards):
-        own = [cuts[i] for i in places]
-        wholes = _wholes(link, [shards[i] for i in places], own)
-        results.update(zip(places, wholes, strict=True))
-    return [results[i] for i in range(len(cuts))]
+    return by_group(
+        [shard.dtype for shard in shards],
+        lambda places: _wholes(link, [shards[i] for i in places], [cuts[i] for i in places]),
+    )
 
 
 def _sums(link: Link, values: list[Any], cuts: list[Owned]) -> list[Tensor]:
@@ -157,10 +153,3 @@ def _unpack(row: Tensor, spans: Sequence[_Span], pieces: list[list[Tensor]]) -> 
 def _empty(cut: Owned, like: Tensor) -> Tensor:
     empty: Tensor = tf.zeros(cut.shard_shape, like.dtype)
     return empty
-
-
-def _by_type(tensors: Sequence[Any]) -> list[list[int]]:
-    places: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
-    return list(places.values())

@@ -21,6 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import grouped
 from tfdist.errors import ConfigError
 from tfdist.types import DType, Scalar, Tensor
 
@@ -199,11 +200,8 @@ class _Names:
 
 def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
     """Places of tensors that travel together: of one type, and about as large as other groups."""
-    by_type: dict[Any, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        by_type.setdefault(tensor.dtype, []).append(i)
     result = []
-    for places in by_type.values():
+    for places in grouped(tensor.dtype for tensor in tensors):
         sizes = [tensors[i].shape.num_elements() or 1 for i in places]
         bound, filled = sum(sizes) / groups, 0
         parts: list[list[int]] = [[]]
