@@ -11,6 +11,7 @@ from tests.harness import Pool
 
 #: Strategies whose workers or stages run graphs.
 ON_GRAPHS = ("parameter_server", "pipeline")
+DIVIDED = ("zero", "zero3", "mesh", "mesh4")
 
 
 @pytest.mark.needs("own steps")
@@ -100,7 +101,7 @@ def test_options_that_may_not_work(
     for result in results:
         if target in ON_GRAPHS and "run_eagerly" in options:
             assert f"run_eagerly=True conflicts with strategy={target!r}" in result["error"]
-        elif target in ("zero", "zero3", "mesh") and "run_eagerly" in options:
+        elif target in DIVIDED and "run_eagerly" in options:
             assert "conflicts with a step that runs eagerly" in result["error"]
         else:
             assert_same(reference, result, 1e-5, target)

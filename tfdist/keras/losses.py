@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module, reduction_metrics
@@ -145,15 +146,25 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         if values.shape.rank != 0 or len(getattr(sample_weight, "shape", ())):
             return original(self, values, sample_weight)
         values = as_average(step, values)
-        by_count = isinstance(sample_weight, tf.Tensor) and (
-            is_symbolic(sample_weight) and step.depends(sample_weight)
-        )
-        if step.even or by_count:  # A weight of the batch, such as its size, is the replica's own.
+        if step.even or _is_of_batch(step, sample_weight):
             return original(self, values, sample_weight)
         weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
         return original(self, values, weight * step.share(self.dtype) * step.replicas)
 
     return update_state
+
+
+def _is_of_batch(step: Step, sample_weight: Any) -> bool:
+    """Whether a weight comes from the batch, such as its size: it is the replica's own then.
+
+    A graph shows that. A step that runs eagerly does not: there the batch's size is an integer, and
+    a weight of another type counts as a constant unless it is a tensor.
+    """
+    if is_symbolic(sample_weight):
+        return step.depends(sample_weight)
+    if not tf.executing_eagerly():
+        return False
+    return isinstance(sample_weight, int | np.integer | tf.Tensor)
 
 
 def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
