@@ -36,6 +36,7 @@ from tfdist.config.mesh import DATA, Axis
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
+    DType,
     Operation,
     Strategy,
     Structure,
@@ -185,6 +186,14 @@ class SingleExtended(PlainInput, OneDeviceExtended):  # type: ignore[misc]
         return tf.distribute.InputContext()
 
 
+#: For types that no collective broadcasts, types that hold all of their values.
+_WIDER = {
+    **dict.fromkeys((tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+
+
 class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """Replicas on the devices of several processes.
 
@@ -268,16 +277,20 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         return Line(operations(devices), operations([self._worker_device]), axis.size, axis.index)
 
     def _get_variable_creator_initial_value(
-        self, replica_id: int, device: str, primary_var: object, **kwargs: object
+        self, replica_id: int, device: str, primary_var: object, **kwargs: Any
     ) -> object:
-        given = super()._get_variable_creator_initial_value(
+        dtype = tf.as_dtype(kwargs.get("dtype") or tf.float32)
+        wide = _WIDER.get(dtype)
+        if wide is not None and replica_id == 0:
+            kwargs |= {"initial_value": _cast(kwargs["initial_value"], dtype, wide), "dtype": wide}
+        value_of = super()._get_variable_creator_initial_value(
             replica_id, device, primary_var, **kwargs
         )
 
         def initial_value() -> Tensor:
             with self.among_all():  # The value is that of the chief of all processes.
-                value: Tensor = given()
-                return value
+                value: Tensor = value_of()
+                return value if wide is None else tf.cast(value, dtype)
 
         return initial_value
 
@@ -288,6 +301,17 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         if kind == "CPU":
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
         return devices, kind
+
+
+def _cast(initial: Any, dtype: DType, wide: DType) -> Callable[[], Tensor]:
+    """A variable's initial value in a type that a collective broadcasts."""
+
+    def cast() -> Tensor:
+        value = initial() if callable(initial) else initial
+        value = getattr(value, "wrapped_value", value)  # Of a checkpoint.
+        return tf.cast(tf.convert_to_tensor(value, dtype), wide)
+
+    return cast
 
 
 def _traced_graph() -> Any:

@@ -65,15 +65,22 @@ class Dependence:
 
     Attributes:
         reduced: tensors, by `id`, that are known to hold no example by itself, such as gradients.
+        chosen: tensors, by `id`, of which an example has any number of rows, such as the flat
+            values of a ragged batch.
     """
 
     def __init__(self, independent: Sequence[Any] = ()) -> None:
         self.reduced: dict[int, Any] = {}
+        self.chosen: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}
 
     def note_shared(self, tensor: Tensor) -> None:
         """Notes that a tensor is the same on all replicas, whatever it was computed from."""
         self._known[id(tensor)] = (tensor, False)
+
+    def note_chosen(self, rows: Tensor) -> None:
+        """Notes that an example may have none or several of a tensor's rows."""
+        self.chosen[id(rows)] = rows
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether a symbolic tensor depends on an argument; False for an eager one."""
@@ -103,6 +110,8 @@ def _sources(tensor: Tensor) -> list[Any]:
         return [outer for outer, inner in _captures(op.graph) if inner is tensor]
     if op.type in _SHARED:
         return [op.inputs[0]]
+    if op.type == "IdentityN":  # As of a function with a gradient of its own.
+        return [op.inputs[tensor.value_index]]
     if body_of(op) is None:
         return list(op.inputs)
     places, _ = _inside_of_call(tensor)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 
-from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import (
     CHOOSING,
     ELEMENTWISE,
@@ -15,9 +16,10 @@ from tfdist.keras.reductions import (
 )
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
-from tfdist.types import KerasVariable, Tensor
+from tfdist.keras.whole_statistics import with_whole_statistics
+from tfdist.types import KerasVariable, Model, Tensor
 
-__all__ = ["on_whole_batch", "warn_unless_added"]
+__all__ = ["on_whole_batch"]
 
 #: Ops that put rows into a tensor, or choose some of its rows.
 _MOVING_ROWS = frozenset(
@@ -27,21 +29,15 @@ _MOVING_ROWS = frozenset(
         *("Reshape", "Squeeze", "ExpandDims"),
     }
 )
-#: Ops through which a tensor passes as it is.
-_PASSING = frozenset({"Identity", "Cast", "StopGradient", "StridedSlice", "Reshape", "EnsureShape"})
-#: Ops by which something is added to their first input, or to any of them.
-_ADDING = frozenset(
-    {"AddV2", "Add", "AddN", "Sub", "TensorScatterAdd", "TensorScatterSub", *_PASSING}
-)
 
 
-def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
+def on_whole_batch(step: Step, weight: KerasVariable, value: Tensor) -> Tensor | None:
     """The value that a weight would have been given on one device.
 
     Args:
         step: the calling replica's step.
-        value: the weight's new value on this replica.
-        name: the weight's name.
+        weight: the weight.
+        value: its new value on this replica.
 
     Returns:
         None if the replicas' values are to be averaged, or are the same.
@@ -53,18 +49,31 @@ def on_whole_batch(step: Step, value: Tensor, name: str) -> Tensor | None:
         return None
     if _holds_examples(step, value):
         raise ConfigError(
-            f"The weight {name!r} is given rows of the batch, like a memory bank or a queue of "
-            f"examples. With {step.replicas} replicas each has rows of its own, and tfdist keeps "
-            "one value of a weight. Gather the rows first (tf.distribute.get_replica_context()"
-            ".all_gather(rows, axis=0)), or train on one replica."
+            f"The weight {weight.path!r} is given rows of the batch, like a memory bank or a "
+            f"queue of examples. With {step.replicas} replicas each has rows of its own, and "
+            "tfdist keeps one value of a weight. Gather the rows first "
+            "(tf.distribute.get_replica_context().all_gather(rows, axis=0)), or train on one "
+            "replica."
         )
-    result = reduction_of(value, step.depends, step.averages())
+    # Keras's BatchNormalization normalizes by a replica's own statistics, and keeps these.
+    of_keras = any(weight is each for each in _weights_of_keras(step.model))
+    again = value if of_keras else with_whole_statistics(step, value)
+    result = reduction_of(again, step.depends, step.averages())
     chosen = result.unknown & CHOOSING
     if chosen:
-        _warn_of_chosen(step, chosen, name)
-    if result.unknown or result.is_mean:
+        _warn_of_chosen(step, chosen, weight.path)
+    if again is value and (result.unknown or result.is_mean):
         return None
-    return computed_again(value, result, over_whole_batch(step, result.leaves))
+    if not step.depends(again):
+        return again
+    return computed_again(again, result, over_whole_batch(step, result.leaves))
+
+
+def _weights_of_keras(model: Model) -> Iterator[KerasVariable]:
+    """The weights that are not trained, of the layers that are Keras's own."""
+    for layer in model._flatten_layers():
+        if not is_of_program(type(layer)):
+            yield from layer._non_trainable_variables
 
 
 def _warn_of_chosen(step: Step, found: set[str], name: str) -> None:
@@ -104,42 +113,3 @@ def _is_of_examples(step: Step, tensor: Tensor) -> bool:
     if not tensor.shape.rank or batch_axis(tensor, step.depends) is None:
         return False
     return tensor.shape[0] is None or (step.even and passes_examples(tensor, step.depends))
-
-
-def warn_unless_added(
-    depends: Dependence, variable: KerasVariable, value: Tensor, old: Tensor | None
-) -> None:
-    """Warns of a metric's variable that is not given its old value plus something.
-
-    Replicas' states of metrics are added up when they are read.
-
-    Args:
-        depends: returns whether a tensor depends on the batch.
-        variable: the metric's Keras variable.
-        value: its new value.
-        old: its present value, if that is not a variable's value.
-    """
-    if not is_symbolic(value) or not depends(value) or _adds_to_old(value, old):
-        return
-    warnings.warn(
-        f"The metric's variable {variable.path!r} is given something else than its old value plus "
-        "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
-        "states are added up: what this metric shows is not what one process shows. Use a metric "
-        "whose states are sums, or compute this one in evaluate on one replica.",
-        EquivalenceWarning,
-        stacklevel=4,
-    )
-
-
-def _adds_to_old(value: Tensor, old: Tensor | None) -> bool:
-    """Whether a value is that of a variable, or the old one, plus something."""
-    waiting = [value.op]
-    while waiting:
-        op = waiting.pop()
-        if op.type == "ReadVariableOp" or op is getattr(old, "op", None):
-            return True
-        if op.type in ("AddV2", "Add", "AddN"):
-            waiting.extend(each.op for each in op.inputs)
-        elif op.type in _ADDING:
-            waiting.append(op.inputs[0].op)
-    return False

@@ -66,11 +66,12 @@ def meeting_of(
 
         known[id(tensor)] = own = _axes_of(tensor, axes, depends)
         from_reduced = any(id(x) in reduced for x in op.inputs)
-        mixes = op.type in _BROADCASTING or op.type in _CONTRACTING or op.type == "GatherV2"
+        mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
         meets = (own and from_reduced and mixes) or _runs_along(op, axes)
         if len(own) > 1 or (statistics and meets):
             return f"{op.name!r}, {op.type}"
-        if not own and (from_reduced or _is_reduction(op, axes)):
+        # A range has as many numbers as its limit says: a length, such as that of the longest row.
+        if not own and op.type != "Range" and (from_reduced or _is_reduction(op, axes)):
             reduced.add(id(tensor))
         waiting.pop()
     return None
@@ -255,6 +256,8 @@ def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     return frozenset(kept | {axis + each for each in axes(indices)})
 
 
+#: Ops that put values of several inputs into one row.
+_BESIDE = frozenset({"GatherV2", "ConcatV2"})
 _CONTRACTING = frozenset({"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Transpose": _transposed,

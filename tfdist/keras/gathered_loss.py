@@ -9,8 +9,9 @@ that a `train_step` computes by itself cannot be called again: that is named (`w
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -20,11 +21,11 @@ from tfdist._keras import loss_module
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
-from tfdist.keras.replica_context import Step, current_step, entered
+from tfdist.keras.replica_context import Call, Step, current_step, entered
 from tfdist.keras.whole_batch import is_symbolic
 from tfdist.types import Structure, Tensor
 
-__all__ = ["hooks", "of_whole_batch"]
+__all__ = ["hooks", "noted_call", "of_whole_batch"]
 
 
 def hooks() -> list[Hook]:
@@ -42,29 +43,41 @@ def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None:
             return original(self, y_true, y_pred, sample_weight)
-        step.loss_calls.append((self, y_true, y_pred))
-        try:
+        with noted_call(step, self.call, self.dtype, (y_true, y_pred)):
             return original(self, y_true, y_pred, sample_weight)
-        finally:
-            step.loss_calls.pop()
 
     return call
 
 
+@contextlib.contextmanager
+def noted_call(
+    step: Step,
+    compute: Callable[[Any, Any], Any],
+    dtype: str | None,
+    arguments: tuple[Structure, Structure],
+) -> Iterator[None]:
+    """Notes the call of a function of labels and predictions while it is made."""
+    step.calls.append(Call(compute, dtype, arguments))
+    try:
+        yield
+    finally:
+        step.calls.pop()
+
+
 def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The values of a loss for the replica's examples, beside those of all other replicas.
+    """The values of a loss or a metric for the replica's examples, beside those of all others.
 
     Args:
-        step: the calling replica's step, in which a loss is being computed.
-        values: the loss of the replica's own examples alone: one value for each, or a number.
+        step: the calling replica's step, in which a loss or a metric is being computed.
+        values: those of the replica's own examples alone: one value for each, or a number.
         mask: which of the values count; a loss may decide that, as `Circle` does.
 
     Returns:
         Both, as they are if the other replicas' examples make no difference.
     """
-    if step.is_whole or not step.loss_calls or not is_symbolic(values):
+    if step.is_whole or not step.calls or not is_symbolic(values):
         return values, mask
-    loss, *arguments = step.loss_calls[-1]
+    compute, dtype, arguments = step.calls[-1]
     examples = tf.nest.flatten(arguments)
     if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
         return values, mask
@@ -77,8 +90,8 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
         return values, mask
     gathered, start = step.gather(examples, found)
     with entered(None), on_whole_batch.up():
-        y_true, y_pred = _converted(loss, tf.nest.pack_sequence_as(arguments, gathered))
-        whole = loss.call(y_true, y_pred)
+        y_true, y_pred = _converted(dtype, tf.nest.pack_sequence_as(arguments, gathered))
+        whole = compute(y_true, y_pred)
     if values.shape.rank == 0:
         return step.note_mean(whole), mask
     own = start + tf.range(tf.shape(examples[0])[0])
@@ -91,8 +104,8 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     return tf.gather(whole, rows), mask
 
 
-def _converted(loss: Any, values: list[Structure]) -> Any:
+def _converted(dtype: str | None, values: Structure) -> Any:
     """As `keras.losses.Loss.__call__` does."""
     return tf.nest.map_structure(
-        lambda each: keras.ops.convert_to_tensor(each, dtype=loss.dtype), values
+        lambda each: keras.ops.convert_to_tensor(each, dtype=dtype), values
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import threading
@@ -16,8 +17,32 @@ from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import as_average, is_symbolic
 from tfdist.types import Logs, Metric, Model
 
-#: The metric whose result a tensor is, by the tensor's `id`; with the tensor, to keep it alive.
-Results = dict[int, tuple[Any, Any]]
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A number that a metric has given.
+
+    Attributes:
+        metric: the metric.
+        key: the number's name, if the metric's result is a dictionary.
+        value: the number, which keeps its `id` its own.
+    """
+
+    metric: Any
+    key: str | None
+    value: Any
+
+    def now(self) -> Any:
+        """The number of the metric's present state."""
+        return self.of(self.metric.result())
+
+    def of(self, result: Any) -> Any:
+        """The number of the same name in another result of the metric."""
+        return result if self.key is None else result[self.key]
+
+
+#: Results of metrics, by the `id` of their values.
+Results = dict[int, Result]
 
 
 def single_metrics(model: Model) -> list[Any]:
@@ -76,7 +101,9 @@ class NoticedResults:
         @functools.wraps(original)
         def result() -> object:
             value = original()
-            self.on_this_replica()[id(value)] = (metric, value)
+            named = value if isinstance(value, dict) else {None: value}
+            for key, each in named.items():
+                self.on_this_replica()[id(each)] = Result(metric, key, each)
             return value
 
         return result
@@ -94,14 +121,14 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
         results: the results that `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
-    metrics = _metrics_of(flat, results)
+    of_metrics = _results_in(flat, results)
     scalars = {
         i: tf.convert_to_tensor(v)
         for i, v in enumerate(flat)
-        if i not in metrics and (_is_scalar(v) or _has_no_rows(step, v))
+        if i not in of_metrics and (_is_scalar(v) or _has_no_rows(step, v))
     }
     weighed = [step.weigh(as_average(step, tf.cast(v, tf.float32))) for v in scalars.values()]
-    averages = _sum_states(flat, metrics, weighed)
+    averages = _sum_states(flat, of_metrics, weighed)
     for (i, value), average in zip(scalars.items(), averages, strict=True):
         flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average
         note_agreed(flat[i])
@@ -116,27 +143,32 @@ def sum_results(logs: Logs, results: Results) -> Logs:
         results: the results that `NoticedResults` noted on this replica.
     """
     flat = tf.nest.flatten(logs)
-    _sum_states(flat, _metrics_of(flat, results), [])
+    _sum_states(flat, _results_in(flat, results), [])
     return tf.nest.pack_sequence_as(logs, flat)
 
 
-def _metrics_of(flat: list[Any], results: Results) -> dict[int, Any]:
-    """The metrics whose results logs are, by place."""
-    return {i: results[id(v)][0] for i, v in enumerate(flat) if id(v) in results}
+def _results_in(flat: list[Any], results: Results) -> dict[int, Result]:
+    """The logs that are results of metrics, by place."""
+    return {i: results[id(v)] for i, v in enumerate(flat) if id(v) in results}
 
 
-def _sum_states(flat: list[Any], metrics: dict[int, Any], more: list[Any]) -> list[Any]:
+def _sum_states(flat: list[Any], results: dict[int, Result], more: list[Any]) -> list[Any]:
     """Puts the results of metrics over all replicas in place; returns the sums of more numbers.
 
     All go in one exchange.
     """
+    metrics = {id(result.metric): result.metric for result in results.values()}
     states = [[tf.convert_to_tensor(v.value) for v in m.variables] for m in metrics.values()]
     if not more and not states:
         return []
     together = sum_over_replicas([*tf.nest.flatten(states), *more])
     sums = tf.nest.pack_sequence_as(states, together[: len(together) - len(more)])
-    for i, metric, state in zip(metrics, metrics.values(), sums, strict=True):
-        flat[i] = metric.stateless_result(state)
+    whole = {
+        key: metric.stateless_result(state)
+        for (key, metric), state in zip(metrics.items(), sums, strict=True)
+    }
+    for i, result in results.items():
+        flat[i] = result.of(whole[id(result.metric)])
         note_agreed(flat[i])
     return together[len(together) - len(more) :]
 

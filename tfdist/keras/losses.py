@@ -1,4 +1,4 @@
-"""Losses inside a Keras step: each replica's own mean, as `step.py` explains."""
+"""Losses inside a Keras step: each replica's own mean, as `replica_context.py` explains."""
 
 from __future__ import annotations
 
@@ -7,29 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tfdist._keras import Trainer, loss_module, reduction_metrics
-from tfdist.keras import gathered_loss
+from tfdist._keras import Trainer, loss_module
+from tfdist.keras import gathered_loss, metric_updates
 from tfdist.keras.gathered_loss import of_whole_batch
-from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
+from tfdist.keras.hooks import Hook, is_of_program, of_weights, on_whole_batch
 from tfdist.keras.reductions import holds_chosen
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, is_symbolic, targets_of
-from tfdist.types import DType, Metric, Scalar, Structure, Tensor
+from tfdist.keras.whole_batch import as_average, is_mixing, is_symbolic, targets_of
+from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 
 def hooks() -> list[Hook]:
-    """The seams of Keras's losses and of its mean over scalars."""
+    """The seams of Keras's losses and metrics."""
     return [
         *gathered_loss.hooks(),
+        *metric_updates.hooks(),
         Hook(keras.layers.Layer, "__call__", _noted_as_outputs),
         Hook(loss_module, "scale_loss_for_distribution", _unscaled),
         Hook(loss_module, "unscale_loss_for_distribution", _unscaled),
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
-        Hook(reduction_metrics.Mean, "update_state", _weigh_scalars),
-        Hook(reduction_metrics.Sum, "update_state", _weigh_scalars_of_sum),
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
         Hook(tf.GradientTape, "gradient", _of_whole_batch, priority=1),
         Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
@@ -130,57 +128,6 @@ def _divide(value: Tensor, share: Tensor) -> Tensor:
     return tf.math.divide_no_nan(value, share)
 
 
-def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a scalar that a replica tracks count by the replica's share of the batch.
-
-    `self.loss_tracker.update_state(loss)` of a custom `train_step` then has the value it has on one
-    device: the mean over the steps of each global batch's mean.
-    """
-
-    @functools.wraps(original)
-    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
-        step = current_step()
-        if step is None:
-            return original(self, values, sample_weight)
-        values = keras.ops.convert_to_tensor(values)
-        if values.shape.rank != 0 or len(getattr(sample_weight, "shape", ())):
-            return original(self, values, sample_weight)
-        values = as_average(step, values)
-        if step.even or _is_of_batch(step, sample_weight):
-            return original(self, values, sample_weight)
-        weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
-        return original(self, values, weight * step.share(self.dtype) * step.replicas)
-
-    return update_state
-
-
-def _is_of_batch(step: Step, sample_weight: Any) -> bool:
-    """Whether a weight comes from the batch, such as its size: it is the replica's own then.
-
-    A graph shows that. A step that runs eagerly does not: there the batch's size is an integer, and
-    a weight of another type counts as a constant unless it is a tensor.
-    """
-    if is_symbolic(sample_weight):
-        return step.depends(sample_weight)
-    if not tf.executing_eagerly():
-        return False
-    return isinstance(sample_weight, int | np.integer | tf.Tensor)
-
-
-def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the scalars that replicas add up be parts of the whole batch's."""
-
-    @functools.wraps(original)
-    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
-        step = current_step()
-        values = values if step is None else keras.ops.convert_to_tensor(values)
-        if step is None or sample_weight is not None or values.shape.rank != 0:
-            return original(self, values, sample_weight)
-        return original(self, step.weigh(tf.cast(as_average(step, values), self.dtype)))
-
-    return update_state
-
-
 def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the losses of `add_loss` and of activity regularizers, often sums, an average."""
 
@@ -221,13 +168,16 @@ def _scaled(step: Step, value: Structure, *, inverse: bool = False) -> Structure
 
 
 def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Notes the outputs of layers: a loss begins there."""
+    """Notes the outputs of layers: a loss begins there. Names layers that mix a batch."""
 
     @functools.wraps(original)
-    def call(self: object, *args: Structure, **kwargs: Structure) -> Structure:
+    def call(self: Layer, *args: Structure, **kwargs: Structure) -> Structure:
         outputs, step = original(self, *args, **kwargs), current_step()
         if step is not None and not step.is_whole:
-            tensors = (each for each in tf.nest.flatten(outputs) if is_symbolic(each))
+            tensors = [each for each in tf.nest.flatten(outputs) if is_symbolic(each)]
+            own = is_of_program(type(self).call) or isinstance(self, keras.layers.Lambda)
+            if not own or is_mixing(step, self, tensors):
+                step.settled.update((id(each), each) for each in tensors)
             step.outputs.update((id(each), each) for each in tensors)
         return outputs
 

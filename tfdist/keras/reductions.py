@@ -33,6 +33,7 @@ __all__ = [
     "Reduction",
     "batch_axis",
     "holds_chosen",
+    "leaf_of",
     "passes_examples",
     "reduced_axes",
     "reduction_of",
@@ -66,6 +67,13 @@ _MOVING = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 )
 _REDUCING = frozenset({"Sum", "Mean"})
+#: Ops that add rows up by classes: which inputs are the rows' classes, and the number of classes.
+_SUMS_BY_CLASS = {
+    "UnsortedSegmentSum": (1, 2),
+    "ScatterNd": (0, 2),
+    "DenseBincount": (0, 1),
+    "Bincount": (0, 1),
+}
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
 _SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
@@ -147,7 +155,7 @@ def _visit(
         if tensor.dtype.is_floating:
             found.shared.append(tensor)
         return
-    leaf = _leaf_of(tensor, depends, means)
+    leaf = leaf_of(tensor, depends, means)
     if leaf is not None:
         found.leaves.append(leaf)
         return
@@ -166,7 +174,14 @@ def _visit(
         found.between.append(op)
 
 
-def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
+def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
+    """The mean or sum over examples that a tensor is; None if it is none, or not by itself.
+
+    Args:
+        tensor: a symbolic tensor.
+        depends: whether a tensor depends on the batch.
+        means: tensors, by `id`, that are known to be means over the examples.
+    """
     op = tensor.op
     if id(tensor) in means:
         return Leaf(tensor, is_sum=False)
@@ -180,16 +195,78 @@ def _leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf
         if op.type == "Mean" and divided == 1 and holds_chosen(source, depends):
             return Leaf(tensor, is_sum=False, chosen=(source, batch_axis(source, depends) or 0))
         return Leaf(tensor, is_sum=divided == 0) if divided in (0, 1) else None
-    if op.type == "MatMul" and _contracted(op, depends) == [True, True]:
+    if _adds_rows_up(op, depends):
         return Leaf(tensor, is_sum=True)
     if op.type in _DIVISIONS and _is_number_of_examples(op.inputs[1], depends):
         return Leaf(tensor, is_sum=False) if _is_sum(op.inputs[0], depends, means) else None
     return None
 
 
+def _adds_rows_up(op: Operation, depends: Dependence) -> bool:
+    """Whether an op adds up products of the examples, or puts sums of them into classes."""
+    if op.type == "MatMul":
+        return _contracted(op, depends) == [True, True]
+    if op.type == "Einsum":
+        axes = _einsum_axes(op, depends)
+        return axes is not None and axes[0] is None and axes[1]
+    return _is_sum_by_class(op, depends)
+
+
+def _is_sum_by_class(op: Operation, depends: Dependence) -> bool:
+    """Whether an op adds rows up by classes, whose number does not depend on the batch."""
+    if op.type not in _SUMS_BY_CLASS:
+        return False
+    classes, size = (op.inputs[place] for place in _SUMS_BY_CLASS[op.type])
+    is_known = not depends(size) or _is_bound(size)
+    return is_known and batch_axis(classes, depends) == 0 and not _has_positions(classes)
+
+
+def _is_bound(size: Tensor) -> bool:
+    """Whether a number is the same constant at least and at most, as in `tf.math.bincount`."""
+    if size.op.type != "Minimum":
+        return False
+    for constant, other in (size.op.inputs, reversed(size.op.inputs)):
+        at_most = tf.get_static_value(constant)
+        if at_most is not None and other.op.type == "Maximum":
+            return any(tf.get_static_value(x) == at_most for x in other.op.inputs)
+    return False
+
+
+def _has_positions(classes: Tensor) -> bool:
+    """Whether integers are computed from a range: these are the examples' places in the batch."""
+    waiting, seen = [classes], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type == "Range":
+            return True
+        if id(tensor) not in seen and tensor.dtype.is_integer:
+            seen.add(id(tensor))
+            waiting.extend(tensor.op.inputs)
+    return False
+
+
+def _einsum_axes(op: Operation, depends: Dependence) -> tuple[int | None, bool] | None:
+    """Where the result of an Einsum holds the examples, and whether all its factors do.
+
+    Returns:
+        None if the equation does not say so.
+    """
+    equation = op.get_attr("equation").decode()
+    factors, _, result = equation.partition("->")
+    if "." in equation:
+        return None
+    own = [each for each in zip(factors.split(","), op.inputs, strict=True) if depends(each[1])]
+    axes = [(term, batch_axis(each, depends)) for term, each in own]
+    letters = {term[axis] for term, axis in axes if axis is not None}
+    if len(letters) != 1:
+        return None
+    axis = result.find(letters.pop())
+    return (None if axis < 0 else axis), all(axis is not None for _, axis in axes)
+
+
 def _is_sum(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> bool:
     """Whether a tensor is a sum over the examples, or that times what is the same on replicas."""
-    leaf = _leaf_of(tensor, depends, means)
+    leaf = leaf_of(tensor, depends, means)
     own = [x for x in tensor.op.inputs if depends(x)]
     if leaf is not None or len(own) != 1:
         return leaf is not None and leaf.is_sum and not _counts_examples(tensor.op, depends)
@@ -248,6 +325,8 @@ def _counts_examples(op: Operation, depends: Dependence) -> bool:
     """Whether an op gives the number of examples, or of elements of them."""
     if op.type == "Size":
         return batch_axis(op.inputs[0], depends) is not None
+    if op.type == "Prod" and op.inputs[0].op.type == "Shape":
+        return batch_axis(op.inputs[0].op.inputs[0], depends) is not None
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
         return False
     start = tf.get_static_value(op.inputs[1])
@@ -315,13 +394,27 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
         return axis if order is None or axis is None else [int(i) for i in order].index(axis)
     if op.type == "MatMul" and any(_contracted(op, depends)):
         return None
-    if op.type in ("Reshape", "Squeeze", "ExpandDims"):
+    if op.type == "Einsum":
+        axes = _einsum_axes(op, depends)
+        return 0 if axes is None else axes[0]
+    if _is_sum_by_class(op, depends):
+        return None
+    if op.type in ("TensorScatterAdd", "TensorScatterSub"):
+        return batch_axis(op.inputs[0], depends)
+    if op.type == "IdentityN":
+        return batch_axis(op.inputs[tensor.value_index], depends)
+    if op.type in ("Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Slice"):
         return None if batch_axis(op.inputs[0], depends) is None else 0
     return 0
 
 
 #: Ops of which a result has no row for each example, though an input has.
-_SUMMING = frozenset({"UnsortedSegmentSum", "SegmentSum", "Bincount", "DenseBincount", "Einsum"})
+_SUMMING = frozenset(
+    {
+        *("UnsortedSegmentSum", "SegmentSum", "Bincount", "DenseBincount", "Einsum", "ScatterNd"),
+        *("TensorScatterAdd", "TensorScatterSub"),
+    }
+)
 #: Reductions that are neither means nor sums.
 CHOOSING = frozenset({"Max", "Min", "Prod", "All", "Any"})
 
@@ -360,6 +453,8 @@ _ROWS_OF = {
 def holds_chosen(tensor: Tensor, depends: Dependence) -> bool:
     """Whether the rows of a tensor were chosen by values of the examples, as by `boolean_mask`.
 
+    The flat values of ragged batches, of which each example has any number, count as chosen.
+
     A replica then has another share of the rows than it has of the examples. If the answer is
     yes for rows that were chosen and put back, counting them gives the share of the examples.
     """
@@ -370,7 +465,7 @@ def holds_chosen(tensor: Tensor, depends: Dependence) -> bool:
         if id(each) in seen or batch_axis(each, depends) is None:
             continue
         seen.add(id(each))
-        if each.op.type in _BY_VALUE:
+        if each.op.type in _BY_VALUE or id(each) in depends.chosen:
             return True
         place = _ROWS_OF.get(each.op.type)
         inputs = list(each.op.inputs)

@@ -18,7 +18,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,6 +32,7 @@ from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
     Gradient,
+    Layer,
     Model,
     Optimizer,
     SomeGradient,
@@ -39,6 +40,20 @@ from tfdist.types import (
     Tensor,
 )
 from tfdist.utils.thread_state import Current
+
+
+class Call(NamedTuple):
+    """A call of a loss, or of a metric's function, which can be made again on other examples.
+
+    Attributes:
+        compute: the function of labels and predictions.
+        dtype: the type that its arguments are converted to.
+        arguments: the labels and predictions of this replica.
+    """
+
+    compute: Callable[[Any, Any], Any]
+    dtype: str | None
+    arguments: tuple[Structure, Structure]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +64,8 @@ class Step:
         model: the Keras model whose `train_step` or `test_step` runs.
         count: examples on this replica, a scalar int64 tensor; may be 0.
         total: examples in the global batch, a scalar int64 tensor.
-        even: whether all replicas are known to hold the same number of examples.
+        size: the number of examples of each replica if it is known when the step is traced, and
+            the same on all.
         replicas: number of replicas.
         assigned: layer weights that were assigned in this step, by `id`, in order, each with the
             value that it was given last.
@@ -60,15 +76,19 @@ class Step:
         gathered: tensors, by `id`, of the rows of all replicas.
         rows: tensors, by `id`, that have one row for each example, of that example alone.
         outputs: the outputs of layers, by `id`.
-        loss_calls: the losses that are being computed, the innermost last, each with its arguments.
+        settled: those of Keras's layers, and of layers that are known to mix a batch: in these an
+            example is taken to have one row.
+        calls: the losses, and the functions of metrics, that are being computed, the innermost
+            last.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
             changes them before it applies them.
+        index: the number of this part of the batch, if it is not the replica's.
     """
 
     model: Model
     count: Tensor
     total: Tensor
-    even: bool
+    size: int | None
     replicas: int
     assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
@@ -77,8 +97,10 @@ class Step:
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     rows: dict[int, Any] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
-    loss_calls: list[tuple[Any, Structure, Structure]] = dataclasses.field(default_factory=list)
+    settled: dict[int, Any] = dataclasses.field(default_factory=dict)
+    calls: list[Call] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False
+    index: Tensor | int | None = None
 
     @property
     def gradients(self) -> dict[int, Any]:
@@ -135,6 +157,25 @@ class Step:
         return tensor
 
     @property
+    def even(self) -> bool:
+        """Whether all replicas are known to hold the same number of examples."""
+        return self.size is not None
+
+    def added_once(self, value: Tensor) -> Tensor:
+        """A replica's part of a tensor that is the same on all, so that the parts add up to it.
+
+        The first replica has all of a whole number. Its value is computed on the others too: they
+        may have to take part in an exchange for it.
+        """
+        if value.dtype.is_floating:
+            return self.weigh(value)
+        index = self.index
+        if index is None:
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        with tf.control_dependencies([value]):
+            return tf.where(tf.equal(index, 0), value, tf.zeros_like(value))
+
+    @property
     def is_whole(self) -> bool:
         """Whether this is all of the batch."""
         return self.replicas == 1
@@ -155,6 +196,29 @@ class Step:
             EquivalenceWarning,
             stacklevel=2,
         )
+
+    def note_mixing(self, layer: Layer, where: str) -> None:
+        """Notes that a layer of the program's own mixes the examples of a batch.
+
+        Args:
+            layer: the layer.
+            where: the op in which they meet.
+        """
+        warnings.warn(
+            f"The examples of a batch meet in the layer {layer.name!r} (at {where}), as in a "
+            f"normalization by statistics of the batch. Each of the {self.replicas} replicas sees "
+            "its own examples only, so this is not the layer of one process. Gather the inputs "
+            "first: tf.distribute.get_replica_context().all_gather(inputs, axis=0); for "
+            "normalization take keras.layers.BatchNormalization(synchronized=True).",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
+
+    def note_ragged(self, batch: Structure) -> None:
+        """Notes that an example of a ragged tensor has any number of its flat values."""
+        for leaf in tf.nest.flatten(batch):
+            if isinstance(leaf, tf.RaggedTensor):
+                self.depends.note_chosen(leaf.flat_values)
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Gathers the examples of all replicas, with gradients.
@@ -339,15 +403,15 @@ def measure(model: Model, data: Structure, replicas: int) -> Step:
     """
     if isinstance(data, Slice):
         size, _ = batch_size_of(data.batch)
-        even = size is not None and not tf.executing_eagerly()
-        return Step(model, data.count, data.total, even=even, replicas=replicas)
+        size = None if tf.executing_eagerly() else size
+        return Step(model, data.count, data.total, size, replicas)
     size, count = batch_size_of(data)
     if size is not None and not tf.executing_eagerly():
         total = tf.constant(size * replicas, tf.int64)
-        return Step(model, count, total, even=True, replicas=replicas)
+        return Step(model, count, total, size, replicas)
     context = tf.distribute.get_replica_context()
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
-    return Step(model, count, total, even=False, replicas=replicas)
+    return Step(model, count, total, None, replicas)
 
 
 def at_least_one(batch: Structure, count: Tensor) -> Structure:

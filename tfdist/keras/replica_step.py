@@ -131,8 +131,11 @@ def _after(batch: Structure) -> contextlib.AbstractContextManager[object]:
 def _examples(batch: Structure, step: Step) -> Structure:
     """The examples that the model is given."""
     if isinstance(batch, Slice):
-        return batch.batch
-    return batch if step.even else at_least_one(batch, step.count)
+        batch = batch.batch
+    elif not step.even:
+        batch = at_least_one(batch, step.count)
+    step.note_ragged(batch)
+    return batch
 
 
 def run_prediction(

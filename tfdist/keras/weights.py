@@ -21,8 +21,9 @@ from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.assignments import on_whole_batch, warn_unless_added
+from tfdist.keras.assignments import on_whole_batch
 from tfdist.keras.hooks import Hook, exchanged
+from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
 from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
@@ -59,7 +60,7 @@ def average_assigned(step: Step) -> None:
     given = [pair for key, pair in step.assigned.items() if key in owned]
     averaged = []
     for weight, value in given:
-        whole = on_whole_batch(step, value, weight.path)
+        whole = on_whole_batch(step, weight, value)
         if whole is not None:
             weight._value.assign(tf.cast(whole, weight.dtype))
         elif tf.as_dtype(weight.dtype).is_floating:
@@ -86,7 +87,8 @@ def _as_assigned(original: property) -> property:
         tensor = given[1]
         if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
             return original.fget(self)  # type: ignore[misc]
-        read = tf.ensure_shape(tf.cast(tensor, self.dtype), self.shape)
+        # On one device a gradient does not pass through an assignment either.
+        read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)
         return _assignable(self._maybe_autocast(read), self)
 
     return property(value)
@@ -113,7 +115,7 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             return original(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)
-            warn_unless_added(step.depends, self, value, old=None)
+            value = of_replica(step, self, value, old=None)
             return original(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
         if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
             step.assigned[id(self)] = (self, value)

@@ -16,9 +16,16 @@ from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
-from tfdist.types import Tensor
+from tfdist.types import Layer, Tensor
 
-__all__ = ["as_average", "computed_again", "is_symbolic", "over_whole_batch", "targets_of"]
+__all__ = [
+    "as_average",
+    "computed_again",
+    "is_mixing",
+    "is_symbolic",
+    "over_whole_batch",
+    "targets_of",
+]
 
 
 def is_symbolic(value: object) -> bool:
@@ -100,6 +107,27 @@ def _note_meeting(step: Step, target: Tensor) -> None:
         found = meeting_of(target, step.depends, known, statistics=True)
     if found is not None:
         step.note_meeting(found)
+
+
+def is_mixing(step: Step, layer: Layer, outputs: list[Any]) -> bool:
+    """Names a layer that mixes the examples of a batch, of which a replica has its own only.
+
+    Args:
+        step: the calling replica's step.
+        layer: a layer of the program's own that has just been called.
+        outputs: the tensors that it has returned.
+
+    Returns:
+        Whether it does.
+    """
+    rows = (key for key, x in step.settled.items() if x.shape.rank and step.depends(x))
+    known = dict.fromkeys(rows, ROWS) | dict.fromkeys(step.gathered, NO_EXAMPLES)
+    for output in outputs:
+        found = meeting_of(output, step.depends, known, statistics=True)
+        if found is not None:
+            step.note_mixing(layer, found)
+            return True
+    return False
 
 
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:

@@ -160,7 +160,7 @@ def _limit(pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> str:
         return ""
     longer = 1e3 * statistics.median(1 / one["rate"] - 1 / other["rate"] for one, other in pairs)
     work = 1e3 * statistics.median(one["cpu"] - other["cpu"] for one, other in pairs)
-    return f"+{longer:.2f} ms an update; work: {work:+.2f} ms"
+    return f"{longer:+.2f} ms an update; work: {work:+.2f} ms"
 
 
 def _throughput(found: Found, plan: Plan, workload: str) -> str:

@@ -18,13 +18,14 @@ import tensorflow as tf
 
 from tfdist._keras import global_state
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
-from tfdist.comm.batch_dependence import WEIGHT, Dependence
-from tfdist.keras.assignments import on_whole_batch, warn_unless_added
+from tfdist.comm.batch_dependence import WEIGHT
+from tfdist.keras.assignments import on_whole_batch
+from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.strategies.parameter_server.serialization import move
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, device_of, parts_of
 from tfdist.strategies.parameter_server.transaction_log import Tally
-from tfdist.types import Gradient, KerasVariable, Optimizer, Structure, Tensor, Variable
+from tfdist.types import Gradient, KerasVariable, Layer, Optimizer, Structure, Tensor, Variable
 from tfdist.utils.thread_state import Current
 
 __all__ = [
@@ -87,6 +88,10 @@ class Part(Step):
     def note_meeting(self, where: str) -> None:
         """Leaves the whole batch to one worker."""
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
+
+    def note_mixing(self, layer: Layer, where: str) -> None:
+        """Leaves the whole batch to one worker."""
+        raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Leaves the whole batch to one worker."""
@@ -163,11 +168,10 @@ class RemoteStep:
         value.set_shape(variable.shape)
         part = current_step()
         if is_metric(variable):
-            depends = Dependence() if part is None else part.depends
-            warn_unless_added(depends, variable, value, before)
+            value = of_replica(part, variable, value, before)
             value = value if part is None else part.keep_if_empty(value, before)
         elif part is not None and self.parts > 1:
-            on_whole_batch(part, value, variable.path)  # ends a step that needs the other parts
+            on_whole_batch(part, variable, value)  # ends a step that needs the other parts
         # A gradient does not pass through an assignment.
         self._local[id(variable)] = tf.stop_gradient(value)
         if not is_metric(variable):

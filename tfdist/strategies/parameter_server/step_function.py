@@ -362,12 +362,14 @@ def _named(logs: object, values: list[Any], results: dict[str, Any]) -> Any:
     def value(source: Any) -> object:
         if source is None:
             return None
-        return float(values[source]) if isinstance(source, int) else source.result()
+        return float(values[source]) if isinstance(source, int) else source.now()
 
     if not isinstance(logs, dict):
         return tf.nest.map_structure(value, logs)
     return {
-        name: results[name] if name in results else tf.nest.map_structure(value, source)
+        name: results[name]
+        if source is None and name in results
+        else tf.nest.map_structure(value, source)
         for name, source in logs.items()
     }
 

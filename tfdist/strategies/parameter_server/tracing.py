@@ -56,8 +56,8 @@ class TracedStep:
         tally: where the numbers are added up; None if they are returned.
         returned: the layout of the numbers that are returned, as one tensor of float64.
         metrics: Keras variables that the numbers add to, in order.
-        logs: the structure that the step returned: for each leaf a metric, the place of a scalar
-            among the numbers, or None for what is neither.
+        logs: the structure that the step returned: for each leaf a metric's result, the place of a
+            scalar among the numbers, or None for what is neither.
         scalars: how many scalars there are.
         updates: how many updates a step makes.
         small: whether the model is so small that a call to a worker costs more than a step.
@@ -155,7 +155,8 @@ def _run_step(
     share, part = tf.constant(1.0, tf.float64), None
     with noticed, contextlib.ExitStack() as stack:
         if step.parts > 1:
-            part = Part(model, count, total, even=False, replicas=step.parts)
+            part = Part(model, count, total, None, step.parts, index=step.part)
+            part.note_ragged(batch)
             stack.enter_context(keras_step.entered(part))
             share = part.share(tf.float64)
         logs = getattr(model, method)(batch)
@@ -186,9 +187,9 @@ def _hand_over(traced: TracedStep, step: RemoteStep, numbers: list[Any]) -> Any:
 
 
 def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) -> object:
-    """The source of a leaf of the logs: a metric, the place of a scalar, or None."""
+    """The source of a leaf of the logs: a metric's result, the place of a scalar, or None."""
     if id(leaf) in results:
-        return results[id(leaf)][0]
+        return results[id(leaf)]
     if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
         whole = leaf if part is None else as_average(part, leaf)
         values.append(tf.cast(whole, tf.float64))

@@ -200,8 +200,9 @@ class KerasObjective:
         values = result.values
         with self._lock:
             if self._has_metrics:
-                counts = tf.constant([batch.sizes[microbatch], sum(batch.sizes)], tf.int64)
-                self._metrics(x, y, weight, values.tensors, values.masks, counts)
+                counts = [microbatch, batch.sizes[microbatch], sum(batch.sizes)]
+                numbers = tf.constant(counts, tf.int64)
+                self._metrics(x, y, weight, values.tensors, values.masks, numbers)
             if result.noted is not None:
                 self._add(result.noted)
         self.measured = True
@@ -278,7 +279,7 @@ class KerasObjective:
         weight: Structure,
         tensors: Sequence[Tensor],
         masks: Sequence[Tensor | None],
-        counts: Tensor,
+        numbers: Tensor,
     ) -> None:
         """Updates Keras's metrics, in a graph; a number counts by its share of the batch.
 
@@ -288,13 +289,17 @@ class KerasObjective:
             weight: its sample weights, or None.
             tensors: the model's outputs.
             masks: their masks.
-            counts: int64 `(2,)`: the examples of the microbatch and those of the batch.
+            numbers: int64 `(3,)`: the microbatch, its examples, and those of the batch.
         """
+        # The size of a microbatch, if it is known, is no constant of the batch.
+        parts = keras.tree.map_structure(of_any_size, ((x, y, weight), tensors))
+        (x, y, weight), tensors = parts
         outputs = self._packed(tensors, masks)
         step = Microbatch(
             self._model,
-            counts[0],
-            counts[1],
+            numbers[1],
+            numbers[2],
+            index=numbers[0],
             total_of=_refused_metric if self._microbatches > 1 else tf.identity,
             microbatches=self._microbatches,
         )

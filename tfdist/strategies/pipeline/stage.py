@@ -48,7 +48,7 @@ class Microbatch(Step):
 
     total_of: Callable[[Tensor], Tensor]
     microbatches: int = 1
-    even: bool = False
+    size: int | None = None
     replicas: int = 1
 
     @property
@@ -68,9 +68,9 @@ class Microbatch(Step):
         """
         del rows
         raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss in which the examples of a "
-            f"batch meet (at {where}): each microbatch would see its own only. Set microbatches=1, "
-            "or choose another strategy."
+            f"microbatches={self.microbatches} conflicts with a loss or a metric in which the "
+            f"examples of a batch meet (at {where}): each microbatch would see its own only. Set "
+            "microbatches=1, or choose another strategy."
         )
 
 

@@ -1,0 +1,383 @@
+"""Statistics of a batch that a program computes by itself: in weights, in metrics, in layers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.cases import common
+from tests.cases.common import BATCH, scope
+
+EXAMPLES = 77
+CLASSES = 3
+ops = keras.ops
+
+
+def _segments(centers: Any, y: Any, moves: Any) -> Any:
+    """Adds rows up by classes, and divides by how many a class has."""
+    total = tf.math.unsorted_segment_sum(moves, y, CLASSES)
+    count = tf.math.unsorted_segment_sum(tf.ones_like(moves[:, :1]), y, CLASSES)
+    return centers - 0.5 * total / (1.0 + count)
+
+
+def _segment_means(centers: Any, y: Any, moves: Any) -> Any:
+    return centers - 0.3 * tf.math.unsorted_segment_mean(moves, y, CLASSES)
+
+
+def _scattered(centers: Any, y: Any, moves: Any) -> Any:
+    return tf.tensor_scatter_nd_sub(centers, y[:, None], 0.02 * moves)
+
+
+def _by_einsum(centers: Any, y: Any, moves: Any) -> Any:
+    return centers - 0.02 * tf.einsum("bk,bd->kd", tf.one_hot(y, CLASSES), moves)
+
+
+def _by_counts(centers: Any, y: Any, moves: Any) -> Any:
+    counts = tf.cast(tf.math.bincount(y, minlength=CLASSES, maxlength=CLASSES), tf.float32)
+    return 0.9 * centers + 0.1 * tf.reduce_mean(moves, 0) * counts[:, None] / 40.0
+
+
+#: From the centers of classes, labels `(batch,)` and each example's distance to its center.
+CENTERS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "segments": _segments,
+    "segment_means": _segment_means,
+    "scattered": _scattered,
+    "einsum": _by_einsum,
+    "counts": _by_counts,
+}
+
+
+class Centers(keras.Sequential):
+    """Moves a center of each class towards the examples of the class."""
+
+    kind = ""
+
+    def build(self, shape: Any = None) -> None:
+        super().build(shape)
+        if not hasattr(self, "centers"):
+            self.centers = self.add_weight(
+                shape=(CLASSES, 8), initializer="zeros", trainable=False, name="centers"
+            )
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        y = tf.cast(tf.reshape(y, [-1]), tf.int32)
+        centers = tf.convert_to_tensor(self.centers.value)
+        self.centers.assign(CENTERS[self.kind](centers, y, tf.gather(centers, y) - x))
+        logs: dict[str, Any] = super().train_step(data)
+        return logs
+
+
+def centers(strategy: Any, *, kind: str, even: bool = False) -> dict[str, Any]:
+    """Centers of classes, which a step computes from the examples of each."""
+    x, y = common.table(64 if even else EXAMPLES)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=even)
+    with scope(strategy):
+        model = Centers([keras.Input((8,)), keras.layers.Dense(CLASSES)])
+        model.kind = kind
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        done = model.fit(data, epochs=2, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+#: From the inputs of a batch and the running mean's variable, a mean and a variance.
+MOMENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "two passes": lambda x, mean: ops.mean((x - ops.mean(x, 0)) ** 2, 0),
+    "keras": lambda x, mean: ops.moments(x, axes=[0])[1],
+    "tensorflow": lambda x, mean: tf.nn.moments(x, [0])[1],
+    "deviation": lambda x, mean: ops.std(x, axis=0),
+    "around what was assigned": lambda x, mean: ops.mean((x - mean.value) ** 2, 0),
+    "standardized": lambda x, mean: ops.mean(
+        ops.abs((x - ops.mean(x, 0)) / (1e-3 + ops.std(x, axis=0))) ** 3, 0
+    ),
+}
+
+
+class Running(keras.layers.Layer):
+    """Keeps moments of what passes through it; does not use them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def build(self, shape: Any) -> None:
+        self.mean, self.variance = [
+            self.add_weight(shape=(shape[-1],), initializer=name, trainable=False, name=name)
+            for name in ("zeros", "ones")
+        ]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.mean.assign(0.8 * self.mean + 0.2 * ops.mean(inputs, 0))
+            moment = MOMENTS[self.kind](inputs, self.mean)
+            self.variance.assign(0.8 * self.variance + 0.2 * moment)
+        return inputs
+
+
+def running(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """A layer's running moments, of examples that differ from replica to replica."""
+    x, y = common.table(EXAMPLES)
+    x = np.sort(x, axis=0)
+    with scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6), Running(kind), keras.layers.Dense(CLASSES)]
+        )
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}
+
+
+class BatchDeviation(keras.layers.Layer):
+    """The minibatch standard deviation of progressive GANs, as one more feature."""
+
+    def call(self, inputs: Any) -> Any:
+        deviation = ops.mean(ops.std(inputs, axis=0))
+        return ops.concatenate([inputs, ops.ones_like(inputs[:, :1]) * deviation], 1)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return (shape[0], shape[1] + 1)
+
+
+class TiledDeviation(BatchDeviation):
+    """The same, as StyleGAN's programs write it."""
+
+    def call(self, inputs: Any) -> Any:
+        deviation = tf.reshape(tf.reduce_mean(tf.math.reduce_std(inputs, 0)), (1, 1))
+        return tf.concat([inputs, tf.tile(deviation, [tf.shape(inputs)[0], 1])], 1)
+
+
+class Pairs(keras.layers.Layer):
+    """Attends from each example to the others of the batch."""
+
+    def call(self, inputs: Any) -> Any:
+        return ops.softmax(inputs @ ops.transpose(inputs)) @ inputs
+
+
+class PassesOn(keras.layers.Layer):
+    """A layer that mixes tokens, not examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization(synchronized=True)
+
+    def call(self, inputs: Any) -> Any:
+        steps = ops.transpose(ops.reshape(inputs, (-1, 3, 2)), (1, 0, 2))
+        mixed = steps - ops.mean(steps, 0, keepdims=True)
+        lengths = tf.cast(3 * tf.sigmoid(inputs[:, 0]), tf.int32)
+        mask = tf.sequence_mask(lengths, dtype=tf.float32)  # As long as the longest.
+        weights = tf.reduce_sum(mask, 1, keepdims=True)
+        return self.norm(ops.reshape(ops.transpose(mixed, (1, 0, 2)), (-1, 6)) * weights)
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "deviation": BatchDeviation,
+    "centred": lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, 0, keepdims=True)),
+    "tiled": TiledDeviation,
+    "pairs": Pairs,
+    "tokens": PassesOn,
+}
+
+
+def mixing(strategy: Any, *, kind: str) -> list[str]:
+    """What is said of a layer of the program's own."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        layer = LAYERS[kind]()
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6), layer, keras.layers.Dense(CLASSES)]
+        )
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, verbose=0)
+    named = [str(each.message) for each in caught if "meet in the layer" in str(each.message)]
+    return [text for text in named if repr(layer.name) in text]
+
+
+def _r2(y: Any, p: Any) -> Any:
+    return 1 - ops.sum((y - p) ** 2) / ops.sum((y - ops.mean(y)) ** 2)
+
+
+def _correlation(y: Any, p: Any) -> Any:
+    y, p = y - ops.mean(y), p - ops.mean(p)
+    return ops.sum(y * p) / ops.sqrt(ops.sum(y * y) * ops.sum(p * p))
+
+
+def _ranks(y: Any, p: Any) -> Any:
+    """For each example the share of the others that are below it, as its labels say."""
+    right = ops.equal(p > ops.transpose(p), y > ops.transpose(y))
+    return ops.mean(ops.cast(right, "float32"), 1)
+
+
+class _Own(keras.metrics.Metric):
+    """Metrics with states of their own, added up over batches."""
+
+    def __init__(self) -> None:
+        super().__init__(name="own")
+        self.n = self.add_weight(initializer="zeros", name="n")
+        self.total = self.add_weight(initializer="zeros", name="total")
+
+    def result(self) -> Any:
+        return self.total / self.n
+
+
+class MeanOfBatches(_Own):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.n.assign_add(1.0)
+        self.total.assign_add(ops.mean(ops.abs(y_true - y_pred)))
+
+
+class CountsBatches(_Own):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = self.add_weight(initializer="zeros", name="batches", dtype="int32")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.batches.assign(self.batches + 1)
+        self.n.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
+
+    def result(self) -> Any:
+        return self.n / ops.cast(self.batches, "float32")
+
+
+class MeanDeviation(_Own):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(ops.std(y_pred))
+        self.n.assign_add(1.0)
+
+
+class Smoothed(_Own):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)) + 0.5)
+        self.n.assign_sub(-ops.cast(ops.size(y_true), "float32") - 1.0)
+
+
+class Scores(keras.metrics.Metric):
+    """Three results in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__(name="scores")
+        names = ("hits", "predicted", "true")
+        self.states = [self.add_weight(initializer="zeros", name=name) for name in names]
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        p, y = ops.cast(y_pred > 0, "float32"), ops.cast(y_true > 0, "float32")
+        for state, each in zip(self.states, (y * p, p, y), strict=True):
+            state.assign_add(ops.sum(each))
+
+    def result(self) -> dict[str, Any]:
+        hits, predicted, true = (state + 1e-7 for state in self.states)
+        return {
+            "precision": hits / predicted,
+            "recall": hits / true,
+            "f1": 2 * hits / (predicted + true),
+        }
+
+
+METRICS: dict[str, Callable[[], Any]] = {
+    "r2": lambda: _r2,
+    "correlation": lambda: _correlation,
+    "ranks": lambda: _ranks,
+    "maximum": lambda: lambda y, p: ops.max(ops.abs(y - p)),
+    "mean of batches": MeanOfBatches,
+    "counts batches": CountsBatches,
+    "deviations": MeanDeviation,
+    "smoothed": Smoothed,
+    "dictionary": Scores,
+}
+
+
+class ByHand(keras.Sequential):
+    """A step that updates its metrics by hand, and returns all of their results."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean((y - predicted) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.own.update_state(y, predicted)
+        return {"loss": loss, "own": self.own.result()}
+
+
+class Kept(keras.callbacks.Callback):
+    """Keeps the logs of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs.append(common.numbers(logs))
+
+
+def metric(
+    strategy: Any, *, kind: str, batches: bool = False, where: str = "compile", even: bool = False
+) -> dict[str, Any]:
+    """A metric of a program's own.
+
+    Args:
+        strategy: what to train on.
+        kind: one of `METRICS`.
+        batches: whether a callback reads the logs of batches.
+        where: "compile", or "step" for a `train_step` written by hand.
+        even: whether all batches have one size, which is known when a step is traced.
+    """
+    x, _ = common.table(64 if even else EXAMPLES)
+    y = np.tanh(0.4 * x.sum(1, keepdims=True) + 0.3).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=even)
+    kept = Kept()
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        by_hand = where == "step"
+        model = (ByHand if by_hand else keras.Sequential)(
+            [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
+        )
+        own = METRICS[kind]()
+        if by_hand:
+            model.own = own
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=None if by_hand else [own])
+        done = model.fit(data, epochs=2, verbose=0, callbacks=[kept] if batches else None)
+        score = {} if by_hand else model.evaluate(data, verbose=0, return_dict=True)
+    report = {"history": common.history(done), "evaluate": common.numbers(score)}
+    if kind == "smoothed" and even:
+        return {"named": [str(each.message) for each in caught]}
+    return {**report, "logs": kept.logs}
+
+
+class Flat(keras.Model):
+    """A language model of ragged sequences, whose loss is the mean over all tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.logits = keras.layers.Embedding(20, 6), keras.layers.Dense(20)
+
+    def call(self, inputs: Any) -> Any:
+        return self.logits(self.embedding(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        tokens = data.flat_values
+        with tf.GradientTape() as tape:
+            logits = self(tokens, training=True)
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits((tokens + 1) % 20, logits)
+            loss = tf.reduce_mean(each)
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def flat(strategy: Any) -> dict[str, Any]:
+    """The mean over the values of a ragged batch, of which examples have 1 to 6."""
+    rng = np.random.default_rng(0)
+    rows = [list(rng.integers(1, 20, rng.integers(1, 7))) for _ in range(EXAMPLES)]
+    data = tf.data.Dataset.from_tensor_slices(tf.ragged.constant(rows, tf.int32)).batch(BATCH)
+    with scope(strategy):
+        model = Flat()
+        model.compile(keras.optimizers.SGD(0.5))
+        done = model.fit(data, epochs=2, verbose=0)
+    return {"history": common.history(done), "weights": common.weights(model)}

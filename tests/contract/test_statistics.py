@@ -1,0 +1,73 @@
+"""Statistics that a program computes by itself are those of the whole batch, or are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cases.statistic_cases import CENTERS, METRICS, MOMENTS
+from tests.contract.conftest import Agree
+from tests.harness import TARGETS
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("kind", CENTERS)
+def test_centers_of_classes(agree: Agree, kind: str) -> None:
+    agree("statistic_cases:centers", kind=kind)
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("kind", ["segments", "scattered"])
+def test_centers_of_classes_from_batches_of_one_size(agree: Agree, kind: str) -> None:
+    agree("statistic_cases:centers", kind=kind, even=True)
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("kind", MOMENTS)
+def test_running_moments(agree: Agree, kind: str) -> None:
+    agree("statistic_cases:running", kind=kind)
+
+
+@pytest.mark.needs("replicas")
+@pytest.mark.parametrize("kind", ["deviation", "tiled", "centred", "pairs"])
+def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str) -> None:
+    for named in run("statistic_cases:mixing", kind=kind):
+        assert bool(named) is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("any model")
+def test_a_layer_that_mixes_tokens_is_not(run: Agree) -> None:
+    assert not any(run("statistic_cases:mixing", kind="tokens"))
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("kind", METRICS)
+def test_metrics(agree: Agree, kind: str) -> None:
+    agree("statistic_cases:metric", kind=kind)
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("kind", ["counts batches", "deviations"])
+def test_metrics_of_batches_of_one_size(agree: Agree, kind: str) -> None:
+    agree("statistic_cases:metric", kind=kind, even=True)
+
+
+@pytest.mark.needs("replicas")
+def test_a_constant_that_may_belong_to_the_examples_is_named(run: Agree, target: str) -> None:
+    for result in run("statistic_cases:metric", kind="smoothed", even=True):
+        named = any("is added a constant" in each for each in result["named"])
+        assert named is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("any model")
+def test_results_in_a_dictionary_in_the_logs_of_batches(agree: Agree) -> None:
+    agree("statistic_cases:metric", kind="dictionary", batches=True)
+
+
+@pytest.mark.needs("own steps")
+def test_results_in_a_dictionary_that_a_step_returns(agree: Agree) -> None:
+    agree("statistic_cases:metric", kind="dictionary", batches=True, where="step")
+
+
+@pytest.mark.needs("own steps")
+def test_the_mean_of_the_values_of_a_ragged_batch(agree: Agree) -> None:
+    agree("statistic_cases:flat")

@@ -1,0 +1,283 @@
+"""Updates of metrics inside a Keras step: replicas' states are added up when they are read.
+
+That is exact for states to which each example adds its own. A number that a metric adds for each
+batch, such as 1 or a mean over the batch, must be the whole batch's, and be added once.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._keras import reduction_metrics
+from tfdist._tf.graphs import run_again
+from tfdist.comm.batch_dependence import Dependence
+from tfdist.errors import EquivalenceWarning
+from tfdist.keras.gathered_loss import noted_call, of_whole_batch
+from tfdist.keras.hooks import Hook
+from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
+from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.whole_batch import as_average, computed_again, is_symbolic, over_whole_batch
+from tfdist.keras.whole_statistics import with_whole_statistics
+from tfdist.types import KerasVariable, Metric, Structure, Tensor
+from tfdist.utils.thread_state import Flag
+
+__all__ = ["hooks", "of_replica"]
+
+#: Set while Keras's own mean or sum adds numbers up, which have been weighed before.
+_weighed = Flag()
+
+#: Ops through which a variable's old value passes as it is.
+_PASSING = frozenset({"Identity", "StopGradient", "EnsureShape"})
+#: Ops by which something is added to their first input, or to any of them.
+_ADDING = frozenset(
+    {"Sub", "TensorScatterAdd", "TensorScatterSub", "Cast", "StridedSlice", "Reshape", *_PASSING}
+)
+_SUMS = frozenset({"AddV2", "Add", "AddN"})
+
+
+def hooks() -> list[Hook]:
+    """The seams of Keras's means and sums, and of its metrics that are functions."""
+    return [
+        Hook(reduction_metrics.Mean, "update_state", _weigh_scalars),
+        Hook(reduction_metrics.Sum, "update_state", _weigh_scalars_of_sum),
+        Hook(reduction_metrics.MeanMetricWrapper, "update_state", _noted_as_call),
+    ]
+
+
+def _noted_as_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the function of a metric: of some, such as R2, a batch's mean is not one over parts."""
+
+    @functools.wraps(original)
+    def update_state(
+        self: Any, y_true: Structure, y_pred: Structure, sample_weight: Structure = None
+    ) -> object:
+        step = current_step()
+        if step is None:
+            return original(self, y_true, y_pred, sample_weight)
+        compute = functools.partial(self._fn, **self._fn_kwargs)
+        with noted_call(step, compute, None, (y_true, y_pred)):
+            return original(self, y_true, y_pred, sample_weight)
+
+    return update_state
+
+
+def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a scalar that a replica tracks count by the replica's share of the batch.
+
+    `self.loss_tracker.update_state(loss)` of a custom `train_step` then has the value it has on one
+    device: the mean over the steps of each global batch's mean.
+    """
+
+    @functools.wraps(original)
+    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
+        step = current_step()
+        if step is None:
+            return original(self, values, sample_weight)
+        values, _ = of_whole_batch(step, keras.ops.convert_to_tensor(values), None)
+        if values.shape.rank == 0 and not len(getattr(sample_weight, "shape", ())):
+            values = as_average(step, values)
+            if not step.even and not _is_of_batch(step, sample_weight):
+                weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
+                sample_weight = weight * step.share(self.dtype) * step.replicas
+        with _weighed.up():
+            return original(self, values, sample_weight)
+
+    return update_state
+
+
+def _is_of_batch(step: Step, sample_weight: Any) -> bool:
+    """Whether a weight comes from the batch, such as its size: it is the replica's own then.
+
+    A graph shows that. A step that runs eagerly does not: there the batch's size is an integer, and
+    a weight of another type counts as a constant unless it is a tensor.
+    """
+    if is_symbolic(sample_weight):
+        return step.depends(sample_weight)
+    if not tf.executing_eagerly():
+        return False
+    return isinstance(sample_weight, int | np.integer | tf.Tensor)
+
+
+def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the scalars that replicas add up be parts of the whole batch's."""
+
+    @functools.wraps(original)
+    def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
+        step = current_step()
+        values = values if step is None else keras.ops.convert_to_tensor(values)
+        if step is None or sample_weight is not None or values.shape.rank != 0:
+            return original(self, values, sample_weight)
+        with _weighed.up():
+            return original(self, step.weigh(tf.cast(as_average(step, values), self.dtype)))
+
+    return update_state
+
+
+def of_replica(
+    step: Step | None, variable: KerasVariable, value: Tensor, old: Tensor | None
+) -> Tensor:
+    """The value of a metric's variable on this replica; those of all replicas are added up.
+
+    Args:
+        step: the calling replica's step; None if there is one replica.
+        variable: the metric's Keras variable.
+        value: the value that the metric gives it.
+        old: its present value, if that is not a variable's value.
+
+    Returns:
+        `value` itself if what is added to the old value adds up, too.
+    """
+    if not is_symbolic(value):
+        return value
+    depends = Dependence() if step is None else step.depends
+    if not _adds_to_old(value, old):
+        if depends(value):
+            _warn_of_replaced(variable)
+        return value
+    if step is None or step.is_whole or _weighed.is_up:
+        return value
+    summands = _summands(value, old)
+    if summands is None:
+        return value
+    base, terms = summands
+    own = [_of_replica(step, variable, term) for term, _ in terms]
+    if all(new is term for new, (term, _) in zip(own, terms, strict=True)):
+        return value
+    for new, (_, sign) in zip(own, terms, strict=True):
+        base = base + new if sign > 0 else base - new
+    return base
+
+
+def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
+    """A replica's part of what one device adds to a variable for a batch."""
+    if not step.depends(term):
+        return term if _counts_examples(step, variable, term) else step.added_once(term)
+    if batch_axis(term, step.depends) is not None:
+        return term
+    again = with_whole_statistics(step, term)
+    found = reduction_of(again, step.depends, step.averages())
+    if found.unknown:
+        if found.unknown & CHOOSING:
+            _warn_of_chosen(variable, found)
+        return again
+    if found.linear and all(leaf.is_sum for leaf in found.leaves) and not _is_offset(step, found):
+        return again if found.leaves else step.added_once(again)
+    if again is term and found.is_mean:
+        return step.weigh(term)
+    return step.added_once(computed_again(again, found, over_whole_batch(step, found.leaves)))
+
+
+def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
+    """Whether a constant is a number of examples, which is known if batches are of one size.
+
+    It is taken for one if it is a multiple of that size, and for none if it is smaller.
+    """
+    constant = None if step.size is None else _constant(term)
+    if constant is None:
+        return False
+    is_multiple = not np.any(constant % step.size)
+    if not is_multiple and np.any(np.abs(constant) > step.size):
+        _warn_of_constant(step, variable)
+    return bool(is_multiple)
+
+
+def _constant(tensor: Tensor) -> Any:
+    """The value of a tensor that is computed from constants alone; None of another one."""
+    value = tf.get_static_value(tensor)
+    if value is not None or not tensor.op.inputs:
+        return value
+    inputs = [_constant(each) for each in tensor.op.inputs]
+    if any(each is None for each in inputs):
+        return None
+    with tf.init_scope():
+        return run_again(tensor.op, inputs)[tensor.value_index].numpy()
+
+
+def _is_offset(step: Step, found: Reduction) -> bool:
+    """Whether something that does not depend on the batch is added to what does."""
+    return any(
+        op.type in (*_SUMS, "Sub") and not all(step.depends(x) for x in op.inputs)
+        for op in found.between
+    )
+
+
+def _summands(value: Tensor, old: Tensor | None) -> tuple[Tensor, list[tuple[Tensor, int]]] | None:
+    """A variable's old value, and what is added to it, each with its sign; None if not known."""
+    terms: list[tuple[Tensor, int]] = []
+    while not _is_old(value, old):
+        op = value.op
+        if op.type in _SUMS:
+            rest = [x for x in op.inputs if not _adds_to_old(x, old)]
+            kept = [x for x in op.inputs if _adds_to_old(x, old)]
+            if len(kept) != 1:
+                return None
+            terms += [(each, 1) for each in rest]
+            value = kept[0]
+        elif op.type == "Sub":
+            terms.append((op.inputs[1], -1))
+            value = op.inputs[0]
+        elif op.type in _PASSING:
+            value = op.inputs[0]
+        else:
+            return None
+    return value, terms
+
+
+def _is_old(value: Tensor, old: Tensor | None) -> bool:
+    return value.op.type == "ReadVariableOp" or value.op is getattr(old, "op", None)
+
+
+def _adds_to_old(value: Tensor, old: Tensor | None) -> bool:
+    """Whether a value is that of a variable, or the old one, plus something."""
+    waiting = [value]
+    while waiting:
+        tensor = waiting.pop()
+        if _is_old(tensor, old):
+            return True
+        if tensor.op.type in _SUMS:
+            waiting.extend(tensor.op.inputs)
+        elif tensor.op.type in _ADDING:
+            waiting.append(tensor.op.inputs[0])
+    return False
+
+
+def _warn_of_replaced(variable: KerasVariable) -> None:
+    warnings.warn(
+        f"The metric's variable {variable.path!r} is given something else than its old value plus "
+        "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
+        "states are added up: what this metric shows is not what one process shows. Use a metric "
+        "whose states are sums, or compute this one in evaluate on one replica.",
+        EquivalenceWarning,
+        stacklevel=5,
+    )
+
+
+def _warn_of_chosen(variable: KerasVariable, found: Reduction) -> None:
+    warnings.warn(
+        f"To the metric's variable {variable.path!r} is added what "
+        f"{', '.join(sorted(found.unknown & CHOOSING))} computes from the examples, such as a "
+        "batch's maximum. Each replica has examples of its own, and the replicas' numbers are "
+        "added up: what this metric shows is not what one process shows. Use a metric whose "
+        "states are sums over the examples, or compute this one in evaluate on one replica.",
+        EquivalenceWarning,
+        stacklevel=6,
+    )
+
+
+def _warn_of_constant(step: Step, variable: KerasVariable) -> None:
+    warnings.warn(
+        f"To the metric's variable {variable.path!r} is added a constant, while batches have a "
+        "size that is known when the step is traced (drop_remainder=True). So tfdist cannot tell "
+        "whether it belongs to the batch, and is added once, or to the examples of each of the "
+        f"{step.replicas} replicas. It is added once. Add the number of examples by a call of "
+        "assign_add of its own, or leave drop_remainder out.",
+        EquivalenceWarning,
+        stacklevel=2,
+    )
