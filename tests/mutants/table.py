@@ -266,9 +266,24 @@ MUTANTS: list[Mutant] = [
         ("values = as_average(step, values) if whole else values", "pass"),
     ),
     *_of(
-        "tfdist/keras/losses.py",
+        "tfdist/keras/metric_updates.py",
         _STEPS.format("own_train_step and mirrored"),
-        ("step.share(self.dtype) * step.replicas)", "None)"),
+        (
+            "sample_weight = weight * step.share(self.dtype) * step.replicas",
+            "sample_weight = None",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/metric_updates.py",
+        "tests/contract/test_statistics.py -k 'test_metrics and multi_worker' --tier=everything",
+        ("return step.weigh(term)", "return term"),
+        ("if _counts_examples(step, variable, term) else step.added_once(term)", ""),
+        ("again = with_whole_statistics(step, term)", "again = term"),
+    ),
+    *_of(
+        "tfdist/keras/assignments.py",
+        "tests/contract/test_statistics.py -k 'running and multi_worker' --tier=everything",
+        ("value if of_keras else with_whole_statistics(step, value)", "value"),
     ),
     *_of(
         "tfdist/keras/reductions.py",
@@ -396,7 +411,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/reductions.py",
         _CHOSEN,
-        ("if each.op.type in _BY_VALUE:", "if False:"),
+        ("if each.op.type in _BY_VALUE or id(each) in depends.chosen:", "if False:"),
         ("any(leaf.is_sum or leaf.chosen for", "any(leaf.is_sum for"),
     ),
     *_of(

@@ -92,6 +92,7 @@ SIGNATURES = {
     "Sum.update_state": "(self, values, sample_weight=None)",
     "Trainer._aggregate_additional_loss": "(self, loss)",
     "Mean.update_state": "(self, values, sample_weight=None)",
+    "MeanMetricWrapper.update_state": "(self, y_true, y_pred, sample_weight=None)",
     "keras.src.losses.loss.scale_loss_for_distribution": "(value)",
     "keras.src.losses.loss.unscale_loss_for_distribution": "(value)",
     "keras.src.losses.loss.reduce_weighted_values": (

@@ -246,10 +246,10 @@ def _has_positions(classes: Tensor) -> bool:
 
 
 def _einsum_axes(op: Operation, depends: Dependence) -> tuple[int | None, bool] | None:
-    """Where the result of an Einsum holds the examples, and whether all its factors do.
+    """The axis along which an Einsum's result holds the examples, and whether all factors do.
 
     Returns:
-        None if the equation does not say so.
+        None if the equation does not show it.
     """
     equation = op.get_attr("equation").decode()
     factors, _, result = equation.partition("->")

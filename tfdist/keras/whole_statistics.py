@@ -26,8 +26,8 @@ _SCATTERS = {"TensorScatterAdd": tf.add, "TensorScatterSub": tf.subtract}
 def with_whole_statistics(step: Step, value: Tensor) -> Tensor:
     """A tensor whose rows meet no statistic of this replica's examples alone.
 
-    What is added to rows of a tensor comes out as a sum of its own, which can be read off the
-    graph. The outputs of layers are taken as they are: layers that normalize a batch do so with
+    Terms that are added to rows of a tensor come out as a sum of their own, which can be read off
+    the graph. The outputs of layers are taken as they are: layers that normalize a batch do so with
     its own statistics.
 
     Args:

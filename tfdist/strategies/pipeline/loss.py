@@ -291,7 +291,7 @@ class KerasObjective:
             masks: their masks.
             numbers: int64 `(3,)`: the microbatch, its examples, and those of the batch.
         """
-        # The size of a microbatch, if it is known, is no constant of the batch.
+        # A known size of a microbatch would look like a constant that each batch adds once.
         parts = keras.tree.map_structure(of_any_size, ((x, y, weight), tensors))
         (x, y, weight), tensors = parts
         outputs = self._packed(tensors, masks)
