@@ -105,22 +105,22 @@ def _sources(tensor: Tensor) -> list[Any]:
         return [op.inputs[0]]
     if body_of(op) is None:
         return list(op.inputs)
-    places, _ = _inside_of_call(tensor)
-    return [op.inputs[index] for index in places]
+    used, _ = _inside_of_call(tensor)
+    return [op.inputs[index] for index in used]
 
 
 def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
-    """The places of the arguments that a call's result is computed from; and see `_is_own`."""
+    """The indices of the arguments that a call's result is computed from; and see `_is_own`."""
     body = body_of(result.op)
     assert body is not None
-    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
+    index_of = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
     used: set[int] = set()
     seen: set[int] = set()
     waiting = [body.outputs[result.value_index]]
     while waiting:
         current = waiting.pop()
-        if id(current) in places:
-            used.add(places[id(current)])
+        if id(current) in index_of:
+            used.add(index_of[id(current)])
         elif _is_own(current):
             return used, True
         elif id(current) not in seen:
@@ -272,5 +272,5 @@ def are_distinct(indices: Tensor) -> bool | None:
     Args:
         indices: the rows' places in the table, a symbolic tensor of rank 1.
     """
-    found = {part.kind is Kind.DISTINCT for part in rows_of(indices)}
-    return None if len(found) > 1 else found.pop()
+    distinct = {part.kind is Kind.DISTINCT for part in rows_of(indices)}
+    return None if len(distinct) > 1 else distinct.pop()

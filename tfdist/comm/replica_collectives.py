@@ -64,7 +64,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     flat = [_with_a_row(piece.value) for each in pieces for piece in each]
     sums = by_group(
         [(is_sparse(value), value.dtype) for value in flat],
-        lambda places: context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in places]),
+        lambda group: context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in group]),
     )
     supply = iter(sums)
     replicas = context.num_replicas_in_sync
@@ -72,10 +72,10 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
 
 
 def grouped(keys: Iterable[Any]) -> list[list[int]]:
-    """The places of equal keys, in the order in which the keys come first."""
+    """The indices of equal keys, in the order in which the keys come first."""
     groups: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
@@ -84,12 +84,12 @@ def by_group(keys: Sequence[Any], exchange: Callable[[list[int]], Sequence[Any]]
 
     Args:
         keys: one for each result, such as the type of a tensor.
-        exchange: returns the results of some places.
+        exchange: returns the results of some indices.
     """
     results: dict[int, Any] = {}
-    for places in grouped(keys):
-        results.update(zip(places, exchange(places), strict=True))
-    return [results[place] for place in range(len(keys))]
+    for group in grouped(keys):
+        results.update(zip(group, exchange(group), strict=True))
+    return [results[index] for index in range(len(keys))]
 
 
 def _with_a_row(value: Gradient) -> Gradient:
@@ -143,10 +143,10 @@ def pieces_of(value: Gradient) -> list[Piece]:
     values = tf.split(value.values, sizes, num=len(parts))
     indices = tf.split(value.indices, sizes, num=len(parts))
     pieces: dict[tuple[Kind, int], list[Any]] = {}
-    for number, (rows, places, kind) in enumerate(zip(values, indices, kinds, strict=True)):
+    for number, (rows, row_indices, kind) in enumerate(zip(values, indices, kinds, strict=True)):
         # Rows are distinct within one lookup: those of two come twice.
         key = (kind, number if kind is Kind.DISTINCT else 0)
-        pieces.setdefault(key, []).append(tf.IndexedSlices(rows, places, value.dense_shape))
+        pieces.setdefault(key, []).append(tf.IndexedSlices(rows, row_indices, value.dense_shape))
     return [Piece(_concatenated(each), kind) for (kind, _), each in pieces.items()]
 
 
@@ -169,8 +169,8 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
 
 def with_distinct_rows(slices: IndexedSlices) -> IndexedSlices:
     """`IndexedSlices` in which each row comes once, with the sum of its values."""
-    indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    indices, segments = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, segments, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

@@ -57,7 +57,7 @@ class Reducer:
         rule: has the kind of reduction.
         specs: shapes and types of the gradients, sparse ones as dense.
         names: the weights' names, for messages.
-        dense: places of those that are not sparse.
+        dense: indices of those that are not sparse.
 
     Raises:
         ConfigError: if a compression is asked for and a gradient is not of floating point.
@@ -140,8 +140,8 @@ class Reducer:
 
     def _in_buckets(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         sums: list[Any] = [None] * len(values)
-        for places in buckets(values, self._rule.bucket_bytes):
-            for i, value in zip(places, self._sum([values[i] for i in places]), strict=True):
+        for bucket in buckets(values, self._rule.bucket_bytes):
+            for i, value in zip(bucket, self._sum([values[i] for i in bucket]), strict=True):
                 sums[i] = value
         return sums, self._bytes_of(values)
 
@@ -163,7 +163,7 @@ class Reducer:
 
 
 def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
-    """Places of gradients that are exchanged together, the last layers' first.
+    """Indices of gradients that are exchanged together, the last layers' first.
 
     The backward pass computes these first, so a bucket travels while others are computed
     (arXiv:2006.15704).

@@ -83,9 +83,9 @@ def _by_kind(
 ) -> list[Tensor]:
     """Exchanges tensors that are cut in slices, and those that have an owner, by themselves."""
 
-    def exchange(places: list[int]) -> list[Tensor]:
-        run = of_owned if isinstance(cuts[places[0]], Owned) else of_slices
-        return run(link, [values[i] for i in places], [cuts[i] for i in places])
+    def exchange(group: list[int]) -> list[Tensor]:
+        run = of_owned if isinstance(cuts[group[0]], Owned) else of_slices
+        return run(link, [values[i] for i in group], [cuts[i] for i in group])
 
     return by_group([isinstance(cut, Owned) for cut in cuts], exchange)
 
@@ -127,8 +127,8 @@ def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
         _own_piece(each.value, each.kind, cut) for each in pieces_of(value) if is_sparse(each.value)
     ]
     rows = tf.concat([each for each, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
-    places = [each for _, each in pieces]
-    indices = tf.concat(places, 0) if len(pieces) > 1 else places[0]
+    parts = [each for _, each in pieces]
+    indices = tf.concat(parts, 0) if len(pieces) > 1 else parts[0]
     own: IndexedSlices = tf.IndexedSlices(rows, indices, shape)
     return own
 
@@ -136,8 +136,8 @@ def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
 def _own_piece(value: IndexedSlices, kind: Kind, cut: Cut) -> tuple[Tensor, Tensor]:
     """Those rows of one kind that are in this process's part, and their places in it."""
     here = (value.indices >= cut.start) & (value.indices < cut.stop)
-    places = of_kind(tf.boolean_mask(value.indices, here) - cut.start, kind)
-    return tf.boolean_mask(value.values, here), places
+    indices = of_kind(tf.boolean_mask(value.indices, here) - cut.start, kind)
+    return tf.boolean_mask(value.values, here), indices
 
 
 def _to_rows(value: Tensor, cut: Cut) -> Tensor:
@@ -162,21 +162,21 @@ def _in_buckets(
 ) -> list[Tensor]:
     """Exchanges tensors in buckets of one type and some size, in their order."""
     results: dict[int, Tensor] = {}
-    for places in _buckets(tensors):
-        exchanged = exchange([tensors[place] for place in places])
-        results.update(zip(places, exchanged, strict=True))
-    return [results[place] for place in range(len(tensors))]
+    for bucket in _buckets(tensors):
+        exchanged = exchange([tensors[index] for index in bucket])
+        results.update(zip(bucket, exchanged, strict=True))
+    return [results[index] for index in range(len(tensors))]
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
-    for places in grouped(tensor.dtype for tensor in tensors):
+    for group in grouped(tensor.dtype for tensor in tensors):
         bucket: list[int] = []
         size = 0
-        for place in places:
-            bytes_of = size_of(tensors[place])
+        for index in group:
+            bytes_of = size_of(tensors[index])
             if bucket and size + bytes_of > _BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append(place)
+            bucket.append(index)
             size += bytes_of
         yield bucket

@@ -88,14 +88,14 @@ class Ring:
 
         def launch(name: str) -> list[Any]:
             sums: list[Any] = [None] * len(carried)
-            for number, places in enumerate(_grouped(carried, groups)):
+            for number, group in enumerate(_grouped(carried, groups)):
                 reduced = self.hvd.grouped_allreduce(
-                    [not_folded(carried[i]) for i in places],
+                    [not_folded(carried[i]) for i in group],
                     name=f"{name}.{number}",
                     op=self.hvd.Sum,
                     ignore_name_scope=True,
                 )
-                for i, value in zip(places, reduced, strict=True):
+                for i, value in zip(group, reduced, strict=True):
                     sums[i] = value
             return sums
 
@@ -199,13 +199,13 @@ class _Names:
 
 
 def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
-    """Places of tensors that travel together: of one type, and about as large as other groups."""
+    """Indices of tensors that travel together: of one type, and about as large as other groups."""
     result = []
-    for places in grouped(tensor.dtype for tensor in tensors):
-        sizes = [tensors[i].shape.num_elements() or 1 for i in places]
+    for group in grouped(tensor.dtype for tensor in tensors):
+        sizes = [tensors[i].shape.num_elements() or 1 for i in group]
         bound, filled = sum(sizes) / groups, 0
         parts: list[list[int]] = [[]]
-        for i, size in zip(places, sizes, strict=True):
+        for i, size in zip(group, sizes, strict=True):
             if parts[-1] and filled + size / 2 > bound * len(parts):
                 parts.append([])
             parts[-1].append(i)
