@@ -148,7 +148,8 @@ _totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyD
 def _total(strategy: Strategy, numbers: Array) -> Array:
     """The sum of an array of float32 over all workers; the first replica of each speaks for it.
 
-    The function is compiled once, and kept as long as the strategy.
+    Every collective of TensorFlow, NCCL and Horovod can add float32 on every device; whole numbers
+    below 2^24 are exact. The function is compiled once, and kept as long as the strategy.
     """
     if strategy not in _totals:
         alive: Callable[[], Any] = weakref.ref(strategy)
@@ -165,7 +166,7 @@ def _total(strategy: Strategy, numbers: Array) -> Array:
 
         spec = tf.TensorSpec(None, tf.float32)
         _totals[strategy] = tf.function(total, input_signature=[spec], autograph=False)
-    with strategy.among_all():
+    with eagerly(strategy), strategy.among_all():
         return np.asarray(_totals[strategy](tf.constant(numbers)))
 
 
@@ -321,25 +322,4 @@ def _rows_of_all(strategy: Strategy, row: Array) -> Array:
     """Every worker's row of small numbers, as a table with one row a worker."""
     table = np.zeros((worker_count(strategy), len(row)), np.float32)
     table[rank(strategy)] = row
-    return _sum_over_workers(strategy, table)
-
-
-def _sum_over_workers(strategy: Strategy, numbers: Array) -> Array:
-    """Adds up one small array of each worker; its first replica speaks for it.
-
-    The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
-    on every device; below 2^24 they are exact.
-    """
-    if tf.executing_eagerly():
-        return np.rint(_total(strategy, numbers)).astype(np.int64)
-    own, silent = numbers, np.zeros_like(numbers)
-    first = rank(strategy) * strategy.world.local
-
-    def value_of(context: Any) -> Tensor:
-        speaks = context.replica_id_in_sync_group == first
-        return tf.constant(own if speaks else silent)
-
-    with eagerly(strategy), strategy.among_all():
-        spoken = strategy.experimental_distribute_values_from_function(value_of)
-        total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
-        return np.rint(total.numpy()).astype(np.int64)
+    return np.rint(_total(strategy, table)).astype(np.int64)
