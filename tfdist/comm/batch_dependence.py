@@ -23,6 +23,7 @@ __all__ = [
     "Rows",
     "are_distinct",
     "common_rows",
+    "is_symbolic",
     "is_weight",
     "of_kind",
     "rows_of",
@@ -96,7 +97,7 @@ class Dependence:
 
 def _sources(tensor: Tensor) -> list[Any]:
     """The tensors from which a tensor is computed."""
-    op = getattr(tensor, "op", None) if _is_symbolic(tensor) else None
+    op = getattr(tensor, "op", None) if is_symbolic(tensor) else None
     if op is None or _is_padded_length(op):
         return []
     if op.type == "Placeholder":
@@ -131,7 +132,7 @@ def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
 
 def _is_own(tensor: Tensor) -> bool:
     """Whether a tensor differs from replica to replica by itself: an argument, or a random one."""
-    if not _is_symbolic(tensor):
+    if not is_symbolic(tensor):
         return False
     op = tensor.op
     if op.type == "Placeholder":
@@ -147,7 +148,7 @@ def _is_own(tensor: Tensor) -> bool:
 
 def is_weight(value: object) -> bool:
     """Whether a value is a tensor that stands for a weight."""
-    if not _is_symbolic(value):
+    if not is_symbolic(value):
         return False
     op = value.op.inputs[0].op if value.op.type == "Identity" else value.op
     return op.type == "Placeholder" and op.name.rpartition("/")[2].startswith(WEIGHT)
@@ -168,8 +169,9 @@ def _captures(graph: Graph) -> list[Any]:
     return list(getattr(graph, "captures", ()))
 
 
-def _is_symbolic(tensor: object) -> TypeGuard[Tensor]:
-    return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+def is_symbolic(value: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of a graph that is being traced."""
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
 
 
 class Kind(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.reductions import (
     CHOOSING,
@@ -14,7 +14,7 @@ from tfdist.keras.reductions import (
     reduction_of,
 )
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
+from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.types import KerasVariable, Tensor
 
 __all__ = ["on_whole_batch", "warn_unless_added"]

@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module, reduction_metrics
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras import gathered_loss
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
 from tfdist.keras.reductions import holds_chosen
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, is_symbolic, targets_of
+from tfdist.keras.whole_batch import as_average, targets_of
 from tfdist.types import DType, Metric, Scalar, Structure, Tensor
 
 
