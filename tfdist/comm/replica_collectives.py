@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -62,10 +63,9 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
         return values
     pieces = [pieces_of(value) for value in values]
     flat = [_with_a_row(piece.value) for each in pieces for piece in each]
-    sums = by_group(
-        [(is_sparse(value), value.dtype) for value in flat],
-        lambda group: context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in group]),
-    )
+    groups = grouped((is_sparse(value), value.dtype) for value in flat)
+    add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
+    sums = by_group(flat, groups, add)
     supply = iter(sums)
     replicas = context.num_replicas_in_sync
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
@@ -79,17 +79,22 @@ def grouped(keys: Iterable[Any]) -> list[list[int]]:
     return list(groups.values())
 
 
-def by_group(keys: Sequence[Any], exchange: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-    """The results of an exchange of each group of equal keys, in the order of the keys.
+def by_group(
+    values: Sequence[Any],
+    groups: Iterable[Sequence[int]],
+    exchange: Callable[[list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """The results of an exchange of each group of values, in the order of the values.
 
     Args:
-        keys: one for each result, such as the type of a tensor.
-        exchange: returns the results of some indices.
+        values: such as tensors.
+        groups: the indices of those that are exchanged together; each value is in one group.
+        exchange: returns a result for each of its values.
     """
     results: dict[int, Any] = {}
-    for group in grouped(keys):
-        results.update(zip(group, exchange(group), strict=True))
-    return [results[index] for index in range(len(keys))]
+    for group in groups:
+        results.update(zip(group, exchange([values[i] for i in group]), strict=True))
+    return [results[i] for i in range(len(values))]
 
 
 def _with_a_row(value: Gradient) -> Gradient:

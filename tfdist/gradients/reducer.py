@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.distribute import outside_of_function
-from tfdist.comm.replica_collectives import CountedLink, sent_by_ring, size_of
+from tfdist.comm.replica_collectives import CountedLink, by_group, sent_by_ring, size_of
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients import compression
@@ -105,7 +105,8 @@ class Reducer:
 
     def _reduced(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         if self._compression is None:
-            return self._in_buckets(values)
+            groups = buckets(values, self._rule.bucket_bytes)
+            return by_group(values, groups, self._sum), self._bytes_of(values)
         sums: dict[int, Any] = {}
         sparse = sorted(set(range(len(values))).difference(self._dense))
         link = CountedLink(self._strategy.link())
@@ -137,13 +138,6 @@ class Reducer:
             )
             for each in made.memory(specs)
         }
-
-    def _in_buckets(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        sums: list[Any] = [None] * len(values)
-        for bucket in buckets(values, self._rule.bucket_bytes):
-            for i, value in zip(bucket, self._sum([values[i] for i in bucket]), strict=True):
-                sums[i] = value
-        return sums, self._bytes_of(values)
 
     def _bytes_of(self, values: Sequence[Any]) -> Scalar:
         """The bytes that a ring sends to all-reduce dense tensors and all-gather sparse ones."""

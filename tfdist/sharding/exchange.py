@@ -48,7 +48,7 @@ def _reduced_slices(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> l
         return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
 
     rows = [_to_rows(value, cut) for value, cut in zip(values, cuts, strict=True)]
-    shards = _in_buckets(rows, exchange)
+    shards = by_group(rows, _buckets(rows), exchange)
     return [tf.reshape(s, cut.shard_shape) for s, cut in zip(shards, cuts, strict=True)]
 
 
@@ -70,7 +70,7 @@ def _gathered_slices(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> 
         return tf.split(rows, [each.shape[0] for each in bucket], 1) if len(bucket) > 1 else [rows]
 
     flat = [tf.reshape(shard, [-1]) for shard in shards]
-    tables = _in_buckets(flat, exchange)
+    tables = by_group(flat, _buckets(flat), exchange)
     return [_from_rows(rows, cut) for rows, cut in zip(tables, cuts, strict=True)]
 
 
@@ -83,11 +83,12 @@ def _by_kind(
 ) -> list[Tensor]:
     """Exchanges tensors that are cut in slices, and those that have an owner, by themselves."""
 
-    def exchange(group: list[int]) -> list[Tensor]:
-        run = of_owned if isinstance(cuts[group[0]], Owned) else of_slices
-        return run(link, [values[i] for i in group], [cuts[i] for i in group])
+    def exchange(group: list[tuple[Any, Cut]]) -> list[Tensor]:
+        run = of_owned if isinstance(group[0][1], Owned) else of_slices
+        return run(link, *map(list, zip(*group, strict=True)))
 
-    return by_group([isinstance(cut, Owned) for cut in cuts], exchange)
+    pairs = list(zip(values, cuts, strict=True))
+    return by_group(pairs, grouped(isinstance(cut, Owned) for cut in cuts), exchange)
 
 
 def own_shard(whole: Any, layout: Layout) -> Tensor:
@@ -157,18 +158,8 @@ def _from_rows(rows: Tensor, cut: Cut) -> Tensor:
     return whole
 
 
-def _in_buckets(
-    tensors: list[Tensor], exchange: Callable[[list[Tensor]], list[Tensor]]
-) -> list[Tensor]:
-    """Exchanges tensors in buckets of one type and some size, in their order."""
-    results: dict[int, Tensor] = {}
-    for bucket in _buckets(tensors):
-        exchanged = exchange([tensors[index] for index in bucket])
-        results.update(zip(bucket, exchanged, strict=True))
-    return [results[index] for index in range(len(tensors))]
-
-
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
+    """The indices of tensors of one type and some size, in their order."""
     for group in grouped(tensor.dtype for tensor in tensors):
         bucket: list[int] = []
         size = 0

@@ -6,12 +6,13 @@ size, in which each process has a row of the same length; a shorter stream ends 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import Link, by_group
+from tfdist.comm.replica_collectives import Link, by_group, grouped
 from tfdist.sharding.layout import Owned
 from tfdist.types import Tensor
 
@@ -43,10 +44,8 @@ def reduce_to_owners(link: Link, values: Sequence[Any], cuts: Sequence[Owned]) -
         values: the whole tensors of this replica.
         cuts: the owner of each.
     """
-    return by_group(
-        [value.dtype for value in values],
-        lambda group: _sums(link, [values[i] for i in group], [cuts[i] for i in group]),
-    )
+    pairs = list(zip(values, cuts, strict=True))
+    return by_group(pairs, grouped(value.dtype for value in values), functools.partial(_sums, link))
 
 
 def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned]) -> list[Tensor]:
@@ -57,13 +56,13 @@ def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned])
         shards: the tensors that this replica owns; of others what has no elements.
         cuts: the owner of each.
     """
-    return by_group(
-        [shard.dtype for shard in shards],
-        lambda group: _wholes(link, [shards[i] for i in group], [cuts[i] for i in group]),
-    )
+    pairs = list(zip(shards, cuts, strict=True))
+    groups = grouped(shard.dtype for shard in shards)
+    return by_group(pairs, groups, functools.partial(_wholes, link))
 
 
-def _sums(link: Link, values: list[Any], cuts: list[Owned]) -> list[Tensor]:
+def _sums(link: Link, owned: list[tuple[Any, Owned]]) -> list[Tensor]:
+    values, cuts = map(list, zip(*owned, strict=True))
     if _are_uneven(cuts):
         sums = link.sum(values)
         pairs = zip(sums, cuts, strict=True)
@@ -80,7 +79,8 @@ def _sums(link: Link, values: list[Any], cuts: list[Owned]) -> list[Tensor]:
     ]
 
 
-def _wholes(link: Link, shards: list[Any], cuts: list[Owned]) -> list[Tensor]:
+def _wholes(link: Link, owned: list[tuple[Any, Owned]]) -> list[Tensor]:
+    shards, cuts = map(list, zip(*owned, strict=True))
     if _are_uneven(cuts):
         pairs = zip(shards, cuts, strict=True)
         sums: list[Tensor] = link.sum(

@@ -14,6 +14,7 @@ and writes after keeps those in the order of the program.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import grouped
+from tfdist.comm.replica_collectives import by_group, grouped
 from tfdist.errors import ConfigError
 from tfdist.types import DType, Scalar, Tensor
 
@@ -87,17 +88,17 @@ class Ring:
         carried = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
 
         def launch(name: str) -> list[Any]:
-            sums: list[Any] = [None] * len(carried)
-            for number, group in enumerate(_grouped(carried, groups)):
-                reduced = self.hvd.grouped_allreduce(
-                    [not_folded(carried[i]) for i in group],
-                    name=f"{name}.{number}",
+            numbers = itertools.count()
+
+            def exchange(group: list[Tensor]) -> list[Any]:
+                return self.hvd.grouped_allreduce(
+                    [not_folded(tensor) for tensor in group],
+                    name=f"{name}.{next(numbers)}",
                     op=self.hvd.Sum,
                     ignore_name_scope=True,
                 )
-                for i, value in zip(group, reduced, strict=True):
-                    sums[i] = value
-            return sums
+
+            return by_group(carried, _grouped(carried, groups), exchange)
 
         sums = self.in_order("sum", launch)
         return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
