@@ -79,13 +79,7 @@ def chosen(strategy: Any, *, kind: str, where: str) -> dict[str, Any]:
         loss = LOSSES[kind] if where == "compiled" else "mse"
         metrics = [LOSSES[kind]] if where == "metric" else None
         model.compile(keras.optimizers.SGD(0.05), loss, metrics=metrics)
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-        score = model.evaluate(x[:45], y[:45], BATCH, verbose=0, return_dict=True)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-    }
+        return {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
 
 
 def masked_normalization(strategy: Any) -> dict[str, Any]:
@@ -104,8 +98,7 @@ def masked_normalization(strategy: Any) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y)
 
 
 def balanced_in_the_batch(strategy: Any) -> dict[str, Any]:
@@ -122,8 +115,7 @@ def balanced_in_the_batch(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = common.dense_model()
         model.compile(keras.optimizers.SGD(0.05), loss)
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y)
 
 
 class TracksByHand(keras.Sequential):

@@ -138,6 +138,26 @@ def numbers(logs: dict[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in sorted(logs.items())}
 
 
+def fitted(model: keras.Model, *data: Any, **options: Any) -> dict[str, Any]:
+    """The history and the weights of two epochs, or as `options` of `fit` say.
+
+    Args:
+        model: a compiled model.
+        data: features and labels, or a data set of batches.
+        options: of `fit`.
+    """
+    batches = {"batch_size": BATCH, "shuffle": False} if len(data) > 1 else {}
+    done = model.fit(*data, **{"epochs": 2, "verbose": 0, **batches, **options})
+    return {"history": history(done), "weights": weights(model)}
+
+
+def score(model: keras.Model, *data: Any, **options: Any) -> dict[str, float]:
+    """The results of `evaluate`; for the arguments see `fitted`."""
+    batches = {"batch_size": BATCH} if len(data) > 1 else {}
+    options = {"verbose": 0, "return_dict": True, **batches, **options}
+    return numbers(model.evaluate(*data, **options))
+
+
 def make_optimizer(name: str, **options: Any) -> keras.optimizers.Optimizer:
     """An optimizer by a short name."""
     kinds = {

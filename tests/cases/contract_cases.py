@@ -78,20 +78,10 @@ def regression(
             metrics=["mae"],
             weighted_metrics=["mse"],
         )
-        done = model.fit(x, y, BATCH, 2, sample_weight=sample_weight, shuffle=False, verbose=0)
-        score = model.evaluate(
-            x[:45],
-            y[:45],
-            BATCH,
-            0,
-            sample_weight=None if not weighted else sample_weight[:45],
-            return_dict=True,
-        )
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-    }
+        done = common.fitted(model, x, y, sample_weight=sample_weight)
+        first = None if sample_weight is None else sample_weight[:45]
+        score = common.score(model, x[:45], y[:45], sample_weight=first)
+    return {**done, "evaluate": score}
 
 
 def class_weights(strategy: Any) -> dict[str, Any]:
@@ -100,10 +90,7 @@ def class_weights(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = common.dense_model()
         model.compile("sgd", common.sparse_crossentropy(), weighted_metrics=["accuracy"])
-        done = model.fit(
-            x, y, BATCH, 2, class_weight={0: 1.0, 1: 3.0, 2: 0.5}, shuffle=False, verbose=0
-        )
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y, class_weight={0: 1.0, 1: 3.0, 2: 0.5})
 
 
 def masked(strategy: Any, *, per_token: bool) -> dict[str, Any]:
@@ -122,13 +109,8 @@ def masked(strategy: Any, *, per_token: bool) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), metrics=["accuracy"])
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0, validation_data=(x[:37], y[:37]))
-        predicted = model.predict(x[:37], BATCH, verbose=0)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "predict": predicted,
-    }
+        done = common.fitted(model, x, y, validation_data=(x[:37], y[:37]))
+        return {**done, "predict": model.predict(x[:37], BATCH, verbose=0)}
 
 
 def masked_but_for_zeros(strategy: Any) -> dict[str, Any]:
@@ -141,8 +123,7 @@ def masked_but_for_zeros(strategy: Any) -> dict[str, Any]:
         layers = [keras.layers.Masking(-1.0), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((5, 2)), *layers])
         model.compile(keras.optimizers.SGD(0.05), "mse")
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y)
 
 
 def several_outputs(strategy: Any) -> dict[str, Any]:
@@ -165,15 +146,9 @@ def several_outputs(strategy: Any) -> dict[str, Any]:
             loss_weights={"kind": 1.0, "size": 0.2},
             metrics={"kind": ["accuracy"], "size": ["mae", keras.metrics.RootMeanSquaredError()]},
         )
-        done = model.fit(features, targets, BATCH, 2, shuffle=False, verbose=0)
-        score = model.evaluate(features, targets, BATCH, verbose=0, return_dict=True)
-        predicted = model.predict(features, BATCH, verbose=0)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-        "predict": predicted,
-    }
+        done = common.fitted(model, features, targets)
+        score = common.score(model, features, targets)
+        return {**done, "evaluate": score, "predict": model.predict(features, BATCH, verbose=0)}
 
 
 class _Penalty(keras.layers.Layer):
@@ -199,8 +174,7 @@ def added_losses(strategy: Any) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = model.fit(*x_y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, *x_y)
 
 
 def batch_error(y: Any, predicted: Any) -> Any:
@@ -228,11 +202,9 @@ def metrics(strategy: Any) -> dict[str, Any]:
                 batch_error,
             ],
         )
-        done = model.fit(
-            x, hot, BATCH, 2, shuffle=False, verbose=0, validation_data=(x[:45], hot[:45])
-        )
-        score = model.evaluate(x[:77], hot[:77], BATCH, verbose=0, return_dict=True)
-    return {"history": common.history(done), "evaluate": common.numbers(score)}
+        done = common.fitted(model, x, hot, validation_data=(x[:45], hot[:45]))
+        score = common.score(model, x[:77], hot[:77])
+    return {"history": done["history"], "evaluate": score}
 
 
 class OwnMetrics(keras.Sequential):
@@ -303,14 +275,14 @@ def mixed_precision(
                     optimizer, dynamic_growth_steps=growth
                 )
             model.compile(optimizer, "mse", auto_scale_loss=False)
-            done = model.fit(x, y, BATCH, 4, shuffle=False, verbose=0)
+            done = common.fitted(model, x, y, epochs=4)
         finally:
             keras.mixed_precision.set_global_policy("float32")
         scale = {
             name: float(np.asarray(getattr(model.optimizer, name, 0.0)))
             for name in ("dynamic_scale", "step_counter", "iterations")
         }
-    return {"history": common.history(done), "weights": common.weights(model), "scale": scale}
+    return {**done, "scale": scale}
 
 
 def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
@@ -324,10 +296,9 @@ def loss_scale(strategy: Any, *, start: float, growth: int) -> dict[str, Any]:
             dynamic_growth_steps=growth,
         )
         model.compile(optimizer, common.sparse_crossentropy(), metrics=["accuracy"])
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+        done = common.fitted(model, x, y)
     return {
-        "history": common.history(done),
-        "weights": common.weights(model),
+        **done,
         "scale": float(np.asarray(optimizer.dynamic_scale)),
         "counter": int(np.asarray(optimizer.step_counter)),
         "iterations": int(np.asarray(optimizer.iterations)),
@@ -350,12 +321,12 @@ def saved(strategy: Any, *, directory: str) -> dict[str, Any]:
         model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
         model.save(path)
         loaded = keras.models.load_model(path)
-        score = loaded.evaluate(x, y, BATCH, verbose=0, return_dict=True)
-        done = loaded.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        score = common.score(loaded, x, y)
+        done = common.fitted(loaded, x, y, epochs=1)
     return {
-        "evaluate": common.numbers(score),
-        "history": common.history(done),
-        "weights": [common.weights(model), common.weights(loaded)],
+        "evaluate": score,
+        "history": done["history"],
+        "weights": [common.weights(model), done["weights"]],
         "iterations": int(np.asarray(loaded.optimizer.iterations)),
     }
 
@@ -461,5 +432,4 @@ def lookups(
             ]
         )
         model.compile(getattr(keras.optimizers, optimizer)(0.05), "mse")
-        done = model.fit(x, y, batch, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y, batch_size=batch)

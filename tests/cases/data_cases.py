@@ -114,10 +114,9 @@ def coverage(strategy: Any, *, kind: str) -> dict[str, Any]:
     """Two epochs over one kind of input; `once` is the share of examples seen exactly once."""
     with scope(strategy):
         model = _model()
-        done = model.fit(**_sources(kind), epochs=2, verbose=0)
+        done = common.fitted(model, **_sources(kind))
     return {
-        "history": common.history(done),
-        "weights": common.weights(model),
+        **done,
         "iterations": int(np.asarray(model.optimizer.iterations)),
     }
 
@@ -168,13 +167,8 @@ def remainder_dropped(strategy: Any) -> dict[str, Any]:
     rows = tf.data.Dataset.from_tensor_slices(_rows())
     with scope(strategy):
         model = _model()
-        done = model.fit(rows.batch(BATCH, drop_remainder=True), epochs=2, verbose=0)
-        score = model.evaluate(rows.batch(6, drop_remainder=True), verbose=0, return_dict=True)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-    }
+        done = common.fitted(model, rows.batch(BATCH, drop_remainder=True))
+        return {**done, "evaluate": common.score(model, rows.batch(6, drop_remainder=True))}
 
 
 def files(strategy: Any, *, directory: str, policy: str) -> dict[str, Any]:
@@ -293,11 +287,10 @@ def one_draws_more(strategy: Any, *, kind: str) -> dict[str, Any]:
         if strategy.is_chief:
             _draw()
         try:
-            done = model.fit(**_drawn(kind), epochs=2, verbose=0)
+            return common.fitted(model, **_drawn(kind))
         except Exception as error:
             steps = int(np.asarray(model.optimizer.iterations))
             return {"error": f"{type(error).__name__}: {error}", "steps": steps}
-    return {"history": common.history(done), "weights": common.weights(model)}
 
 
 class _DrawsOnChief(keras.callbacks.Callback):
@@ -366,15 +359,10 @@ def namedtuples(strategy: Any) -> dict[str, Any]:
     rows = tf.data.Dataset.from_tensor_slices(_rows()).batch(BATCH)
     with scope(strategy):
         model = _model()
-        done = model.fit(rows.map(_Rows), epochs=2, verbose=0)
-        score = model.evaluate(rows.map(_Rows), verbose=0, return_dict=True)
+        done = common.fitted(model, rows.map(_Rows))
+        score = common.score(model, rows.map(_Rows))
         predicted = model.predict(rows.map(_Rows), verbose=0)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-        "predict": predicted,
-    }
+    return {**done, "evaluate": score, "predict": predicted}
 
 
 def sparse_matrices(strategy: Any) -> dict[str, Any]:
@@ -384,13 +372,8 @@ def sparse_matrices(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(1e-3), "mse", metrics=[common.SeenOnce(EXAMPLES)])
-        done = model.fit(matrix, ids, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-        predicted = model.predict(matrix, batch_size=BATCH, verbose=0)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "predict": predicted,
-    }
+        done = common.fitted(model, matrix, ids)
+        return {**done, "predict": model.predict(matrix, batch_size=BATCH, verbose=0)}
 
 
 def sparse_rows(strategy: Any) -> dict[str, Any]:
@@ -404,8 +387,7 @@ def sparse_rows(strategy: Any) -> dict[str, Any]:
         given = keras.Input((8,), sparse=True)
         model = keras.Model(given, keras.layers.Dense(1)(given))
         model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
-        done = model.fit(data, epochs=2, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, data)
 
 
 class LookedUpTwice(keras.layers.Layer):
@@ -431,8 +413,7 @@ def looked_up_twice(strategy: Any) -> dict[str, Any]:
             [keras.Input((5,), dtype="int32"), LookedUpTwice(), keras.layers.Dense(1)]
         )
         model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse")
-        done = model.fit(ids, y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, ids, y)
 
 
 def validating_generator(strategy: Any) -> list[float]:

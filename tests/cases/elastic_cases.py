@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.comm import host_collectives
 from tfdist.keras import elastic
-from tfdist.launcher.elastic_place import ElasticPlace
+from tfdist.launcher.elastic_directory import ElasticDirectory
 
 
 class _Leave(Exception):
@@ -100,7 +100,7 @@ def left_and_taken_up(
 ) -> list[Any]:
     """The results of a training that was left at a step."""
     with strategy.scope():
-        place = ElasticPlace(pathlib.Path(path) / f"{kind}-{at[0]}-{at[1]}")
+        place = ElasticDirectory(pathlib.Path(path) / f"{kind}-{at[0]}-{at[1]}")
         place.begin()
         try:
             elastic.begin(place)

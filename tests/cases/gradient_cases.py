@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.cases import common
-from tests.cases.common import BATCH, scope
+from tests.cases.common import scope
 
 EXAMPLES = 77
 ops = keras.ops
@@ -48,17 +48,12 @@ def _layers() -> list[Any]:
     return [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
 
 
-def _fitted(model: keras.Model) -> dict[str, Any]:
-    done = model.fit(*_data(), BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
-
-
 def own_optimizer(strategy: Any, *, method: str, built: bool) -> dict[str, Any]:
     """An optimizer of the program's own that changes gradients before Keras's sees them."""
     with scope(strategy):
         model = keras.Sequential(_layers()[not built :])
         model.compile(OPTIMIZERS[method](0.5), "mse")
-        return _fitted(model)
+        return common.fitted(model, *_data())
 
 
 class Tracked(keras.Sequential):
@@ -156,4 +151,4 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
         else:
             model = STEPS[kind](_layers())
         model.compile(keras.optimizers.SGD(0.05), "mse")
-        return _fitted(model)
+        return common.fitted(model, *_data())

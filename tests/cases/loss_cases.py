@@ -75,10 +75,6 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _report(model: keras.Model, done: Any) -> dict[str, Any]:
-    return {"history": common.history(done), "weights": common.weights(model)}
-
-
 def _rate(name: str) -> float:
     return (
         2e-3
@@ -99,8 +95,7 @@ def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, A
         model = keras.Sequential([keras.Input((8,)), *layers])
         loss = known[name]() if name in known else LOSSES[name]
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5), loss)
-        done = model.fit(x, y, BATCH, 2, sample_weight=weights, shuffle=False, verbose=0)
-    return _report(model, done)
+        return common.fitted(model, x, y, sample_weight=weights)
 
 
 class _Adds(keras.layers.Layer):
@@ -151,8 +146,7 @@ def added(strategy: Any, *, how: str, pairs: bool = False) -> dict[str, Any]:
         model = keras.Sequential([keras.Input((8,)), *layers])
         loss = keras.losses.Circle(gamma=2.0) if pairs else common.sparse_crossentropy()
         model.compile(keras.optimizers.SGD(0.05), loss)
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return _report(model, done)
+        return common.fitted(model, x, y)
 
 
 def added_in_a_loop(strategy: Any) -> dict[str, Any]:
@@ -227,9 +221,9 @@ def by_hand(strategy: Any, *, name: str, change: str = "") -> dict[str, Any]:
     with scope(strategy):
         model = OwnStep(name, change)
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5))
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    history = {k: v for k, v in common.history(done).items() if k != "raw"}
-    return {"history": history, "weights": common.weights(model)}
+        done = common.fitted(model, x, y)
+    done["history"].pop("raw", None)
+    return done
 
 
 class Counting(keras.layers.Layer):
@@ -424,8 +418,7 @@ def normalized_pairs(strategy: Any, *, scaled: bool) -> dict[str, Any]:
         if scaled:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
         model.compile(optimizer, keras.losses.Circle(gamma=2.0))
-        done = model.fit(x, y, BATCH, 2, sample_weight=weights, shuffle=False, verbose=0)
-    return _report(model, done)
+        return common.fitted(model, x, y, sample_weight=weights)
 
 
 def gathered(strategy: Any) -> dict[str, Any]:
@@ -440,8 +433,7 @@ def gathered(strategy: Any) -> dict[str, Any]:
     with scope(strategy):
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(1e-3), contrast)
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return _report(model, done)
+        return common.fitted(model, x, y)
 
 
 def without_pairs(strategy: Any) -> bool:
@@ -527,5 +519,4 @@ def kept(strategy: Any, *, where: str) -> dict[str, Any]:
         model.build((None, 8))
         loss = common.sparse_crossentropy() if where == "eager" else keras.losses.Circle(gamma=2.0)
         model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=where == "eager")
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return _report(model, done)
+        return common.fitted(model, x, y)

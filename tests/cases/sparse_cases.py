@@ -34,8 +34,7 @@ def categories(
             ]
         )
         model.compile(_OPTIMIZERS[optimizer](), "mse")
-        done = model.fit(x, y, batch, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y, batch_size=batch)
 
 
 class _Places(keras.layers.Layer):
@@ -69,5 +68,4 @@ def places(strategy: Any, *, way: str, optimizer: str = "adam") -> dict[str, Any
         hidden = layers.GlobalAveragePooling1D()(hidden)
         model = keras.Model(tokens, layers.Dense(2)(layers.Dense(4, "tanh")(hidden)))
         model.compile(_OPTIMIZERS[optimizer](), common.sparse_crossentropy())
-        done = model.fit(x, y, 4, 1, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y, batch_size=4, epochs=1)

@@ -159,13 +159,7 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
     with scope(strategy):
         model = STEPS[kind]()
         model.compile(keras.optimizers.SGD(0.05))
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-        score = model.evaluate(x[:45], y[:45], BATCH, verbose=0, return_dict=True)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": common.numbers(score),
-    }
+        return {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
 
 
 def adversaries(strategy: Any, *, optimizer: str) -> dict[str, Any]:
@@ -175,8 +169,7 @@ def adversaries(strategy: Any, *, optimizer: str) -> dict[str, Any]:
     with scope(strategy):
         model = Adversaries()
         model.compile(common.make_optimizer(optimizer), common.make_optimizer(optimizer))
-        done = model.fit(x, noise, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, noise)
 
 
 def several_models(strategy: Any) -> dict[str, Any]:
@@ -222,8 +215,7 @@ def normalized_kernels(strategy: Any) -> dict[str, Any]:
         normalized = keras.layers.SpectralNormalization(keras.layers.Dense(6))
         model = keras.Sequential([keras.Input((8,)), normalized, keras.layers.Dense(3)])
         model.compile(keras.optimizers.AdamW(0.01, 0.2), common.sparse_crossentropy())
-        done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
-    return {"history": common.history(done), "weights": common.weights(model)}
+        return common.fitted(model, x, y)
 
 
 class Gated(keras.layers.Layer):
@@ -389,17 +381,12 @@ def compiled_with(strategy: Any, *, options: dict[str, Any]) -> dict[str, Any]:
         model = common.dense_model()
         try:
             model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), **options)
-            done = model.fit(x, y, BATCH, 2, shuffle=False, verbose=0)
+            done = common.fitted(model, x, y)
         except ValueError as error:
             return {"error": str(error)}
         score = model.evaluate(x, y, BATCH, verbose=0)
         predicted = model.predict(x, BATCH, verbose=0)
-    return {
-        "history": common.history(done),
-        "weights": common.weights(model),
-        "evaluate": float(score),
-        "predict": predicted,
-    }
+    return {**done, "evaluate": float(score), "predict": predicted}
 
 
 def stateful(strategy: Any, *, given: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from tfdist.cluster.ports import HeldPorts
 from tfdist.errors import ConfigError, StartError
 from tfdist.launcher import elastic
-from tfdist.launcher.elastic_place import ElasticPlace, Position
+from tfdist.launcher.elastic_directory import ElasticDirectory, Position
 from tfdist.launcher.plan import Program, local_cluster, plan_local
 from tfdist.launcher.supervisor import Screen
 
@@ -42,7 +42,7 @@ def run(folder, body, *, slots=lambda: 2, least=1, most=4, timeout=5.0, restarts
         slots=slots,
         problem=lambda: None,
         timeout=timeout,
-        states=ElasticPlace(folder / "states"),
+        states=ElasticDirectory(folder / "states"),
         max_restarts=restarts,
     )
     screen = Screen(None, said.append, lambda text, _: said.append(text))
@@ -118,7 +118,7 @@ def test_too_few_slots_are_waited_for_and_named(here: Path):
 
 
 def test_states_are_kept_by_position(here: Path):
-    place = ElasticPlace(here / "place")
+    place = ElasticDirectory(here / "place")
     place.begin()
     assert place.newest() is None
     for position in (Position(0, 2, 9), Position(0, 10, 1), Position(0, 9, 50)):

@@ -12,16 +12,6 @@ CASES = "tests.cases.estimator_canned_cases"
 BATCH = 24
 
 
-@pytest.fixture
-def run(cluster, tmp_path):
-    """Calls a case in the shared process."""
-
-    def call(name, **kwargs):
-        return cluster("plain").call(f"{CASES}:{name}", path=str(tmp_path), **kwargs)[0]
-
-    return call
-
-
 def batches(*arrays, steps):
     """The batches of so many steps, over all examples again and again."""
     starts = list(range(0, len(arrays[0]), BATCH))

@@ -12,16 +12,6 @@ from tests.cases.estimator_numbers import RATE, data, sparse_batches
 CASES = "tests.cases.estimator_cases"
 
 
-@pytest.fixture
-def run(cluster, tmp_path):
-    """Calls a case in the shared process."""
-
-    def call(name, **kwargs):
-        return cluster("plain").call(f"{CASES}:{name}", path=str(tmp_path), **kwargs)[0]
-
-    return call
-
-
 def descended(steps, batch=16):
     """The weights after so many steps of gradient descent, the bias last."""
     x, y = data()

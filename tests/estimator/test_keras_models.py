@@ -7,16 +7,6 @@ import pytest
 CASES = "tests.cases.estimator_keras_cases"
 
 
-@pytest.fixture
-def run(cluster, tmp_path):
-    """Calls a case in the shared process."""
-
-    def call(name, **kwargs):
-        return cluster("plain").call(f"{CASES}:{name}", path=str(tmp_path), **kwargs)[0]
-
-    return call
-
-
 @pytest.mark.parametrize(("optimizer", "times"), [("adam", 2), ("adamw", 1), ("accumulating", 1)])
 def test_an_estimator_trains_as_the_model_does(run, optimizer, times):
     result = run("fitted", optimizer=optimizer, times=times)

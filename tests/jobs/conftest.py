@@ -1,10 +1,21 @@
-"""What jobs of several files are compared with."""
+"""The directories of jobs, and what those of several files are compared with."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tests.jobs.test_jobs import SCRIPT, TFDIST, results, run
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the module's `FILES`, in an environment without TF_CONFIG."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, text in request.module.FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

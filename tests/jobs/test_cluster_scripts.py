@@ -18,11 +18,7 @@ BIN = Path(sys.executable).parent
 SCRIPTS = ROOT / "cluster"
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
+FILES = {"train.py": SCRIPT}
 
 
 def run(folder, *command, **environ):

@@ -95,18 +95,13 @@ if rank == 0:
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    for name, text in {
-        "train.py": SCRIPT,
-        "dying.py": DYING,
-        "shapes.py": SHAPES,
-        "stalled.py": STALLED,
-        "elastic.py": ELASTIC,
-    }.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+FILES = {
+    "train.py": SCRIPT,
+    "dying.py": DYING,
+    "shapes.py": SHAPES,
+    "stalled.py": STALLED,
+    "elastic.py": ELASTIC,
+}
 
 
 @pytest.mark.core

@@ -46,12 +46,7 @@ model.fit(np.zeros((640, 4)), np.zeros((640, 1)), epochs=100000, verbose=0, call
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    return tmp_path
+FILES = {"train.py": SCRIPT, "endless.py": ENDLESS}
 
 
 def run(folder, *command, **environ):

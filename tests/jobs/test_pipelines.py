@@ -11,11 +11,8 @@ import numpy as np
 import pytest
 
 from tests.jobs.test_jobs import TFDIST, left_over
-from tests.jobs.test_jobs import folder as _folder
 from tests.jobs.test_jobs import run as run_command
 from tests.jobs.test_servers import ENDLESS, kill, started, wait_for
-
-folder = _folder
 
 SCRIPT = """
 import sys
@@ -44,11 +41,10 @@ def run(folder, *words, status=0):
     return done
 
 
-@pytest.fixture(autouse=True)
-def _scripts(folder: Path) -> None:
-    (folder / "script.py").write_text(SCRIPT)
-    deeper = ENDLESS.replace("layers.Dense(1)]", "layers.Dense(4), keras.layers.Dense(1)]")
-    (folder / "endless.py").write_text(deeper)
+FILES = {
+    "script.py": SCRIPT,
+    "endless.py": ENDLESS.replace("layers.Dense(1)]", "layers.Dense(4), keras.layers.Dense(1)]"),
+}
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:

@@ -37,12 +37,13 @@ PS = ("--strategy", "parameter_server", "-n", "1", "--ps", "1")
 WORKERS = ("--strategy", "multi_worker", "-n", "2")
 
 
+FILES = {"train.py": SCRIPT}
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return tmp_path
+def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
 
 
 # --- The pods of a manifest, as processes ---------------------------------------------------------

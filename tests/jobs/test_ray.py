@@ -196,13 +196,7 @@ def on_own_ray(tmp_path_factory: pytest.TempPathFactory, short_folder: Path) -> 
     return Alone(done, processes_with(str(own)))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    scripts = {"train.py": SCRIPT, "failing.py": FAILING, "endless.py": ENDLESS}
-    for name, text in scripts.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
+FILES = {"train.py": SCRIPT, "failing.py": FAILING, "endless.py": ENDLESS}
 
 
 def on_ray(*options: object) -> list[object]:

@@ -16,10 +16,7 @@ import pytest
 
 from tests.harness.targets import free_ports
 from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, left_over, run
-from tests.jobs.test_jobs import folder as _folder
 from tfdist import environment
-
-folder = _folder
 
 #: Trains until the file `enough` is there; the second start of the job ends at once.
 ENDLESS = """
@@ -81,11 +78,7 @@ with supervisor.managed_session(server.target) as session:
 """
 
 
-@pytest.fixture(autouse=True)
-def _scripts(folder: Path) -> None:
-    (folder / "endless.py").write_text(ENDLESS)
-    (folder / "reading.py").write_text(READING)
-    (folder / "supervised.py").write_text(SUPERVISED)
+FILES = {"endless.py": ENDLESS, "reading.py": READING, "supervised.py": SUPERVISED}
 
 
 @contextlib.contextmanager

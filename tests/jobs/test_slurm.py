@@ -44,13 +44,12 @@ def cluster(tmp_path_factory):
         yield made
 
 
+FILES = {"train.py": SCRIPT, "endless.py": ENDLESS, "fails.py": FAILS}
+
+
 @pytest.fixture
-def folder(cluster, tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    (tmp_path / "fails.py").write_text(FAILS)
-    yield tmp_path
+def folder(cluster, folder):
+    yield folder
     cluster.ask("scancel", "--user=root")
     cluster.wait_for(seconds=45)
 

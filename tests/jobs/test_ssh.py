@@ -26,12 +26,7 @@ def hosts(tmp_path_factory):
         yield made
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    return tmp_path
+FILES = {"train.py": SCRIPT, "endless.py": ENDLESS}
 
 
 def launch(hosts, *options):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfdist.keras.elastic import State, packed, unpacked
-from tfdist.launcher.elastic_place import Position
+from tfdist.launcher.elastic_directory import Position
 
 ARRAYS = [
     np.arange(6, dtype="float32").reshape(2, 3),

@@ -206,7 +206,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *_of(
-        "tfdist/launcher/elastic_place.py",
+        "tfdist/launcher/elastic_directory.py",
         f"{_ELASTIC} tests/keras/test_elastic.py -k 'states or position'",
         ("return max(self._states(), default=None)", "return min(self._states(), default=None)"),
         ("{position.epoch:08d}", "{position.step:08d}"),
@@ -237,7 +237,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/_tf/sessions.py",
         f"{_ESTIMATORS} -k 'sparse or replicas_evaluate'",
-        ("self.OTHER_GROUPS * self._served", "0"),
+        ("self.OTHER_GROUPS * self._graph_count", "0"),
         ("self.RUN_KEYS * _number_of_run(graph)", "0 * _number_of_run(graph)"),
     ),
     Mutant(
@@ -516,8 +516,8 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/sharding/checkpoint.py",
         "tests/unit/test_checkpoint.py",
-        ("        if found != size:", "        if found is None:"),
-        ("if found != self.index.save:", "if False:"),
+        ("        if actual != size:", "        if actual is None:"),
+        ("if save != self.index.save:", "if False:"),
         ('match["save"] != index.save', "False"),
     ),
     *_of(

@@ -64,8 +64,8 @@ def _leave_out_the_api() -> None:
     if "tensorflow" in sys.modules:
         return
     spec = importlib.util.find_spec("tensorflow")
-    places = (spec and spec.submodule_search_locations) or []
+    folders = (spec and spec.submodule_search_locations) or []
     for name, below in (("tensorflow", ""), ("tensorflow.python", "/python")):
         package = types.ModuleType(name)
-        package.__path__ = [f"{place}{below}" for place in places]
+        package.__path__ = [f"{folder}{below}" for folder in folders]
         sys.modules[name] = package

@@ -158,16 +158,16 @@ class _GatherByRun:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._gather = launcher._all_gather
-        self._served = 0
+        self._graph_count = 0
         self._groups: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._gathers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def serve(self, graph: Graph) -> None:
         """Gathers by run in a graph from now on. All workers serve theirs in one order."""
         if graph not in self._groups:
-            self._groups[graph] = self._launcher._group_key + self.OTHER_GROUPS * self._served
+            self._groups[graph] = self._launcher._group_key + self.OTHER_GROUPS * self._graph_count
             self._gathers[graph] = 0
-            self._served += 1
+            self._graph_count += 1
 
     def __call__(self, input_tensor: Tensor, options: object) -> Tensor:
         """Concatenates the tensors of all launchers of the group."""

@@ -15,7 +15,7 @@ from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.launcher import elastic
 from tfdist.launcher.elastic import Discovery
-from tfdist.launcher.elastic_place import ElasticPlace
+from tfdist.launcher.elastic_directory import ElasticDirectory
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
 from tfdist.launcher.supervisor import Screen
@@ -77,7 +77,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
     seed = secrets.randbelow(2**32) if seed is None else seed
     chosen = request.log_dir is not None
     log_dir = request.log_dir or logs.default_log_dir()
-    states = ElasticPlace((log_dir / "elastic").absolute())
+    states = ElasticDirectory((log_dir / "elastic").absolute())
     # Logs may go elsewhere if this directory cannot be written, but the state of `fit` must not.
     what = f"The state of an elastic job in {str(log_dir)!r}"
     check_writable(str(states.path / "state"), what, hint="Give a directory with --log-dir")
@@ -105,7 +105,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
 
 @contextlib.contextmanager
 def _world(
-    least: int, most: int, bounds: Bounds, states: ElasticPlace, restarts: int
+    least: int, most: int, bounds: Bounds, states: ElasticDirectory, restarts: int
 ) -> Iterator[elastic.World]:
     """The number of processes that may run, as the user's script prints it if there is one."""
     with contextlib.ExitStack() as stack:
@@ -176,7 +176,7 @@ def _check_strategy(job: Job) -> None:
         )
 
 
-def _leaving_states(plan: JobPlan, states: ElasticPlace) -> JobPlan:
+def _leaving_states(plan: JobPlan, states: ElasticDirectory) -> JobPlan:
     tasks = tuple(
         dataclasses.replace(each, environ={**each.environ, "TFDIST_ELASTIC": str(states.path)})
         for each in plan.tasks

@@ -27,7 +27,7 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import root_cause
-from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace
+from tfdist.launcher.elastic_directory import RESUME_STATUS, ElasticDirectory
 from tfdist.strategies.horovod import rendezvous
 from tfdist.strategies.membership import Member, join_cluster, joining_cluster
 from tfdist.utils.imports import quiet_import
@@ -253,7 +253,7 @@ def _begin_elastic() -> str | None:
     if path is not None:
         from tfdist.keras import elastic
 
-        elastic.begin(ElasticPlace(Path(path)))
+        elastic.begin(ElasticDirectory(Path(path)))
     return path
 
 

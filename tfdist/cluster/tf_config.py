@@ -27,9 +27,9 @@ from tfdist.errors import ConfigError
 __all__ = [
     "LONGEST_VARIABLE",
     "PROGRAM_START_HINT",
+    "ClusterVariables",
     "Finding",
     "Network",
-    "Placing",
     "ThisMachine",
     "check_tf_config",
     "own_tf_config",
@@ -173,8 +173,8 @@ def written(task: Task, text: str, form: str) -> str:
 _FOR_THE_TASK = 64
 
 
-class Placing:
-    """The variables and files that give the tasks of a cluster their place.
+class ClusterVariables:
+    """The environment variables and the file by which tasks know their cluster.
 
     Attributes:
         files: texts that must be written before the tasks start, by path.

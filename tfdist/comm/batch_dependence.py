@@ -23,6 +23,7 @@ __all__ = [
     "Rows",
     "are_distinct",
     "common_rows",
+    "is_symbolic",
     "is_weight",
     "of_kind",
     "rows_of",
@@ -103,7 +104,7 @@ class Dependence:
 
 def _sources(tensor: Tensor) -> list[Any]:
     """The tensors from which a tensor is computed."""
-    op = getattr(tensor, "op", None) if _is_symbolic(tensor) else None
+    op = getattr(tensor, "op", None) if is_symbolic(tensor) else None
     if op is None or _is_padded_length(op):
         return []
     if op.type == "Placeholder":
@@ -114,22 +115,22 @@ def _sources(tensor: Tensor) -> list[Any]:
         return [op.inputs[tensor.value_index]]
     if body_of(op) is None:
         return list(op.inputs)
-    places, _ = _inside_of_call(tensor)
-    return [op.inputs[index] for index in places]
+    used, _ = _inside_of_call(tensor)
+    return [op.inputs[index] for index in used]
 
 
 def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
-    """The places of the arguments that a call's result is computed from; and see `_is_own`."""
+    """The indices of the arguments that a call's result is computed from; and see `_is_own`."""
     body = body_of(result.op)
     assert body is not None
-    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
+    index_of = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
     used: set[int] = set()
     seen: set[int] = set()
     waiting = [body.outputs[result.value_index]]
     while waiting:
         current = waiting.pop()
-        if id(current) in places:
-            used.add(places[id(current)])
+        if id(current) in index_of:
+            used.add(index_of[id(current)])
         elif _is_own(current):
             return used, True
         elif id(current) not in seen:
@@ -140,7 +141,7 @@ def _inside_of_call(result: Tensor) -> tuple[set[int], bool]:
 
 def _is_own(tensor: Tensor) -> bool:
     """Whether a tensor differs from replica to replica by itself: an argument, or a random one."""
-    if not _is_symbolic(tensor):
+    if not is_symbolic(tensor):
         return False
     op = tensor.op
     if op.type == "Placeholder":
@@ -156,7 +157,7 @@ def _is_own(tensor: Tensor) -> bool:
 
 def is_weight(value: object) -> bool:
     """Whether a value is a tensor that stands for a weight."""
-    if not _is_symbolic(value):
+    if not is_symbolic(value):
         return False
     op = value.op.inputs[0].op if value.op.type == "Identity" else value.op
     return op.type == "Placeholder" and op.name.rpartition("/")[2].startswith(WEIGHT)
@@ -177,8 +178,9 @@ def _captures(graph: Graph) -> list[Any]:
     return list(getattr(graph, "captures", ()))
 
 
-def _is_symbolic(tensor: object) -> TypeGuard[Tensor]:
-    return isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+def is_symbolic(value: object) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of a graph that is being traced."""
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
 
 
 class Kind(enum.Enum):
@@ -281,5 +283,5 @@ def are_distinct(indices: Tensor) -> bool | None:
     Args:
         indices: the rows' places in the table, a symbolic tensor of rank 1.
     """
-    found = {part.kind is Kind.DISTINCT for part in rows_of(indices)}
-    return None if len(found) > 1 else found.pop()
+    distinct = {part.kind is Kind.DISTINCT for part in rows_of(indices)}
+    return None if len(distinct) > 1 else distinct.pop()

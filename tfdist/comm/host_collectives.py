@@ -122,7 +122,7 @@ def all_gather_json(strategy: Strategy, value: Json, name: str = "all_gather_jso
     """
     if worker_count(strategy) == 1:
         return [json.loads(json.dumps(value))]
-    return [message["said"] for message in _exchange(strategy, name, value)]
+    return [message["value"] for message in _exchange(strategy, name, value)]
 
 
 def any_worker(strategy: Strategy, flag: bool, name: str) -> bool:
@@ -148,7 +148,8 @@ _totals: weakref.WeakKeyDictionary[Any, Callable[[Any], Any]] = weakref.WeakKeyD
 def _total(strategy: Strategy, numbers: Array) -> Array:
     """The sum of an array of float32 over all workers; the first replica of each speaks for it.
 
-    The function is compiled once, and kept as long as the strategy.
+    Every collective of TensorFlow, NCCL and Horovod can add float32 on every device; whole numbers
+    below 2^24 are exact. The function is compiled once, and kept as long as the strategy.
     """
     if strategy not in _totals:
         alive: Callable[[], Any] = weakref.ref(strategy)
@@ -165,7 +166,7 @@ def _total(strategy: Strategy, numbers: Array) -> Array:
 
         spec = tf.TensorSpec(None, tf.float32)
         _totals[strategy] = tf.function(total, input_signature=[spec], autograph=False)
-    with strategy.among_all():
+    with eagerly(strategy), strategy.among_all():
         return np.asarray(_totals[strategy](tf.constant(numbers)))
 
 
@@ -205,18 +206,18 @@ def together(strategy: Strategy, action: Callable[[], Any] | None, name: str) ->
         if getattr(caught, _SHARED, False):
             raise  # the others have it already, and do not come to the exchange below
         error = caught
-    return [message["said"] for message in _exchange(strategy, name, result, error)]
+    return [message["value"] for message in _exchange(strategy, name, result, error)]
 
 
 def _exchange(
     strategy: Strategy, name: str, value: Json, error: Exception | None = None
 ) -> list[dict[str, Any]]:
     """The values of all workers, under one name; raises if one has failed or is elsewhere."""
-    own = {"at": name, "said": value, "failed": error and _told(error)}
+    own = {"name": name, "value": value, "failed": error and _error_to_json(error)}
     with _saying_what_for(strategy, name):
         texts = _all_gather_bytes(strategy, json.dumps(own).encode())
     messages = [json.loads(text) for text in texts]
-    problem = _first_failure(messages, error) or _different_places(messages)
+    problem = _first_failure(messages, error) or _mismatch(messages)
     if problem is not None:
         setattr(problem, _SHARED, True)
         raise problem
@@ -252,23 +253,23 @@ def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
 def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:
     for worker, message in enumerate(messages):
         if message["failed"]:
-            return _error_of(worker, message["failed"], own)
+            return _error_from_json(worker, message["failed"], own)
     return None
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error_to_json(error: Exception) -> dict[str, Any]:
     """An error in JSON; the types from its own to the most general."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
     return {"kinds": kinds, "message": str(error), "errno": getattr(error, "errno", None)}
 
 
-def _error_of(worker: int, told: dict[str, Any], own: Exception | None) -> Exception:
+def _error_from_json(worker: int, failure: dict[str, Any], own: Exception | None) -> Exception:
     """Another worker's error as an exception; this worker's own if it had the same."""
-    if own is not None and type(own).__name__ == told["kinds"][0]:
+    if own is not None and type(own).__name__ == failure["kinds"][0]:
         return own
-    error = next(_made(told["kinds"], told["message"]))
+    error = next(_made(failure["kinds"], failure["message"]))
     if isinstance(error, OSError):
-        error.errno = told["errno"]
+        error.errno = failure["errno"]
     error.add_note(f"Raised by worker {worker}.")
     error.__cause__ = own
     return error
@@ -296,11 +297,11 @@ def _types(base: type[Any]) -> dict[str, type[Any]]:
     return result
 
 
-def _different_places(messages: list[dict[str, Any]]) -> Exception | None:
-    places = [message["at"] for message in messages]
-    if len(set(places)) == 1:
+def _mismatch(messages: list[dict[str, Any]]) -> Exception | None:
+    names = [message["name"] for message in messages]
+    if len(set(names)) == 1:
         return None
-    where = "; ".join(f"worker {worker} at {place!r}" for worker, place in enumerate(places))
+    where = "; ".join(f"worker {worker} at {name!r}" for worker, name in enumerate(names))
     return TfdistError(f"The workers are at different places of the program: {where}. {_ALIKE}")
 
 
@@ -321,25 +322,4 @@ def _rows_of_all(strategy: Strategy, row: Array) -> Array:
     """Every worker's row of small numbers, as a table with one row a worker."""
     table = np.zeros((worker_count(strategy), len(row)), np.float32)
     table[rank(strategy)] = row
-    return _sum_over_workers(strategy, table)
-
-
-def _sum_over_workers(strategy: Strategy, numbers: Array) -> Array:
-    """Adds up one small array of each worker; its first replica speaks for it.
-
-    The numbers travel as float32, which every collective of TensorFlow, NCCL and Horovod can add
-    on every device; below 2^24 they are exact.
-    """
-    if tf.executing_eagerly():
-        return np.rint(_total(strategy, numbers)).astype(np.int64)
-    own, silent = numbers, np.zeros_like(numbers)
-    first = rank(strategy) * strategy.world.local
-
-    def value_of(context: Any) -> Tensor:
-        speaks = context.replica_id_in_sync_group == first
-        return tf.constant(own if speaks else silent)
-
-    with eagerly(strategy), strategy.among_all():
-        spoken = strategy.experimental_distribute_values_from_function(value_of)
-        total = strategy.reduce(tf.distribute.ReduceOp.SUM, spoken, axis=None)
-        return np.rint(total.numpy()).astype(np.int64)
+    return np.rint(_total(strategy, table)).astype(np.int64)

@@ -203,12 +203,12 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: object, **kwargs: object
     ) -> object:
-        given = super()._get_variable_creator_initial_value
+        inherited = super()._get_variable_creator_initial_value
 
         def initial_value() -> Tensor:
             alone, self._num_workers = self._num_workers, 1
             try:
-                value = given(replica_id, device, primary_var, **kwargs)()
+                value = inherited(replica_id, device, primary_var, **kwargs)()
             finally:
                 self._num_workers = alone
             with tf.device(device):

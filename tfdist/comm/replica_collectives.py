@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -62,34 +63,38 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
         return values
     pieces = [pieces_of(value) for value in values]
     flat = [_with_a_row(piece.value) for each in pieces for piece in each]
-    sums = by_group(
-        [(is_sparse(value), value.dtype) for value in flat],
-        lambda places: context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in places]),
-    )
+    groups = grouped((is_sparse(value), value.dtype) for value in flat)
+    add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
+    sums = by_group(flat, groups, add)
     supply = iter(sums)
     replicas = context.num_replicas_in_sync
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
 
 
 def grouped(keys: Iterable[Any]) -> list[list[int]]:
-    """The places of equal keys, in the order in which the keys come first."""
+    """The indices of equal keys, in the order in which the keys come first."""
     groups: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
-def by_group(keys: Sequence[Any], exchange: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-    """The results of an exchange of each group of equal keys, in the order of the keys.
+def by_group(
+    values: Sequence[Any],
+    groups: Iterable[Sequence[int]],
+    exchange: Callable[[list[Any]], Sequence[Any]],
+) -> list[Any]:
+    """The results of an exchange of each group of values, in the order of the values.
 
     Args:
-        keys: one for each result, such as the type of a tensor.
-        exchange: returns the results of some places.
+        values: such as tensors.
+        groups: the indices of those that are exchanged together; each value is in one group.
+        exchange: returns a result for each of its values.
     """
     results: dict[int, Any] = {}
-    for places in grouped(keys):
-        results.update(zip(places, exchange(places), strict=True))
-    return [results[place] for place in range(len(keys))]
+    for group in groups:
+        results.update(zip(group, exchange([values[i] for i in group]), strict=True))
+    return [results[i] for i in range(len(values))]
 
 
 def _with_a_row(value: Gradient) -> Gradient:
@@ -143,10 +148,10 @@ def pieces_of(value: Gradient) -> list[Piece]:
     values = tf.split(value.values, sizes, num=len(parts))
     indices = tf.split(value.indices, sizes, num=len(parts))
     pieces: dict[tuple[Kind, int], list[Any]] = {}
-    for number, (rows, places, kind) in enumerate(zip(values, indices, kinds, strict=True)):
+    for number, (rows, row_indices, kind) in enumerate(zip(values, indices, kinds, strict=True)):
         # Rows are distinct within one lookup: those of two come twice.
         key = (kind, number if kind is Kind.DISTINCT else 0)
-        pieces.setdefault(key, []).append(tf.IndexedSlices(rows, places, value.dense_shape))
+        pieces.setdefault(key, []).append(tf.IndexedSlices(rows, row_indices, value.dense_shape))
     return [Piece(_concatenated(each), kind) for (kind, _), each in pieces.items()]
 
 
@@ -169,8 +174,8 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
 
 def with_distinct_rows(slices: IndexedSlices) -> IndexedSlices:
     """`IndexedSlices` in which each row comes once, with the sum of its values."""
-    indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
+    indices, segments = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, segments, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 

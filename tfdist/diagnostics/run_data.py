@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.errors import ConfigError
-from tfdist.launcher.elastic_place import RESUME_STATUS
+from tfdist.launcher.elastic_directory import RESUME_STATUS
 from tfdist.utils import run_record
 
 __all__ = [

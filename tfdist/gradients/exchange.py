@@ -28,7 +28,7 @@ class Exchange:
         rule: what to do.
         weights: TensorFlow's variables that the gradients are of.
         specs: shapes and types of the gradients, sparse ones as dense.
-        dense: places of gradients that are not sparse.
+        dense: indices of gradients that are not sparse.
         extras: see `Local`.
 
     Raises:
@@ -54,8 +54,8 @@ class Exchange:
         self._strategy = strategy
         self._specs = list(specs)
         kept_sparse = rule.mode == "sync" and rule.accumulate == 1
-        places = dense if kept_sparse else range(len(specs))
-        self._reducer = Reducer(strategy, rule, specs, names, places)
+        indices = dense if kept_sparse else range(len(specs))
+        self._reducer = Reducer(strategy, rule, specs, names, indices)
         self._mode = self._make_mode(weights, extras)
         self._sums: dict[str, Any] = {}
         if rule.accumulate > 1:

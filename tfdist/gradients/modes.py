@@ -156,8 +156,8 @@ class Late(Mode):
         return [*kept, newest] if self._sums else []
 
     def _move_up(self, newest: list[Any]) -> None:
-        for place, sums in zip(self._sums, self._later(newest), strict=False):
-            for variable, value in zip(place, sums, strict=True):
+        for variables, sums in zip(self._sums, self._later(newest), strict=False):
+            for variable, value in zip(variables, sums, strict=True):
                 variable.assign(value)
 
 

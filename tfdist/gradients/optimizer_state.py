@@ -55,7 +55,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
 
     def step(
         self,
-        places: tuple[int, ...],
+        indices: tuple[int, ...],
         weights: Sequence[Any],
         values: Sequence[Any],
         shares: tuple[Any, Any],
@@ -64,7 +64,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         """Takes the gradients of one batch, in a replica context; see `Exchange.step`.
 
         Args:
-            places: which of the optimizer's weights these are.
+            indices: which of the optimizer's weights these are.
             weights: TensorFlow's variables.
             values: their gradients, weighted.
             shares: this replica's examples, and those of the batch.
@@ -74,7 +74,7 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             value if isinstance(value, tf.IndexedSlices) else tf.ensure_shape(value, weight.shape)
             for weight, value in zip(weights, values, strict=True)
         ]
-        exchange = self._exchange(places, weights, shaped)
+        exchange = self._exchange(indices, weights, shaped)
         return exchange.step(shaped, *shares, apply)
 
     def flush(
@@ -87,36 +87,36 @@ class Updater(KerasSaveable):  # type: ignore[misc]
         """Applies pending updates, outside of any replica; on all workers at the same place.
 
         Args:
-            apply: applies gradients of the weights at some places.
+            apply: applies gradients of the weights of some indices.
             batches: make an update of fewer batches than are accumulated.
             late: apply gradients that wait, and average weights that differ.
         """
         strategy = self._strategy()
-        for places, exchange in list(self._exchanges.items()):
+        for indices, exchange in list(self._exchanges.items()):
             if strategy is None or not exchange.pending(batches=batches, late=late):
                 continue
-            key = (places, batches, late)
+            key = (indices, batches, late)
             if key not in self._flushes:
                 self._flushes[key] = _compiled(strategy, exchange, apply, key)
             self._flushes[key]()
 
     def _exchange(
-        self, places: tuple[int, ...], weights: Sequence[Any], values: Sequence[Any]
+        self, indices: tuple[int, ...], weights: Sequence[Any], values: Sequence[Any]
     ) -> Exchange:
         with _lock:
-            if places not in self._exchanges:
+            if indices not in self._exchanges:
                 strategy = self._strategy()
                 assert strategy is not None
                 dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
                 pairs = zip(weights, values, strict=True)
                 specs = [tf.TensorSpec(weight.shape, value.dtype) for weight, value in pairs]
                 made = Exchange(strategy, self.rule, weights, specs, dense, self._extras)
-                self._exchanges[places] = made
-                waiting = self._loaded.pop(_key(places), None)
+                self._exchanges[indices] = made
+                waiting = self._loaded.pop(_key(indices), None)
                 if waiting is not None:
                     with outside_of_function(strategy):
                         made.restore(waiting)
-            return self._exchanges[places]
+            return self._exchanges[indices]
 
     def _extras(self) -> list[Any]:
         result = list(self.changed.values())
@@ -134,9 +134,9 @@ class Updater(KerasSaveable):  # type: ignore[misc]
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state of an exchange that a flush leaves, such as error feedback."""
         written = False
-        for places, exchange in self._exchanges.items():
+        for indices, exchange in self._exchanges.items():
             for name, variable in exchange.saved().items():
-                store[f"{_key(places)}.{name}"] = tf.convert_to_tensor(variable).numpy()
+                store[f"{_key(indices)}.{name}"] = tf.convert_to_tensor(variable).numpy()
                 written = True
         if written:
             store["rule"] = np.frombuffer(self.rule.described.encode(), np.uint8)
@@ -162,8 +162,8 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             group, _, name = key.partition(".")
             if name:
                 result.setdefault(group, {})[name] = np.asarray(store[key])
-        for places, exchange in self._exchanges.items():
-            exchange.restore(result.pop(_key(places), {}))
+        for indices, exchange in self._exchanges.items():
+            exchange.restore(result.pop(_key(indices), {}))
         self._loaded = result
 
 
@@ -185,14 +185,14 @@ def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
         return result
 
 
-def _key(places: tuple[int, ...]) -> str:
-    """A name of some of an optimizer's weights: their places, runs of them shortened."""
+def _key(indices: tuple[int, ...]) -> str:
+    """A name of some of an optimizer's weights: their indices, runs of them shortened."""
     runs: list[list[int]] = []
-    for place in places:
-        if runs and place == runs[-1][1] + 1:
-            runs[-1][1] = place
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
         else:
-            runs.append([place, place])
+            runs.append([index, index])
     return "_".join(f"{first}-{last}" for first, last in runs)
 
 
@@ -202,10 +202,10 @@ def _compiled(
     apply: Callable[[tuple[int, ...], list[Any]], None],
     what: tuple[tuple[int, ...], bool, bool],
 ) -> Callable[[], Any]:
-    places, batches, late = what
+    indices, batches, late = what
 
     def on_replica() -> None:
-        exchange.flush(lambda grads: apply(places, grads), batches=batches, late=late)
+        exchange.flush(lambda grads: apply(indices, grads), batches=batches, late=late)
 
     run: Callable[[], Any] = tf.function(lambda: strategy.run(on_replica), autograph=False)
     return run
@@ -225,7 +225,7 @@ class Rate:
 
     def __init__(self, strategy: Strategy, rule: GradientOptions) -> None:
         self._rule = rule
-        self._said = rule.lr_rule == "none"
+        self._is_notified = rule.lr_rule == "none"
         self._largest: Variable | None = None
         if rule.lr_rule != "none":
             self._largest = make_variable(strategy, "largest_batch", [], tf.int64, shared=True)
@@ -266,11 +266,11 @@ class Rate:
             grown = 1 + (grown - 1) * tf.minimum(1.0, done)
         return grown if factor is None else grown * factor
 
-    def news(self) -> str:
+    def notice(self) -> str:
         """A notice for the user, once the size of a batch is known; asked after each step."""
-        if self._said:
+        if self._is_notified:
             return ""
-        self._said = True
+        self._is_notified = True
         batch = int(tf.convert_to_tensor(self._largest))
         rule = self._rule
         times = f" in each of {rule.accumulate} batches" if rule.accumulate > 1 else ""

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.distribute import outside_of_function
-from tfdist.comm.replica_collectives import CountedLink, sent_by_ring, size_of
+from tfdist.comm.replica_collectives import CountedLink, by_group, sent_by_ring, size_of
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients import compression
@@ -57,7 +57,7 @@ class Reducer:
         rule: has the kind of reduction.
         specs: shapes and types of the gradients, sparse ones as dense.
         names: the weights' names, for messages.
-        dense: places of those that are not sparse.
+        dense: indices of those that are not sparse.
 
     Raises:
         ConfigError: if a compression is asked for and a gradient is not of floating point.
@@ -105,7 +105,8 @@ class Reducer:
 
     def _reduced(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
         if self._compression is None:
-            return self._in_buckets(values)
+            groups = buckets(values, self._rule.bucket_bytes)
+            return by_group(values, groups, self._sum), self._bytes_of(values)
         sums: dict[int, Any] = {}
         sparse = sorted(set(range(len(values))).difference(self._dense))
         link = CountedLink(self._strategy.link())
@@ -138,13 +139,6 @@ class Reducer:
             for each in made.memory(specs)
         }
 
-    def _in_buckets(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
-        sums: list[Any] = [None] * len(values)
-        for places in buckets(values, self._rule.bucket_bytes):
-            for i, value in zip(places, self._sum([values[i] for i in places]), strict=True):
-                sums[i] = value
-        return sums, self._bytes_of(values)
-
     def _bytes_of(self, values: Sequence[Any]) -> Scalar:
         """The bytes that a ring sends to all-reduce dense tensors and all-gather sparse ones."""
         count = self._strategy.num_replicas_in_sync
@@ -163,7 +157,7 @@ class Reducer:
 
 
 def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
-    """Places of gradients that are exchanged together, the last layers' first.
+    """Indices of gradients that are exchanged together, the last layers' first.
 
     The backward pass computes these first, so a bucket travels while others are computed
     (arXiv:2006.15704).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import (
@@ -15,7 +16,7 @@ from tfdist.keras.reductions import (
     reduction_of,
 )
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import computed_again, is_symbolic, over_whole_batch
+from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 

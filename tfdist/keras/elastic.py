@@ -34,7 +34,7 @@ from tfdist.errors import TfdistError
 from tfdist.keras import backup
 from tfdist.keras.hooks import Hook
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace, Position
+from tfdist.launcher.elastic_directory import RESUME_STATUS, ElasticDirectory, Position
 from tfdist.types import Callback, History, Json, Logs, Model
 from tfdist.utils.messages import logger
 
@@ -257,7 +257,7 @@ _MOST_STEPS = 1000
 class _Job:
     """This process's part in an elastic job."""
 
-    def __init__(self, place: ElasticPlace) -> None:
+    def __init__(self, place: ElasticDirectory) -> None:
         self.place = place
         self.rank = host_collectives.rank(tf.distribute.get_strategy())
         self.resumed = _read(place)
@@ -286,7 +286,7 @@ class _Job:
 _jobs: list[_Job] = []
 
 
-def begin(place: ElasticPlace) -> None:
+def begin(place: ElasticDirectory) -> None:
     """Makes every `fit` of this process one that can be left and taken up again.
 
     Args:
@@ -459,7 +459,7 @@ def _as_before(job: _Job, model: Model, arguments: Mapping[str, Any]) -> History
     return history
 
 
-def _read(place: ElasticPlace) -> State | None:
+def _read(place: ElasticDirectory) -> State | None:
     """The newest state, the same for all workers."""
     strategy = tf.distribute.get_strategy()
     found = place.newest()

@@ -18,11 +18,11 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import loss_module
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Call, Step, current_step, entered
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.types import Structure, Tensor
 
 __all__ = ["hooks", "noted_call", "of_whole_batch"]

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.reductions import batch_axis
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import as_average, is_symbolic
+from tfdist.keras.whole_batch import as_average
 from tfdist.types import Logs, Metric, Model
 
 
@@ -189,7 +190,7 @@ def _has_no_rows(step: Step, value: Any) -> bool:
         is_symbolic(value)
         and value.dtype.is_floating
         and value.shape.is_fully_defined()
-        and value.shape.rank > 0
+        and value.shape.rank != 0
         and batch_axis(value, step.depends) is None
     )
 

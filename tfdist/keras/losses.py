@@ -10,12 +10,13 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras import gathered_loss, metric_updates
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import Hook, is_of_program, of_weights, on_whole_batch
 from tfdist.keras.reductions import holds_chosen
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, is_mixing, is_symbolic, targets_of
+from tfdist.keras.whole_batch import as_average, is_mixing, targets_of
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from tfdist._keras import reduction_metrics
 from tfdist._tf.graphs import run_again
-from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
 from tfdist.keras.hooks import Hook
 from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, computed_again, is_symbolic, over_whole_batch
+from tfdist.keras.whole_batch import as_average, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Metric, Structure, Tensor
 from tfdist.utils.thread_state import Flag

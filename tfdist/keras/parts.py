@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import Link
 from tfdist.keras.reductions import ELEMENTWISE
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.relayout import Part, copied, part_of, remembered
 from tfdist.types import Operation, Tensor
 

@@ -14,13 +14,13 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import layout_of
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.gathering import gather_again
 from tfdist.sharding.layout import Layout
 from tfdist.sharding.relayout import remembered

@@ -16,14 +16,13 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import BaseConv, tensorflow_numpy
-from tfdist.comm.batch_dependence import of_kind, rows_of
+from tfdist.comm.batch_dependence import is_symbolic, of_kind, rows_of
 from tfdist.comm.replica_collectives import Link
 from tfdist.config.mesh import MODEL
 from tfdist.keras.elementwise import ELEMENTWISE_LAYERS, is_elementwise, is_elementwise_layer
 from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import Equation
 from tfdist.keras.parts import part_behind
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.sharding.layout import Cut
 from tfdist.sharding.relayout import (
     Part,

@@ -206,7 +206,7 @@ def _say_rate(original: Callable[..., None]) -> Callable[..., None]:
         rule = getattr(tf.distribute.get_strategy(), "rule", None)
         if rule is not None and rule.lr_rule != "none":
             for _, updater in _updaters(getattr(self, "_model", None)):
-                text = updater.rate.news()
+                text = updater.rate.notice()
                 if text:
                     _say(text)
         original(self, *args, **kwargs)

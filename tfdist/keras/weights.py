@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import KerasVariable, SeedGenerator, Variable
 from tfdist._tf.distribute import is_distributed
-from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.assignments import on_whole_batch
@@ -27,7 +27,6 @@ from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
 from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
-from tfdist.keras.whole_batch import is_symbolic
 from tfdist.types import Tensor
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
@@ -22,15 +23,9 @@ __all__ = [
     "as_average",
     "computed_again",
     "is_mixing",
-    "is_symbolic",
     "over_whole_batch",
     "targets_of",
 ]
-
-
-def is_symbolic(value: object) -> bool:
-    """Whether a value is a tensor of a graph that is being traced."""
-    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
 
 
 def as_average(step: Step, value: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from tfdist.errors import ConfigError, StartError
 from tfdist.launcher import root_cause
-from tfdist.launcher.elastic_place import RESUME_STATUS, ElasticPlace
+from tfdist.launcher.elastic_directory import RESUME_STATUS, ElasticDirectory
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Guard
 from tfdist.launcher.supervisor import (
@@ -69,7 +69,7 @@ class World:
     slots: Callable[[], int]
     problem: Callable[[], str | None]
     timeout: float
-    states: ElasticPlace
+    states: ElasticDirectory
     max_restarts: int
 
     def size(self) -> int:

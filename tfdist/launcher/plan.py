@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.spec import Address, ClusterSpec, Task, on_hosts
-from tfdist.cluster.tf_config import Placing
+from tfdist.cluster.tf_config import ClusterVariables
 from tfdist.errors import ConfigError
 from tfdist.utils import run_record
 
@@ -27,9 +27,9 @@ __all__ = [
     "Program",
     "Role",
     "TaskPlan",
+    "cluster_variables",
     "local_cluster",
     "local_ranks",
-    "placing_for",
     "plan_local",
     "plan_member",
     "record_of",
@@ -285,9 +285,9 @@ def plan_local(
         only = task_plan(program, None, alone, log_dir, environ, None)
         return JobPlan(tasks=(only,), cluster=None, shown=alone, log_dir=log_dir)
     shares = _shares(program, cluster, gpus, devices)
-    placing = placing_for(program, cluster, log_dir)
+    variables = cluster_variables(program, cluster, log_dir)
     tasks = tuple(
-        task_plan(program, cluster, task, log_dir, environ, shares.get(task), placing)
+        task_plan(program, cluster, task, log_dir, environ, shares.get(task), variables)
         for task, _ in cluster.tasks()
     )
     spare = Role.SPARE in program.roles.values() and not program.env_only
@@ -297,7 +297,7 @@ def plan_local(
         shown=cluster.chief,
         log_dir=log_dir,
         begins_at=cluster.address(cluster.chief) if spare else None,
-        files=placing.files,
+        files=variables.files,
     )
 
 
@@ -327,30 +327,24 @@ def plan_member(
         ConfigError: if the cluster has no such task.
     """
     try:
-        address = cluster.address(task)
+        cluster.address(task)
     except KeyError:
         have = ", ".join(str(other) for other, _ in cluster.tasks())
         raise ConfigError(
             f"TF_CONFIG says that this is task {str(task)!r}, but its cluster has: {have}. "
             "Correct the type and index of its task."
         ) from None
-    placing = placing_for(program, cluster, log_dir)
+    variables = cluster_variables(program, cluster, log_dir)
     changes = program.environ(environ)
-    if placing.files:
-        changes.update(placing.changes(task))
+    if variables.files:
+        changes.update(variables.changes(task))
     elif "TF_CONFIG" in environ:  # Perhaps not yet in the environment of this process.
         changes["TF_CONFIG"] = environ["TF_CONFIG"]
     own = _own_gpus(program, cluster, task, gpus, gpus_each, "CUDA_VISIBLE_DEVICES" in environ)
-    if own is not None:
-        changes["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    plan = TaskPlan(
-        task=task,
-        address=address,
-        command=program.command(task, cluster),
-        environ={**changes, **_record(program, log_dir / _log_name(task))},
-        log=log_dir / _log_name(task),
-    )
-    return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir, files=placing.files)
+    plan = _task_plan(program, cluster, task, log_dir, changes, own)
+    plan = dataclasses.replace(plan, role=Role.MAIN)
+    files = variables.files
+    return JobPlan(tasks=(plan,), cluster=cluster, shown=task, log_dir=log_dir, files=files)
 
 
 def _own_gpus(
@@ -375,20 +369,20 @@ def local_ranks(program: Program, cluster: ClusterSpec) -> dict[Task, tuple[int,
     return dict(zip(trains, on_hosts(hosts), strict=True))
 
 
-def placing_for(program: Program, cluster: ClusterSpec, log_dir: Path) -> Placing:
+def cluster_variables(program: Program, cluster: ClusterSpec, log_dir: Path) -> ClusterVariables:
     """The variables by which the tasks of a program know their place.
 
     Raises:
         ConfigError: if the cluster needs a file, and the script reads TF_CONFIG itself.
     """
-    placing = Placing(cluster, log_dir)
-    if placing.files and program.env_only:
+    variables = ClusterVariables(cluster, log_dir)
+    if variables.files and program.env_only:
         raise ConfigError(
             f"The TF_CONFIG of this cluster of {len(list(cluster.tasks()))} tasks is longer than a "
             "variable may be on Linux (128 KiB), and the script reads it itself (--env-only, "
             "--every-task). Run it under a strategy of tfdist, or on fewer tasks."
         )
-    return placing
+    return variables
 
 
 def task_plan(
@@ -398,14 +392,25 @@ def task_plan(
     log_dir: Path,
     environ: Mapping[str, str],
     gpus: tuple[str, ...] | None,
-    placing: Placing | None = None,
+    variables: ClusterVariables | None = None,
 ) -> TaskPlan:
     """Plans one task; see `plan_local`. `gpus` are those that it sees; None means all."""
     changes = program.environ(environ)
-    if cluster is not None:
-        changes.update((placing or Placing(cluster, log_dir)).changes(task))
+    if variables is not None:
+        changes.update(variables.changes(task))
     elif "TF_CONFIG" in environ:
         changes["TF_CONFIG"] = None
+    return _task_plan(program, cluster, task, log_dir, changes, gpus)
+
+
+def _task_plan(
+    program: Program,
+    cluster: ClusterSpec | None,
+    task: Task,
+    log_dir: Path,
+    changes: dict[str, str | None],
+    gpus: tuple[str, ...] | None,
+) -> TaskPlan:
     if gpus is not None:
         changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return TaskPlan(

@@ -37,7 +37,14 @@ from tfdist.cluster.rendezvous.coordinator import CLOCKS_APART
 from tfdist.cluster.rendezvous.join import identity
 from tfdist.cluster.spec import Address, ClusterSpec
 from tfdist.errors import StartError
-from tfdist.launcher.plan import JobPlan, Program, TaskPlan, local_ranks, placing_for, task_plan
+from tfdist.launcher.plan import (
+    JobPlan,
+    Program,
+    TaskPlan,
+    cluster_variables,
+    local_ranks,
+    task_plan,
+)
 
 __all__ = [
     "BEAT_SECONDS",
@@ -187,22 +194,22 @@ def plan_hosts(
         ConfigError: if this machine has GPUs, but too few.
     """
     shares = local_ranks(program, cluster)
-    placing = placing_for(program, cluster, log_dir)
+    variables = cluster_variables(program, cluster, log_dir)
     tasks = []
     for task, address in cluster.tasks():
         share = shares.get(task)
         if address.host in here:
             own = gpu_lists.split(gpus, share[1])[share[0]] if gpus and share else None
-            tasks.append(task_plan(program, cluster, task, log_dir, environ, own, placing))
+            tasks.append(task_plan(program, cluster, task, log_dir, environ, own, variables))
         else:
-            plan = task_plan(program, cluster, task, log_dir, {}, None, placing)
-            tasks.append(_over_ssh(plan, address.host, ssh, environ, share, placing.files))
+            plan = task_plan(program, cluster, task, log_dir, {}, None, variables)
+            tasks.append(_over_ssh(plan, address.host, ssh, environ, share, variables.files))
     return JobPlan(
         tasks=tuple(tasks),
         cluster=cluster,
         shown=cluster.chief,
         log_dir=log_dir,
-        files=placing.files,
+        files=variables.files,
     )
 
 

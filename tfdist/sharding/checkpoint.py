@@ -149,18 +149,18 @@ def new_file(directory: str, save: str, rank: int) -> Iterator[h5py.File]:
     sync_directory(directory)
 
 
-def put(file: h5py.File, place: str, value: Array, *, checked: bool = True) -> None:
+def put(file: h5py.File, path: str, value: Array, *, checked: bool = True) -> None:
     """Writes an array to a file.
 
     Args:
         file: an `h5py.File`.
-        place: the variable's place in a Keras weights file.
+        path: the variable's place in a Keras weights file.
         value: the array.
         checked: whether it gets checksums.
     """
     # Checksums are of chunks, which an array without elements or dimensions has not.
     chunked = {"fletcher32": True} if checked and value.ndim and value.size else {}
-    dataset = file.create_dataset(place, data=value, **chunked)
+    dataset = file.create_dataset(path, data=value, **chunked)
     if value.dtype == ml_dtypes.bfloat16:
         dataset.attrs[_DTYPE] = "bfloat16"
 
@@ -173,11 +173,11 @@ def publish(directory: str, index: Index) -> None:
     """
     for name, size in index.files.items():
         path = os.path.join(directory, name)
-        found = os.path.getsize(path) if os.path.isfile(path) else None
-        if found != size:
+        actual = os.path.getsize(path) if os.path.isfile(path) else None
+        if actual != size:
             raise OSError(
                 f"{name}, which another process has written, is "
-                f"{'not there' if found is None else f'{found} instead of {size} bytes'}. Name a "
+                f"{'not there' if actual is None else f'{actual} instead of {size} bytes'}. Name a "
                 "directory that all processes share"
             )
     sync_directory(directory)
@@ -213,12 +213,12 @@ class Saved:
 
     Args:
         checkpoint: the open checkpoint.
-        place: its place in a Keras weights file.
+        path: its place in a Keras weights file.
     """
 
-    def __init__(self, checkpoint: Checkpoint, place: str) -> None:
-        self._checkpoint, self._place = checkpoint, place
-        self.entry = checkpoint.index.variables[place]
+    def __init__(self, checkpoint: Checkpoint, path: str) -> None:
+        self._checkpoint, self._path = checkpoint, path
+        self.entry = checkpoint.index.variables[path]
         self.shape, self.dtype = self.entry.shape, np.dtype(self.entry.dtype)
 
     @property
@@ -248,9 +248,9 @@ class Saved:
         """
         region = region or of.region
         with self._checkpoint.reading(of.file) as file:
-            dataset = file[self._place]
+            dataset = file[self._path]
             if dataset.shape != of.region.shape or dataset.dtype.itemsize != self.dtype.itemsize:
-                raise ValueError(f"{self._place} has another shape or type there")
+                raise ValueError(f"{self._path} has another shape or type there")
             values = np.asarray(dataset[region.within(of.region)])
         return values if values.dtype == self.dtype else values.view(self.dtype)
 
@@ -262,8 +262,8 @@ class Saved:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> Array:
-        found: Array = self.read()[key]
-        return found
+        elements: Array = self.read()[key]
+        return elements
 
 
 class Checkpoint:
@@ -294,9 +294,9 @@ class Checkpoint:
         for file in self._files.values():
             file.close()
 
-    def saved(self, place: str) -> Saved:
+    def saved(self, path: str) -> Saved:
         """The variable of a place in a Keras weights file."""
-        return Saved(self, place)
+        return Saved(self, path)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[h5py.File]:
@@ -305,9 +305,9 @@ class Checkpoint:
         try:
             if name not in self._files:
                 self._files[name] = h5py.File(path, "r")
-                found = self._files[name].attrs.get(_SAVE)
-                if found != self.index.save:
-                    raise ValueError(f"it belongs to the save {found}, not {self.index.save}")
+                save = self._files[name].attrs.get(_SAVE)
+                if save != self.index.save:
+                    raise ValueError(f"it belongs to the save {save}, not {self.index.save}")
             yield self._files[name]
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             raise self._error(f"{name} is damaged ({error})") from error
@@ -330,8 +330,8 @@ class Checkpoint:
                 index = msgspec.json.decode(file.read(), type=Index)
             if (index.format, index.version) != (_FORMAT, _VERSION):
                 raise ValueError(f"it is of the format {index.format!r}, version {index.version}")
-            for place, entry in index.variables.items():
-                _check_entry(place, entry)
+            for path, entry in index.variables.items():
+                _check_entry(path, entry)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._error(f"there is no {_INDEX}, which is written last") from error
         except (ValueError, TypeError) as error:
@@ -353,7 +353,7 @@ class Checkpoint:
             raise self._error(f"{min(named - {*self.index.files})} is missing in {_INDEX}")
 
 
-def _check_entry(place: str, entry: Entry) -> None:
+def _check_entry(path: str, entry: Entry) -> None:
     """Checks that the slices of a variable have each element once."""
     np.dtype(entry.dtype)
     regions = [each.region for each in entry.slices]
@@ -365,7 +365,7 @@ def _check_entry(place: str, entry: Entry) -> None:
         for each in regions
     )
     if not inside or sum(each.size for each in regions) != math.prod(entry.shape):
-        raise ValueError(f"it does not name a file for each element of {place}")
+        raise ValueError(f"it does not name a file for each element of {path}")
     for i, each in enumerate(regions):
         if any(each.overlap(other) for other in regions[:i]):
-            raise ValueError(f"it names two files for elements of {place}")
+            raise ValueError(f"it names two files for elements of {path}")

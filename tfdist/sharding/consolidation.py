@@ -111,22 +111,22 @@ def _write_weights(checkpoint: Checkpoint, path: str, note: Callable[[str], None
     with CarefulFile(path) as file:
         for group, name in checkpoint.index.groups.items():
             file.require_group(group).attrs["name"] = name
-        for place in checkpoint.index.variables:
-            note(place)
-            _copy(checkpoint.saved(place), file, place)
+        for variable in checkpoint.index.variables:
+            note(variable)
+            _copy(checkpoint.saved(variable), file, variable)
         _copy_the_rest(checkpoint, file)
 
 
-def _copy(saved: Saved, file: h5py.File, place: str) -> None:
+def _copy(saved: Saved, file: h5py.File, path: str) -> None:
     """Copies a variable, one part after the other."""
     slices = saved.entry.slices
     if len(slices) == 1:
-        put(file, place, saved.part(slices[0]), checked=False)
+        put(file, path, saved.part(slices[0]), checked=False)
         return
     # To HDF5 types that NumPy does not have itself are bytes without a meaning.
     plain = saved.dtype.kind != "V"
     stored = saved.dtype if plain else np.dtype(f"V{saved.dtype.itemsize}")
-    dataset = file.create_dataset(place, saved.shape, stored)
+    dataset = file.create_dataset(path, saved.shape, stored)
     if saved.dtype == ml_dtypes.bfloat16:
         dataset.attrs["dtype"] = "bfloat16"
     for each in slices:

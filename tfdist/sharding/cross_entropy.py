@@ -32,18 +32,18 @@ def sparse_cross_entropy(link: Link, logits: Tensor, labels: Tensor) -> Tensor:
         labels: the numbers of classes of all members, of shape `(examples,)`, whole.
     """
     size = logits.shape[1]
-    places = tf.cast(labels, tf.int64) - tf.cast(link.index * size, tf.int64)
-    here = (places >= 0) & (places < size)
-    places = tf.where(here, places, 0)
+    local_labels = tf.cast(labels, tf.int64) - tf.cast(link.index * size, tf.int64)
+    here = (local_labels >= 0) & (local_labels < size)
+    local_labels = tf.where(here, local_labels, 0)
 
     def forward(value: Tensor) -> tuple[Tensor, Any]:
-        own = tf.where(here, tf.gather(value, places, batch_dims=1), 0)
+        own = tf.where(here, tf.gather(value, local_labels, batch_dims=1), 0)
         logarithm, picked = _over_members(link, value, own)
 
         def backward(upstream: Tensor) -> Tensor:
             softmax = tf.exp(value - logarithm[:, None])
-            rows = tf.range(tf.size(places, tf.int64))
-            at = tf.stack([rows, places], 1)
+            rows = tf.range(tf.size(local_labels, tf.int64))
+            at = tf.stack([rows, local_labels], 1)
             slopes = tf.tensor_scatter_nd_sub(softmax, at, tf.cast(here, softmax.dtype))
             return _differentiable_once(slopes * upstream[:, None])
 
@@ -85,11 +85,11 @@ def largest(link: Link, logits: Tensor) -> Tensor:
         link: the members of the axis.
         logits: this member's part, of shape `(examples, classes)`.
     """
-    places = tf.argmax(logits, 1, tf.int32)
-    values = _gathered(link, tf.gather(logits, places, batch_dims=1))
-    numbers = _gathered(link, places + link.index * logits.shape[1])
-    found: Tensor = tf.gather(tf.transpose(numbers), tf.argmax(values, 0), batch_dims=1)
-    return found
+    classes = tf.argmax(logits, 1, tf.int32)
+    values = _gathered(link, tf.gather(logits, classes, batch_dims=1))
+    numbers = _gathered(link, classes + link.index * logits.shape[1])
+    predicted: Tensor = tf.gather(tf.transpose(numbers), tf.argmax(values, 0), batch_dims=1)
+    return predicted
 
 
 def _gathered(link: Link, own: Tensor) -> Tensor:

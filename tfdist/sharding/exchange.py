@@ -48,7 +48,7 @@ def _reduced_slices(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> l
         return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
 
     rows = [_to_rows(value, cut) for value, cut in zip(values, cuts, strict=True)]
-    shards = _in_buckets(rows, exchange)
+    shards = by_group(rows, _buckets(rows), exchange)
     return [tf.reshape(s, cut.shard_shape) for s, cut in zip(shards, cuts, strict=True)]
 
 
@@ -70,7 +70,7 @@ def _gathered_slices(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> 
         return tf.split(rows, [each.shape[0] for each in bucket], 1) if len(bucket) > 1 else [rows]
 
     flat = [tf.reshape(shard, [-1]) for shard in shards]
-    tables = _in_buckets(flat, exchange)
+    tables = by_group(flat, _buckets(flat), exchange)
     return [_from_rows(rows, cut) for rows, cut in zip(tables, cuts, strict=True)]
 
 
@@ -83,11 +83,12 @@ def _by_kind(
 ) -> list[Tensor]:
     """Exchanges tensors that are cut in slices, and those that have an owner, by themselves."""
 
-    def exchange(places: list[int]) -> list[Tensor]:
-        run = of_owned if isinstance(cuts[places[0]], Owned) else of_slices
-        return run(link, [values[i] for i in places], [cuts[i] for i in places])
+    def exchange(group: list[tuple[Any, Cut]]) -> list[Tensor]:
+        run = of_owned if isinstance(group[0][1], Owned) else of_slices
+        return run(link, *map(list, zip(*group, strict=True)))
 
-    return by_group([isinstance(cut, Owned) for cut in cuts], exchange)
+    pairs = list(zip(values, cuts, strict=True))
+    return by_group(pairs, grouped(isinstance(cut, Owned) for cut in cuts), exchange)
 
 
 def own_shard(whole: Any, layout: Layout) -> Tensor:
@@ -127,8 +128,8 @@ def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
         _own_piece(each.value, each.kind, cut) for each in pieces_of(value) if is_sparse(each.value)
     ]
     rows = tf.concat([each for each, _ in pieces], 0) if len(pieces) > 1 else pieces[0][0]
-    places = [each for _, each in pieces]
-    indices = tf.concat(places, 0) if len(pieces) > 1 else places[0]
+    parts = [each for _, each in pieces]
+    indices = tf.concat(parts, 0) if len(pieces) > 1 else parts[0]
     own: IndexedSlices = tf.IndexedSlices(rows, indices, shape)
     return own
 
@@ -136,8 +137,8 @@ def _own_rows(value: IndexedSlices, cut: Cut) -> IndexedSlices:
 def _own_piece(value: IndexedSlices, kind: Kind, cut: Cut) -> tuple[Tensor, Tensor]:
     """Those rows of one kind that are in this process's part, and their places in it."""
     here = (value.indices >= cut.start) & (value.indices < cut.stop)
-    places = of_kind(tf.boolean_mask(value.indices, here) - cut.start, kind)
-    return tf.boolean_mask(value.values, here), places
+    indices = of_kind(tf.boolean_mask(value.indices, here) - cut.start, kind)
+    return tf.boolean_mask(value.values, here), indices
 
 
 def _to_rows(value: Tensor, cut: Cut) -> Tensor:
@@ -157,26 +158,16 @@ def _from_rows(rows: Tensor, cut: Cut) -> Tensor:
     return whole
 
 
-def _in_buckets(
-    tensors: list[Tensor], exchange: Callable[[list[Tensor]], list[Tensor]]
-) -> list[Tensor]:
-    """Exchanges tensors in buckets of one type and some size, in their order."""
-    results: dict[int, Tensor] = {}
-    for places in _buckets(tensors):
-        exchanged = exchange([tensors[place] for place in places])
-        results.update(zip(places, exchanged, strict=True))
-    return [results[place] for place in range(len(tensors))]
-
-
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
-    for places in grouped(tensor.dtype for tensor in tensors):
+    """The indices of tensors of one type and some size, in their order."""
+    for group in grouped(tensor.dtype for tensor in tensors):
         bucket: list[int] = []
         size = 0
-        for place in places:
-            bytes_of = size_of(tensors[place])
+        for index in group:
+            bytes_of = size_of(tensors[index])
             if bucket and size + bytes_of > _BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append(place)
+            bucket.append(index)
             size += bytes_of
         yield bucket

@@ -117,7 +117,7 @@ def gather_again() -> Iterator[None]:
         return
     before = len(graph.get_operations())
     yield
-    new = {each: place for place, each in enumerate(graph.get_operations()[before:])}
+    new = {each: index for index, each in enumerate(graph.get_operations()[before:])}
     totals = sorted(
         (
             each.total.op
@@ -132,8 +132,8 @@ def gather_again() -> Iterator[None]:
         return [each for each in totals if new[each] < new[operation]][-1:]
 
     for use in uses:
-        found = {each for each in use.whole.consumers() if each in new}
-        after, readers = _backward(sorted(found, key=new.__getitem__), new)
+        consumers = {each for each in use.whole.consumers() if each in new}
+        after, readers = _backward(sorted(consumers, key=new.__getitem__), new)
         if after:
             with tf.control_dependencies([*after, *last_before(readers[0])]):
                 again = use.gather(tf.identity(use.shard))
@@ -158,8 +158,8 @@ def _backward(readers: list[Any], new: Mapping[Any, int]) -> tuple[list[Any], li
     Operations are made after those that they depend on, so what the first one awaits waits for none
     of them. Those before it, such as the shape of the weight, run early.
     """
-    for place, reader in enumerate(readers):
+    for index, reader in enumerate(readers):
         awaited = [each for each in reader.inputs if each.op in new]
         if awaited:
-            return awaited, readers[place:]
+            return awaited, readers[index:]
     return [], []

@@ -221,9 +221,9 @@ def owners(sizes: Sequence[int], count: int) -> list[int]:
         count: the number of processes.
     """
     chosen, loads = [0] * len(sizes), [0] * count
-    for place in sorted(range(len(sizes)), key=lambda each: (-sizes[each], each)):
-        chosen[place] = min(range(count), key=lambda each: (loads[each], each))
-        loads[chosen[place]] += sizes[place]
+    for index in sorted(range(len(sizes)), key=lambda each: (-sizes[each], each)):
+        chosen[index] = min(range(count), key=lambda each: (loads[each], each))
+        loads[chosen[index]] += sizes[index]
     return chosen
 
 

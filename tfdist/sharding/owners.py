@@ -6,12 +6,13 @@ size, in which each process has a row of the same length; a shorter stream ends 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import Link, by_group
+from tfdist.comm.replica_collectives import Link, by_group, grouped
 from tfdist.sharding.layout import Owned
 from tfdist.types import Tensor
 
@@ -25,12 +26,12 @@ class _Span(NamedTuple):
     """Some elements of a flat tensor.
 
     Attributes:
-        place: the tensor's, in the list of all.
+        tensor: its index in the list of all.
         start: the first element.
         stop: the one after the last.
     """
 
-    place: int
+    tensor: int
     start: int
     stop: int
 
@@ -43,10 +44,8 @@ def reduce_to_owners(link: Link, values: Sequence[Any], cuts: Sequence[Owned]) -
         values: the whole tensors of this replica.
         cuts: the owner of each.
     """
-    return by_group(
-        [value.dtype for value in values],
-        lambda places: _sums(link, [values[i] for i in places], [cuts[i] for i in places]),
-    )
+    pairs = list(zip(values, cuts, strict=True))
+    return by_group(pairs, grouped(value.dtype for value in values), functools.partial(_sums, link))
 
 
 def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned]) -> list[Tensor]:
@@ -57,13 +56,13 @@ def gather_from_owners(link: Link, shards: Sequence[Any], cuts: Sequence[Owned])
         shards: the tensors that this replica owns; of others what has no elements.
         cuts: the owner of each.
     """
-    return by_group(
-        [shard.dtype for shard in shards],
-        lambda places: _wholes(link, [shards[i] for i in places], [cuts[i] for i in places]),
-    )
+    pairs = list(zip(shards, cuts, strict=True))
+    groups = grouped(shard.dtype for shard in shards)
+    return by_group(pairs, groups, functools.partial(_wholes, link))
 
 
-def _sums(link: Link, values: list[Any], cuts: list[Owned]) -> list[Tensor]:
+def _sums(link: Link, owned: list[tuple[Any, Owned]]) -> list[Tensor]:
+    values, cuts = map(list, zip(*owned, strict=True))
     if _are_uneven(cuts):
         sums = link.sum(values)
         pairs = zip(sums, cuts, strict=True)
@@ -80,7 +79,8 @@ def _sums(link: Link, values: list[Any], cuts: list[Owned]) -> list[Tensor]:
     ]
 
 
-def _wholes(link: Link, shards: list[Any], cuts: list[Owned]) -> list[Tensor]:
+def _wholes(link: Link, owned: list[tuple[Any, Owned]]) -> list[Tensor]:
+    shards, cuts = map(list, zip(*owned, strict=True))
     if _are_uneven(cuts):
         pairs = zip(shards, cuts, strict=True)
         sums: list[Tensor] = link.sum(
@@ -113,9 +113,9 @@ def _are_uneven(cuts: Sequence[Owned]) -> bool:
 def _rounds(cuts: Sequence[Owned], itemsize: int) -> Iterator[tuple[int, list[list[_Span]]]]:
     """For each round the length of a row, and what it has of the tensors of each owner."""
     streams: list[list[int]] = [[] for _ in range(cuts[0].shards)]
-    for place, cut in enumerate(cuts):
-        streams[cut.owner].append(place)
-    longest = max(sum(cuts[place].size for place in stream) for stream in streams)
+    for index, cut in enumerate(cuts):
+        streams[cut.owner].append(index)
+    longest = max(sum(cuts[index].size for index in stream) for stream in streams)
     most = max(1, _ROUND_BYTES // (itemsize * len(streams)))
     for start in range(0, longest, most):
         stop = min(start + most, longest)
@@ -125,16 +125,16 @@ def _rounds(cuts: Sequence[Owned], itemsize: int) -> Iterator[tuple[int, list[li
 def _spans(stream: list[int], cuts: Sequence[Owned], start: int, stop: int) -> Iterator[_Span]:
     """The parts of tensors that the elements from `start` to `stop` of a stream are."""
     before = 0
-    for place in stream:
-        first, last = max(start - before, 0), min(stop - before, cuts[place].size)
+    for index in stream:
+        first, last = max(start - before, 0), min(stop - before, cuts[index].size)
         if first < last:
-            yield _Span(place, first, last)
-        before += cuts[place].size
+            yield _Span(index, first, last)
+        before += cuts[index].size
 
 
 def _packed(flat: Sequence[Tensor], spans: Sequence[_Span], width: int) -> Tensor:
     """A row of some length, which ends in zeros."""
-    parts = [flat[place][start:stop] for place, start, stop in spans]
+    parts = [flat[index][start:stop] for index, start, stop in spans]
     missing = width - sum(stop - start for _, start, stop in spans)
     row: Tensor = tf.concat([*parts, tf.zeros([missing], flat[0].dtype)], 0)
     # Horovod's operations have no state by their registration: of a constant TensorFlow computes
@@ -145,8 +145,8 @@ def _packed(flat: Sequence[Tensor], spans: Sequence[_Span], width: int) -> Tenso
 def _unpack(row: Tensor, spans: Sequence[_Span], pieces: list[list[Tensor]]) -> None:
     """Appends the elements in a row to the pieces of their tensors."""
     before = 0
-    for place, start, stop in spans:
-        pieces[place].append(row[before : before + stop - start])
+    for index, start, stop in spans:
+        pieces[index].append(row[before : before + stop - start])
         before += stop - start
 
 

@@ -187,8 +187,8 @@ class ShardedVariable(_Shard):
         """
         if self.kept_layout.along(MODEL) is None or in_symbolic_scope() or not self._in_replica:
             return None
-        found = remembered(_at_hand.value[id(self)].value) if self.is_at_hand else None
-        part: Tensor = self._maybe_autocast(found.value if found else self._part())
+        cached = remembered(_at_hand.value[id(self)].value) if self.is_at_hand else None
+        part: Tensor = self._maybe_autocast(cached.value if cached else self._part())
         return part
 
     def _part(self) -> Tensor:

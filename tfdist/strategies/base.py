@@ -64,7 +64,7 @@ class Scope:
         self._strategy = strategy
         self._inner = inner
         own = [] if hooks is None else [hooks]
-        self._hooks: list[Any] = [keras_scope, constructors.Given(strategy), *own]
+        self._hooks: list[Any] = [keras_scope, constructors.ConstructorHooks(strategy), *own]
         self._opened: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> object:
@@ -122,7 +122,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     layouts: Sequence[LayoutRule] = ()
 
     _meter: Meter | None = None
-    _policy_said = False
+    _policy_reported = False
 
     # Of TensorFlow's strategies.
     extended: Any
@@ -178,7 +178,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         policy = batch_sharding.policy_of(dataset)
         if policy not in (_Policy.AUTO, _Policy.DATA):
             self._check_policy(policy)
-            self._say_policy(getattr(policy, "name", str(policy)))
+            self._report_policy(getattr(policy, "name", str(policy)))
             return super().experimental_distribute_dataset(dataset, options)  # type: ignore[misc]
         self._warn_of_order(dataset)
         dataset = no_more_than_read(dataset)
@@ -226,9 +226,9 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
                 "examples. Leave the policy out: tfdist slices the batches; or choose FILE."
             )
 
-    def _say_policy(self, name: str) -> None:
-        if self.shard.workers > 1 and self.is_chief and not self._policy_said:
-            self._policy_said = True
+    def _report_policy(self, name: str) -> None:
+        if self.shard.workers > 1 and self.is_chief and not self._policy_reported:
+            self._policy_reported = True
             text = f"TensorFlow shards the data (auto-shard policy {name})"
             logger.info(text)
 

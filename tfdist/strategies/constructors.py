@@ -19,7 +19,7 @@ from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.types import Strategy
 from tfdist.utils.messages import logger
 
-__all__ = ["Given", "hooks"]
+__all__ = ["ConstructorHooks", "hooks"]
 
 #: Classes below `tf.distribute` whose replicas train in lockstep, so that each of tfdist's
 #: strategies in lockstep can take their place.
@@ -30,7 +30,7 @@ _LOCKSTEP = (
     "experimental.CentralStorageStrategy",
     "experimental.MultiWorkerMirroredStrategy",
 )
-_SERVED = ("ParameterServerStrategy", "experimental.ParameterServerStrategy")
+_PARAMETER_SERVER = ("ParameterServerStrategy", "experimental.ParameterServerStrategy")
 _TPU = ("TPUStrategy", "experimental.TPUStrategy")
 _COORDINATOR = ("coordinator.ClusterCoordinator", "experimental.coordinator.ClusterCoordinator")
 
@@ -49,10 +49,10 @@ _ServerStrategy = tf.distribute.ParameterServerStrategy
 _open: list[Any] = []
 
 #: Notices that were given since the outermost scope was opened.
-_said: set[str] = set()
+_notices: set[str] = set()
 
 
-class Given:
+class ConstructorHooks:
     """Lets TensorFlow's constructors give a strategy while its scope is open.
 
     Args:
@@ -71,15 +71,15 @@ class Given:
         """Restores TensorFlow when the outermost scope closes."""
         _open.remove(self._strategy)
         if not _open:
-            _said.clear()
+            _notices.clear()
         _hooks.leave()
 
 
 def hooks() -> list[Hook]:
     """The seams of TensorFlow's public APIs: `tf.distribute`, its copy in `compat.v2`, and v1's."""
     makers: dict[str, Callable[[str, Any], Any]] = {
-        **dict.fromkeys(_LOCKSTEP, functools.partial(_constructor, _unless_served)),
-        **dict.fromkeys(_SERVED, functools.partial(_constructor, _if_served)),
+        **dict.fromkeys(_LOCKSTEP, functools.partial(_constructor, _refuse_servers)),
+        **dict.fromkeys(_PARAMETER_SERVER, functools.partial(_constructor, _require_servers)),
         **dict.fromkeys(_TPU, functools.partial(_constructor, _never)),
         **dict.fromkeys(_COORDINATOR, _coordinator),
         "Server": _server,
@@ -154,19 +154,19 @@ def _constructor(refusal: Callable[[Any], str | None], path: str, original: type
         advice = refusal(current)
         if advice is not None:
             raise _conflict(path, current, f"{advice}; or {_INSTEAD}")
-        _say_given(path, current, bool(args or kwargs))
+        _notify(path, current, bool(args or kwargs))
         return current
 
     return _stand_in(original, answer)
 
 
-def _unless_served(current: Strategy) -> str | None:
+def _refuse_servers(current: Strategy) -> str | None:
     if not isinstance(current, _ServerStrategy):
         return None
     return "Its replicas train in lockstep: use --strategy mirrored, multi_worker or horovod"
 
 
-def _if_served(current: Strategy) -> str | None:
+def _require_servers(current: Strategy) -> str | None:
     if isinstance(current, _ServerStrategy):
         return None
     return "Its weights are on servers: use --strategy parameter_server"
@@ -226,8 +226,8 @@ def _set_strategy(path: str, original: Callable[[Any], None]) -> Callable[[Any],
         if own not in _open:
             original(strategy)
         elif strategy is not None and strategy is not own:
-            said = f"A process has one strategy, not {type(strategy).__name__} besides"
-            raise _conflict(path, own, f"{said}: {_INSTEAD}")
+            problem = f"A process has one strategy, not {type(strategy).__name__} besides"
+            raise _conflict(path, own, f"{problem}: {_INSTEAD}")
 
     return set_strategy
 
@@ -241,13 +241,13 @@ def _conflict(path: str, current: Strategy, advice: str) -> ConfigError:
     )
 
 
-def _say_given(path: str, current: Strategy, arguments: bool) -> None:
+def _notify(path: str, current: Strategy, arguments: bool) -> None:
     """Shows the user, once, that the strategy is the job's and not the program's own."""
     replicas = current.num_replicas_in_sync
     text = f"{path} of the program is the active strategy {current.name!r}"
     text += f" ({replicas} replica{'s' * (replicas != 1)} in sync)"
     if arguments:
         text += "; its arguments have no effect"
-    if text not in _said and current.is_chief:
-        _said.add(text)
+    if text not in _notices and current.is_chief:
+        _notices.add(text)
         logger.info(text)

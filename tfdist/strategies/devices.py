@@ -114,8 +114,8 @@ def connect_tasks(cluster: ClusterSpec, own: Task) -> list[str]:
     )
     result: list[str] = []
     for task, _ in cluster.tasks():
-        place = f"/job:{task.type}/replica:0/task:{task.index}/"
-        names = [d.name for d in tf.config.list_logical_devices() if d.name.startswith(place)]
+        prefix = f"/job:{task.type}/replica:0/task:{task.index}/"
+        names = [d.name for d in tf.config.list_logical_devices() if d.name.startswith(prefix)]
         gpus = [name for name in names if "GPU" in name]
         result += gpus or names[:1]
     return result

@@ -75,10 +75,10 @@ def join_cluster(
         ConfigError: if TF_CONFIG has a mistake, or the task does not run the script.
         StartError: if a task does not join before `config.start_timeout`.
     """
-    cluster, task, told = _script_task(text, config, offer)
-    if told is None:
+    cluster, task, offered = _script_task(text, config, offer)
+    if offered is None:
         return _member(cluster, task, None)
-    return _member(cluster, task, _join_as_script(cluster, task, config, told))
+    return _member(cluster, task, _join_as_script(cluster, task, config, offered))
 
 
 @contextlib.contextmanager
@@ -88,11 +88,11 @@ def joining_cluster(text: str, config: StrategyConfig) -> Iterator[Callable[[], 
     Mistakes of TF_CONFIG are found before the block. It may use no thread before it calls what it
     is given, which waits for the other tasks.
     """
-    cluster, task, told = _script_task(text, config, None)
-    if told is None:
+    cluster, task, offered = _script_task(text, config, None)
+    if offered is None:
         yield lambda: _member(cluster, task, None)
         return
-    meet = functools.partial(_join_as_script, cluster, task, config, told)
+    meet = functools.partial(_join_as_script, cluster, task, config, offered)
     with in_background(meet) as joined:
         yield lambda: _member(cluster, task, joined())
 
@@ -106,20 +106,20 @@ def _script_task(
     cluster, task = _read(text, config)
     runs = ("chief",) if spec_of(config.strategy).chief_runs_script else ("chief", "worker")
     if task is None or task.type not in runs or task not in cluster.computing:
-        raise ConfigError(_no_place_for(text, task, config))
+        raise ConfigError(_wrong_task(text, task, config))
     if len(list(cluster.tasks())) == 1:
         return cluster, task, None
-    told = {"seed": str(secrets.randbelow(2**32))}
+    offered = {"seed": str(secrets.randbelow(2**32))}
     if offer is not None and task == cluster.chief:
-        told.update(offer(cluster))
-    return cluster, task, told
+        offered.update(offer(cluster))
+    return cluster, task, offered
 
 
 def _join_as_script(
-    cluster: ClusterSpec, task: Task, config: StrategyConfig, told: dict[str, str]
+    cluster: ClusterSpec, task: Task, config: StrategyConfig, offered: dict[str, str]
 ) -> JoinReport:
     keep = spec_of(config.strategy).chief_runs_script
-    return _join(cluster, task, config, keep_lines=keep, offer=told)
+    return _join(cluster, task, config, keep_lines=keep, offer=offered)
 
 
 def _member(cluster: ClusterSpec, task: Task, report: JoinReport | None) -> Member:
@@ -194,15 +194,15 @@ def _shared(config: StrategyConfig) -> str:
     return config.strategy if spec_of(config.strategy).has_servers else config.to_json()
 
 
-def _no_place_for(text: str, task: Task | None, config: StrategyConfig) -> str:
-    said = f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
+def _wrong_task(text: str, task: Task | None, config: StrategyConfig) -> str:
+    role = f"TF_CONFIG={text!r} makes this process {task or 'no task'}, but "
     if not spec_of(config.strategy).chief_runs_script:
         return (
-            f"{said}strategy={config.strategy!r} runs on tasks of type chief and worker. "
+            f"{role}strategy={config.strategy!r} runs on tasks of type chief and worker. "
             "Correct `task`."
         )
     return (
-        f"{said}with strategy={config.strategy!r} only the chief runs the script. Start the other "
+        f"{role}with strategy={config.strategy!r} only the chief runs the script. Start the other "
         f"tasks with `tfdist run --strategy {config.strategy} SCRIPT`, which makes them serve, or "
         "correct `task`."
     )

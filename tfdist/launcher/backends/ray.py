@@ -27,7 +27,7 @@ from tfdist import environment
 from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.errors import ConfigError, StartError
 from tfdist.launcher.backends import ray_relay
-from tfdist.launcher.plan import WITH_SERVERS, JobPlan, Program, placing_for, task_plan
+from tfdist.launcher.plan import WITH_SERVERS, JobPlan, Program, cluster_variables, task_plan
 from tfdist.launcher.ssh import carried, differences
 
 __all__ = [
@@ -173,10 +173,10 @@ def bundles(counts: Mapping[str, int], cpus: float, gpus: int) -> tuple[Bundle, 
     )
 
 
-def cluster_of(placed: Sequence[tuple[Bundle, Seat]]) -> ClusterSpec:
+def cluster_of(allocation: Sequence[tuple[Bundle, Seat]]) -> ClusterSpec:
     """The tasks where Ray has placed them."""
     addresses: dict[str, tuple[Address, ...]] = {}
-    for bundle, seat in placed:
+    for bundle, seat in allocation:
         kind = bundle.task.type
         addresses[kind] = (*addresses.get(kind, ()), Address(seat.host, seat.port))
     return ClusterSpec(addresses)
@@ -192,7 +192,7 @@ _LAST_WORDS = 300
 
 def plan_on(
     program: Program,
-    placed: Sequence[tuple[Bundle, Seat]],
+    allocation: Sequence[tuple[Bundle, Seat]],
     *,
     clustered: bool,
     log_dir: Path,
@@ -203,22 +203,22 @@ def plan_on(
 
     Args:
         program: what to run.
-        placed: each task with its place.
+        allocation: each task with its place.
         clustered: whether the strategy's tasks make a cluster.
         log_dir: where the log files go, on this machine.
         environ: the environment that is carried over.
         python: the interpreter there; None takes that of Ray.
     """
-    cluster = cluster_of(placed) if clustered else None
-    placing = placing_for(program, cluster, log_dir) if cluster is not None else None
+    cluster = cluster_of(allocation) if clustered else None
+    variables = cluster_variables(program, cluster, log_dir) if cluster is not None else None
     base = {k: v for k, v in carried(environ).items() if not k.startswith("RAY_")}
     tasks = []
-    for bundle, seat in placed:
+    for bundle, seat in allocation:
         there = dataclasses.replace(program, python=python or seat.python)
         gpus = seat.gpus if bundle.gpus else ()
-        plan = task_plan(there, cluster, bundle.task, log_dir, base, gpus, placing)
+        plan = task_plan(there, cluster, bundle.task, log_dir, base, gpus, variables)
         tasks.append(dataclasses.replace(plan, environ={**base, **plan.environ}, host=seat.host))
-    shown = placed[0][0].task if cluster is None else cluster.chief
+    shown = allocation[0][0].task if cluster is None else cluster.chief
     has_servers = cluster is not None and program.roles == WITH_SERVERS
     return JobPlan(
         tasks=tuple(tasks),
@@ -226,7 +226,7 @@ def plan_on(
         shown=shown,
         log_dir=log_dir,
         begins_at=cluster.address(shown) if cluster is not None and has_servers else None,
-        files=placing.files if placing is not None else {},
+        files=variables.files if variables is not None else {},
     )
 
 
@@ -263,7 +263,7 @@ class Session:
             stack.callback(self._end)
             self._send(_request(self._wish, self._door))
             self.seats = tuple(
-                Seat(**{**seat, "gpus": tuple(seat["gpus"])}) for seat in self._placed()
+                Seat(**{**seat, "gpus": tuple(seat["gpus"])}) for seat in self._await_seats()
             )
             self._compare()
             self._ends = stack.pop_all()
@@ -302,7 +302,7 @@ class Session:
         )
         return dataclasses.replace(plan, tasks=tasks)
 
-    def _placed(self) -> list[Any]:
+    def _await_seats(self) -> list[Any]:
         """The driver's answer."""
         deadline = time.monotonic() + self._wish.seconds + _SECONDS_FOR_RAY
         rest = b""

@@ -93,15 +93,15 @@ def main() -> int:
     send = _voice()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    placed = threading.Event()
+    allocated = threading.Event()
     lines: queue.Queue[Any] = queue.Queue()
-    threading.Thread(target=_listen, args=(lines, placed), daemon=True).start()
+    threading.Thread(target=_listen, args=(lines, allocated), daemon=True).start()
     wish = lines.get()
     actors: list[Any] = []
     try:
         _connect(wish, send)
         actors, seats = _allocate(wish, send)
-        placed.set()
+        allocated.set()
         send({"seats": seats})
         orders = lines.get()
         if orders is not None:
@@ -127,11 +127,11 @@ def _voice() -> Callable[[Mapping[str, Any]], None]:
     return send
 
 
-def _listen(lines: queue.Queue[Any], placed: threading.Event) -> None:
+def _listen(lines: queue.Queue[Any], allocated: threading.Event) -> None:
     """Passes the launcher's lines on, and None at their end."""
     for line in sys.stdin:
         lines.put(json.loads(line))
-    if not placed.is_set():
+    if not allocated.is_set():
         os._exit(1)  # Ray may be waiting for something; it cleans up after a driver that is gone.
     lines.put(None)
 

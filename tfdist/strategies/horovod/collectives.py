@@ -14,6 +14,7 @@ and writes after keeps those in the order of the program.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.comm.replica_collectives import grouped
+from tfdist.comm.replica_collectives import by_group, grouped
 from tfdist.errors import ConfigError
 from tfdist.types import DType, Scalar, Tensor
 
@@ -87,17 +88,17 @@ class Ring:
         carried = [tf.cast(t, _ADDED_AS.get(t.dtype, t.dtype)) for t in tensors]
 
         def launch(name: str) -> list[Any]:
-            sums: list[Any] = [None] * len(carried)
-            for number, places in enumerate(_grouped(carried, groups)):
-                reduced = self.hvd.grouped_allreduce(
-                    [not_folded(carried[i]) for i in places],
-                    name=f"{name}.{number}",
+            numbers = itertools.count()
+
+            def exchange(group: list[Tensor]) -> list[Any]:
+                return self.hvd.grouped_allreduce(
+                    [not_folded(tensor) for tensor in group],
+                    name=f"{name}.{next(numbers)}",
                     op=self.hvd.Sum,
                     ignore_name_scope=True,
                 )
-                for i, value in zip(places, reduced, strict=True):
-                    sums[i] = value
-            return sums
+
+            return by_group(carried, _grouped(carried, groups), exchange)
 
         sums = self.in_order("sum", launch)
         return [tf.cast(value, t.dtype) for value, t in zip(sums, tensors, strict=True)]
@@ -199,13 +200,13 @@ class _Names:
 
 
 def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
-    """Places of tensors that travel together: of one type, and about as large as other groups."""
+    """Indices of tensors that travel together: of one type, and about as large as other groups."""
     result = []
-    for places in grouped(tensor.dtype for tensor in tensors):
-        sizes = [tensors[i].shape.num_elements() or 1 for i in places]
+    for group in grouped(tensor.dtype for tensor in tensors):
+        sizes = [tensors[i].shape.num_elements() or 1 for i in group]
         bound, filled = sum(sizes) / groups, 0
         parts: list[list[int]] = [[]]
-        for i, size in zip(places, sizes, strict=True):
+        for i, size in zip(group, sizes, strict=True):
             if parts[-1] and filled + size / 2 > bound * len(parts):
                 parts.append([])
             parts[-1].append(i)

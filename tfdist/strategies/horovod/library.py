@@ -28,9 +28,9 @@ def is_installed() -> bool:
 def built_for() -> str | None:
     """The version of TensorFlow that the installed Horovod was built against, or None."""
     spec = importlib.util.find_spec("horovod")
-    for place in (spec.submodule_search_locations or []) if spec else []:
+    for folder in (spec.submodule_search_locations or []) if spec else []:
         with contextlib.suppress(OSError, ValueError):
-            metadata = json.loads((Path(place) / "metadata.json").read_text())
+            metadata = json.loads((Path(folder) / "metadata.json").read_text())
             return str(metadata["tensorflow"]) if "tensorflow" in metadata else None
     return None
 

@@ -132,17 +132,17 @@ def meeting(
     """
     rank = rank_of(cluster, task)
     slot = {name: value for name, value in _slot(rank).items() if name != "hostname"}
-    told = {f"HOROVOD_{name.upper()}": str(value) for name, value in slot.items()}
-    told.update(
+    variables = {f"HOROVOD_{name.upper()}": str(value) for name, value in slot.items()}
+    variables.update(
         HOROVOD_HOSTNAME=rank.host, HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo"
     )
     if rank.size > 1:
-        told["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = _address(cluster.address(cluster.chief).host)
-        told["HOROVOD_GLOO_RENDEZVOUS_PORT"] = offered[OFFER]
+        variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = _address(cluster.address(cluster.chief).host)
+        variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] = offered[OFFER]
     interface = now.get("HOROVOD_GLOO_IFACE") or _interface(_address(rank.host))
     if interface:
-        told["HOROVOD_GLOO_IFACE"] = interface
-    return told
+        variables["HOROVOD_GLOO_IFACE"] = interface
+    return variables
 
 
 def _slot(rank: Rank) -> dict[str, Any]:

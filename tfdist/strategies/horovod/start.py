@@ -40,9 +40,9 @@ def create(config: StrategyConfig, member: Member | None) -> Horovod:
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
     own = config.part(HorovodOptions)
     gradients = GradientSum(reduction=own.reduction, groups=own.groups or 1)
-    place = None
+    resolver = None
     if member is not None:
-        place = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
+        resolver = resolver_for(member.cluster, member.task, int(device.startswith("GPU")))
     sharding = config.part(ShardingOptions)
     rule = config.part(GradientOptions)
-    return Horovod(device, gradients, place, rule, sharding.zero, sharding.checkpoints)
+    return Horovod(device, gradients, resolver, rule, sharding.zero, sharding.checkpoints)

@@ -48,13 +48,13 @@ class GradientSum:
             dense = [tf.convert_to_tensor(value) * ring.size for value in values]
             return collectives.combine(ring, dense)
         sparse = [i for i, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
-        dense_places = [i for i in range(len(values)) if i not in sparse]
+        dense_indices = [i for i in range(len(values)) if i not in sparse]
         # The last layers' gradients are there first.
-        dense_places.reverse()
+        dense_indices.reverse()
         sums = dict(zip(sparse, sum_over_replicas([values[i] for i in sparse]), strict=True))
-        dense = [values[i] for i in dense_places]
+        dense = [values[i] for i in dense_indices]
         summed = ring.sum(dense, self.groups) if dense else []
-        sums.update(zip(dense_places, summed, strict=True))
+        sums.update(zip(dense_indices, summed, strict=True))
         return [sums[i] for i in range(len(values))]
 
 
@@ -92,7 +92,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
         self.rule, self.zero, self.checkpoints = rule, zero, checkpoints
         self._ring = Ring(library.load())
         self._gradients = gradients or GradientSum()
-        self._place = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(
+        self._resolver = cluster_resolver or tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({}), task_type="worker", task_id=self._ring.rank
         )
         # Keras gathers predictions if it sees this base class; see its `_multi_worker_concat`.
@@ -102,7 +102,7 @@ class Horovod(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type
     @property
     def cluster_resolver(self) -> object:
         """This process's place among the ranks, and their cluster if it is known."""
-        return self._place
+        return self._resolver
 
     @property
     def shard(self) -> batch_sharding.Shard:

@@ -91,7 +91,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
                 )
             self.mesh = mesh
             self.extended.lay_out(axes, exchanging_what_is_read)
-        elif _places(axes) != _places(self._axes_of(self.mesh)):
+        elif _coordinates(axes) != _coordinates(self._axes_of(self.mesh)):
             raise ConfigError(
                 f"mesh='{mesh}' conflicts with mesh='{self.mesh}', which the job has already. "
                 "Leave one of them out."
@@ -122,7 +122,7 @@ class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # 
         return LineLink(self.extended.lines[axis]) if axis == MODEL else super().link()
 
 
-def _places(axes: list[Axis]) -> list[tuple[int, int]]:
+def _coordinates(axes: list[Axis]) -> list[tuple[int, int]]:
     return [(axis.size, axis.index) for axis in axes]
 
 

@@ -77,7 +77,7 @@ class _Training:
     """The reports of a `fit`, which count from one look to the next."""
 
     def __init__(self, serving: Serving) -> None:
-        self._serving, self._placed = serving, 0
+        self._serving, self._reported_variables = serving, 0
         self._epochs: list[Counted] = []
         self._last: _Sums | None = None
 
@@ -131,8 +131,8 @@ class _Training:
         """Shows the servers' variables unless the user has seen them."""
         shelves = self._serving.servers.shelves
         held = sum(len(each) for each in shelves.held)
-        if held != self._placed and self._serving.verbose:
-            self._placed = held
+        if held != self._reported_variables and self._serving.verbose:
+            self._reported_variables = held
             _print(_table_of_placement(shelves))
 
     def _count_since(self, last: _Sums) -> Counted:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["RESUME_STATUS", "ElasticPlace", "Position"]
+__all__ = ["RESUME_STATUS", "ElasticDirectory", "Position"]
 
 #: The exit status of a task whose job goes on in another world: EX_TEMPFAIL of sysexits.h.
 RESUME_STATUS = 75
@@ -41,7 +41,7 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class ElasticPlace:
+class ElasticDirectory:
     """The directory of one elastic job.
 
     Attributes:
