@@ -476,3 +476,17 @@ def made_outside(strategy: Any, *, what: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def quantized(strategy: Any) -> dict[str, Any]:
+    """A model of 8-bit weights, tuned by low-rank adapters."""
+    x, _ = common.table(77)
+    y = np.tanh(0.4 * x.sum(1, keepdims=True)).astype("float32")
+    with scope(strategy):
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
+        )
+        model.quantize("int8")
+        model.layers[0].enable_lora(2)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return common.fitted(model, x, y)

@@ -117,3 +117,8 @@ def test_what_was_made_outside_of_the_scope_is_refused_by_name(run: Agree, what:
 @pytest.mark.needs("replicas")
 def test_a_frozen_layer_may_be_made_outside_of_the_scope(run: Agree) -> None:
     assert set(run("step_cases:made_outside", what="frozen layer")) == {""}
+
+
+@pytest.mark.needs("any model")
+def test_a_model_of_8_bit_weights_that_is_tuned(agree: Agree) -> None:
+    agree("step_cases:quantized")
