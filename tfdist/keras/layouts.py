@@ -150,10 +150,14 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
 def _cuts_of(
     weight: KerasVariable, layer: Layer, shape: tuple[int, ...], strategy: Strategy
 ) -> list[Cut]:
-    """The divisions of a layer's weight by the rules, or by its kind."""
+    """The divisions of a layer's weight by the rules, or by its kind.
+
+    Whole numbers, such as those of a quantized kernel, are not divided.
+    """
     axis: Axis | None = strategy.parted
+    is_floating = tf.as_dtype(weight.dtype).is_floating
     if not strategy.layouts:
-        size = 1 if axis is None else axis.size
+        size = 1 if axis is None or not is_floating else axis.size
         dimension = None if size == 1 else _by_kind(layer, weight.name, shape, size)
         return [] if dimension is None or axis is None else [Cut(shape, dimension, axis)]
     rule = _rule_for(weight.path, shape, strategy.layouts)
@@ -162,6 +166,11 @@ def _cuts_of(
         dimension = None if rule is None or each is None else rule.dimension(each.name)
         if rule is None or each is None or dimension is None or each.size == 1:
             continue
+        if not is_floating:
+            raise ConfigError(
+                f"The layout '{rule}' divides the weight {weight.path!r} of type {weight.dtype}, "
+                "and only weights of a floating type can be divided. Leave it out of the rules."
+            )
         _check_size(rule, dimension, weight.path, shape, each.size)
         cuts.append(Cut(cuts[-1].shard_shape if cuts else shape, dimension, each))
     return cuts
