@@ -183,8 +183,8 @@ LAYERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def mixing(strategy: Any, *, kind: str) -> list[str]:
-    """What is said of a layer of the program's own."""
+def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """A layer of the program's own, and what is said of it."""
     x, y = common.table(EXAMPLES)
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -193,9 +193,9 @@ def mixing(strategy: Any, *, kind: str) -> list[str]:
             [keras.Input((8,)), keras.layers.Dense(6), layer, keras.layers.Dense(CLASSES)]
         )
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
-        model.fit(x, y, BATCH, 1, verbose=0)
+        report = common.fitted(model, x, y)
     named = [str(each.message) for each in caught if "meet in the layer" in str(each.message)]
-    return [text for text in named if repr(layer.name) in text]
+    return {**report, "named": [text for text in named if repr(layer.name) in text]}
 
 
 def _r2(y: Any, p: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cases.statistic_cases import CENTERS, METRICS, MOMENTS
-from tests.contract.conftest import Agree
-from tests.harness import TARGETS
+from tests.contract.conftest import Agree, assert_same
+from tests.harness import TARGETS, Pool
 
 
 @pytest.mark.needs("own steps")
@@ -30,13 +30,21 @@ def test_running_moments(agree: Agree, kind: str) -> None:
 @pytest.mark.needs("replicas")
 @pytest.mark.parametrize("kind", ["deviation", "tiled", "centred", "pairs"])
 def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str) -> None:
-    for named in run("statistic_cases:mixing", kind=kind):
-        assert bool(named) is (TARGETS[target].replicas > 1)
+    for result in run("statistic_cases:mixing", kind=kind):
+        assert bool(result["named"]) is (TARGETS[target].replicas > 1)
 
 
 @pytest.mark.needs("any model")
-def test_a_layer_that_mixes_tokens_is_not(run: Agree) -> None:
-    assert not any(run("statistic_cases:mixing", kind="tokens"))
+def test_a_layer_that_mixes_tokens_is_not(agree: Agree) -> None:
+    for result in agree("statistic_cases:mixing", kind="tokens"):
+        assert not result["named"]
+
+
+@pytest.mark.parametrize("kind", ["deviation", "pairs"])
+def test_servers_leave_a_batch_that_a_layer_mixes_to_one_worker(cluster: Pool, kind: str) -> None:
+    expected = cluster.plain("tests.cases.statistic_cases:mixing", kind=kind)
+    [result] = cluster.results("parameter_server", "tests.cases.statistic_cases:mixing", kind=kind)
+    assert_same(expected, result, 1e-5, "parameter_server")
 
 
 @pytest.mark.needs("any model")
