@@ -18,7 +18,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
 from tfdist.types import Operation, Tensor
 
-__all__ = ["NO_EXAMPLES", "ROWS", "meeting_of"]
+__all__ = ["NO_EXAMPLES", "ROWS", "axes_of", "meeting_of"]
 
 #: The axes along which a tensor holds the examples of a batch.
 Axes: TypeAlias = frozenset[int]
@@ -29,6 +29,13 @@ ROWS: Axes = frozenset({0})
 _REDUCING = frozenset(
     {"Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "ArgMax", "ArgMin", "EuclideanNorm"}
 )
+
+
+def axes_of(tensor: Tensor, depends: Dependence, known: Mapping[int, Axes]) -> Axes:
+    """The axes along which a tensor holds the examples; for the arguments see `meeting_of`."""
+    axes = dict(known)
+    _search(tensor, depends, axes, lambda op, own, from_reduced: False)
+    return axes[id(tensor)]
 
 
 def meeting_of(
@@ -46,9 +53,41 @@ def meeting_of(
     Returns:
         The first op found, by name and type, or None.
     """
-    known = dict(known)
+    axes = dict(known)
+
+    def meets(op: Operation, own: Axes, from_reduced: bool) -> bool:
+        mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
+        runs = _runs_along(op, lambda x: axes.get(id(x), NO_EXAMPLES))
+        return len(own) > 1 or (statistics and bool((own and from_reduced and mixes) or runs))
+
+    op = _search(target, depends, axes, meets)
+    return None if op is None else f"{op.name!r}, {op.type}"
+
+
+def _search(
+    target: Tensor,
+    depends: Dependence,
+    known: dict[int, Axes],
+    ends: Callable[[Operation, Axes, bool], bool],
+) -> Operation | None:
+    """Finds the axes of the tensors that a tensor is computed from, each after its inputs.
+
+    Args:
+        target: see `meeting_of`.
+        depends: see `meeting_of`.
+        known: the axes of some tensors; those of the others are added.
+        ends: whether to stop at an op: it gets the op, the axes of its result, and whether an input
+            is reduced from all examples.
+
+    Returns:
+        The op at which the search has stopped, or None.
+    """
     reduced: set[int] = set()
     waiting = [target]
+
+    def axes(x: Tensor) -> Axes:
+        return known.get(id(x), NO_EXAMPLES)
+
     while waiting:
         tensor = waiting[-1]
         if id(tensor) in known:
@@ -60,16 +99,10 @@ def meeting_of(
         if unknown:
             waiting.extend(unknown)
             continue
-
-        def axes(x: Tensor) -> Axes:
-            return known.get(id(x), NO_EXAMPLES)
-
         known[id(tensor)] = own = _axes_of(tensor, axes, depends)
         from_reduced = any(id(x) in reduced for x in op.inputs)
-        mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
-        meets = (own and from_reduced and mixes) or _runs_along(op, axes)
-        if len(own) > 1 or (statistics and meets):
-            return f"{op.name!r}, {op.type}"
+        if ends(op, own, from_reduced):
+            return op
         # A range has as many numbers as its limit says: a length, such as that of the longest row.
         if not own and op.type != "Range" and (from_reduced or _is_reduction(op, axes)):
             reduced.add(id(tensor))

@@ -13,10 +13,10 @@ from tfdist._keras import Trainer, loss_module
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras import gathered_loss, metric_updates
 from tfdist.keras.gathered_loss import of_whole_batch
-from tfdist.keras.hooks import Hook, is_of_program, of_weights, on_whole_batch
+from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
 from tfdist.keras.reductions import holds_chosen
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, is_mixing, targets_of
+from tfdist.keras.whole_batch import as_average, settle, targets_of
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 
@@ -176,9 +176,7 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
         outputs, step = original(self, *args, **kwargs), current_step()
         if step is not None and not step.is_whole:
             tensors = [each for each in tf.nest.flatten(outputs) if is_symbolic(each)]
-            own = is_of_program(type(self).call) or isinstance(self, keras.layers.Lambda)
-            if not own or is_mixing(step, self, tensors):
-                step.settled.update((id(each), each) for each in tensors)
+            settle(step, self, (args, kwargs), tensors)
             step.outputs.update((id(each), each) for each in tensors)
         return outputs
 

@@ -76,8 +76,8 @@ class Step:
         gathered: tensors, by `id`, of the rows of all replicas.
         rows: tensors, by `id`, that have one row for each example, of that example alone.
         outputs: the outputs of layers, by `id`.
-        settled: those of Keras's layers, and of layers that are known to mix a batch: in these an
-            example is taken to have one row.
+        settled: those of Keras's layers, and of layers that are known to mix a batch, by `id`, each
+            with whether it has a row for each example.
         calls: the losses, and the functions of metrics, that are being computed, the innermost
             last.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
@@ -97,7 +97,7 @@ class Step:
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     rows: dict[int, Any] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
-    settled: dict[int, Any] = dataclasses.field(default_factory=dict)
+    settled: dict[int, tuple[Any, bool]] = dataclasses.field(default_factory=dict)
     calls: list[Call] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False
     index: Tensor | int | None = None

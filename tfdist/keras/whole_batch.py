@@ -9,21 +9,23 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, axes_of, meeting_of
+from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
-from tfdist.types import Layer, Tensor
+from tfdist.types import Layer, Structure, Tensor
 
 __all__ = [
     "as_average",
     "computed_again",
-    "is_mixing",
     "over_whole_batch",
+    "settle",
     "targets_of",
 ]
 
@@ -104,25 +106,32 @@ def _note_meeting(step: Step, target: Tensor) -> None:
         step.note_meeting(found)
 
 
-def is_mixing(step: Step, layer: Layer, outputs: list[Any]) -> bool:
-    """Names a layer that mixes the examples of a batch, of which a replica has its own only.
+def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -> None:
+    """Notes which outputs of a layer have a row for each example; names a layer that mixes these.
+
+    Of a layer of Keras's own they have one if its inputs do: it keeps the examples apart, or
+    normalizes them (`docs/promise.md`).
 
     Args:
         step: the calling replica's step.
-        layer: a layer of the program's own that has just been called.
+        layer: a layer that has just been called.
+        arguments: the arguments of the call.
         outputs: the tensors that it has returned.
-
-    Returns:
-        Whether it does.
     """
-    rows = (key for key, x in step.settled.items() if x.shape.rank and step.depends(x))
-    known = dict.fromkeys(rows, ROWS) | dict.fromkeys(step.gathered, NO_EXAMPLES)
-    for output in outputs:
-        found = meeting_of(output, step.depends, known, statistics=True)
-        if found is not None:
-            step.note_mixing(layer, found)
-            return True
-    return False
+    known = dict.fromkeys(step.gathered, NO_EXAMPLES)
+    known |= {key: ROWS if has_rows else NO_EXAMPLES for key, (_, has_rows) in step.settled.items()}
+    if is_of_program(type(layer).call) or isinstance(layer, keras.layers.Lambda):
+        meetings = (meeting_of(x, step.depends, known, statistics=True) for x in outputs)
+        where = next((each for each in meetings if each is not None), None)
+        if where is None:
+            return
+        step.note_mixing(layer, where)
+        has_rows = True
+    else:
+        tensors = [x for x in tf.nest.flatten(arguments) if is_symbolic(x) and step.depends(x)]
+        has_rows = any(0 in axes_of(x, step.depends, known) for x in tensors)
+    settled = ((x, has_rows and bool(x.shape.rank)) for x in outputs if step.depends(x))
+    step.settled.update((id(x), (x, rows)) for x, rows in settled)
 
 
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
