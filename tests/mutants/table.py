@@ -335,7 +335,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/example_pairs.py",
         _MEET.format("share or variance or largest"),
         ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
-        ("(statistics and meets)", "False"),
+        ("(statistics and bool((own and from_reduced and mixes) or runs))", "False"),
         ("from_reduced = any(id(x) in reduced for x in op.inputs)", "from_reduced = False"),
     ),
     *_of(
