@@ -59,14 +59,14 @@ def on_whole_batch(step: Step, weight: KerasVariable, value: Tensor) -> Tensor |
     # Keras's BatchNormalization normalizes by a replica's own statistics, and keeps these.
     of_keras = any(weight is each for each in _weights_of_keras(step.model))
     again = value if of_keras else with_whole_statistics(step, value)
+    if not step.depends(again):
+        return again
     result = reduction_of(again, step.depends, step.averages())
     chosen = result.unknown & CHOOSING
     if chosen:
         _warn_of_chosen(step, chosen, weight.path)
     if again is value and (result.unknown or result.is_mean):
         return None
-    if not step.depends(again):
-        return again
     return computed_again(again, result, over_whole_batch(step, result.leaves))
 
 

@@ -162,13 +162,15 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
     if batch_axis(term, step.depends) is not None:
         return term
     again = with_whole_statistics(step, term)
+    if not step.depends(again):
+        return step.added_once(again)
     found = reduction_of(again, step.depends, step.averages())
     if found.unknown:
         if found.unknown & CHOOSING:
             _warn_of_chosen(variable, found)
         return again
     if found.linear and all(leaf.is_sum for leaf in found.leaves) and not _is_offset(step, found):
-        return again if found.leaves else step.added_once(again)
+        return again
     if again is term and found.is_mean:
         return step.weigh(term)
     return step.added_once(computed_again(again, found, over_whole_batch(step, found.leaves)))
@@ -214,11 +216,10 @@ def _summands(value: Tensor, old: Tensor | None) -> tuple[Tensor, list[tuple[Ten
     while not _is_old(value, old):
         op = value.op
         if op.type in _SUMS:
-            rest = [x for x in op.inputs if not _adds_to_old(x, old)]
             kept = [x for x in op.inputs if _adds_to_old(x, old)]
             if len(kept) != 1:
                 return None
-            terms += [(each, 1) for each in rest]
+            terms += [(x, 1) for x in op.inputs if x is not kept[0]]
             value = kept[0]
         elif op.type == "Sub":
             terms.append((op.inputs[1], -1))

@@ -21,13 +21,7 @@ from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.types import Layer, Structure, Tensor
 
-__all__ = [
-    "as_average",
-    "computed_again",
-    "over_whole_batch",
-    "settle",
-    "targets_of",
-]
+__all__ = ["as_average", "computed_again", "over_whole_batch", "settle", "targets_of"]
 
 
 def as_average(step: Step, value: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def with_whole_statistics(step: Step, value: Tensor) -> Tensor:
             source = op.inputs[tensor.value_index]
             if id(source) in new:
                 new[id(tensor)] = new[id(source)]
-        elif any(id(x) in new for x in op.inputs):
+        elif id(tensor) not in new and any(id(x) in new for x in op.inputs):
             results = run_again(op, [new.get(id(x), x) for x in op.inputs])
             for old, result in zip(op.outputs, results, strict=True):
                 new.setdefault(id(old), result)
