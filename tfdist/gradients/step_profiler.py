@@ -121,7 +121,9 @@ class Meter:
         marks = Marks(begun=stamp([self._sums.read_value()]), fed=stamp(tensors))
         _local.marks = marks
         try:
-            yield
+            # A busy host would otherwise look at the batch after the gradients.
+            with tf.control_dependencies([marks.begun, marks.fed]):
+                yield
         finally:
             _local.marks = None
         if marks.computed is not None:
@@ -130,12 +132,7 @@ class Meter:
     def _add(self, marks: Marks) -> None:
         with tf.control_dependencies(marks.exchanges):
             end = stamp([self._sums.read_value() * 0])
-        sent = waited = hidden = tf.constant(0.0, tf.float64)
-        for cost in marks.exchanges:
-            size, began, ended = tf.unstack(cost)
-            idle = tf.maximum(ended - tf.maximum(began, marks.computed), 0.0)
-            sent, waited = sent + size, waited + idle
-            hidden += tf.maximum(ended - began - idle, 0.0)
+        sent, waited, hidden = _costs(marks)
         last = self._sums[_LAST_END]
         fed = tf.maximum(marks.fed - marks.begun, 0.0)
         step = end - tf.where(last > 0, last, marks.begun)
@@ -165,3 +162,21 @@ class Meter:
             hidden=1e3 * mean[_HIDDEN],
             sent=mean[_SENT],
         )
+
+
+def _costs(marks: Marks) -> tuple[Tensor, Tensor, Tensor]:
+    """The bytes sent, and the seconds of exchange after and before the gradients were there.
+
+    A second in which two exchanges are under way counts once.
+    """
+    if not marks.exchanges:
+        return (tf.constant(0.0, tf.float64),) * 3
+    costs = tf.stack(marks.exchanges)
+    waited = hidden = tf.constant(0.0, tf.float64)
+    reached = costs[0, 1] * 0
+    for _, began, ended in map(tf.unstack, tf.unstack(tf.gather(costs, tf.argsort(costs[:, 1])))):
+        began = tf.maximum(began, reached)
+        idle = tf.maximum(ended - tf.maximum(began, marks.computed), 0.0)
+        waited, hidden = waited + idle, hidden + tf.maximum(ended - began - idle, 0.0)
+        reached = tf.maximum(reached, ended)
+    return tf.reduce_sum(costs[:, 0]), waited, hidden
