@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
+from tfdist.errors import EquivalenceWarning
 
 EXAMPLES = 77
 CLASSES = 3
@@ -278,6 +279,22 @@ class Scores(keras.metrics.Metric):
         }
 
 
+class CountsElements(_Own):
+    """Counts by a constant of the program's, which tfdist cannot tell from a number of examples."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.n.assign_add(64.0)
+        self.total.assign_add(ops.sum(y_true))
+
+
+#: Metrics whose constants cannot be told from a number of examples.
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "smoothed": Smoothed,
+    "elements": CountsElements,
+    "keras": lambda: keras.metrics.R2Score(),
+    "batches": MeanOfBatches,
+}
+
 METRICS: dict[str, Callable[[], Any]] = {
     "r2": lambda: _r2,
     "correlation": lambda: _correlation,
@@ -332,8 +349,7 @@ def metric(
     y = np.tanh(0.4 * x.sum(1, keepdims=True) + 0.3).astype("float32")
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=even)
     kept = Kept()
-    with scope(strategy), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with scope(strategy):
         by_hand = where == "step"
         model = (ByHand if by_hand else keras.Sequential)(
             [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
@@ -345,9 +361,29 @@ def metric(
         done = model.fit(data, epochs=2, verbose=0, callbacks=[kept] if batches else None)
         score = {} if by_hand else model.evaluate(data, verbose=0, return_dict=True)
     report = {"history": common.history(done), "evaluate": common.numbers(score)}
-    if kind == "smoothed" and even:
-        return {"named": [str(each.message) for each in caught]}
     return {**report, "logs": kept.logs}
+
+
+def named(strategy: Any, *, kind: str, options: dict[str, Any]) -> list[str]:
+    """The warnings of a fit.
+
+    Args:
+        strategy: what to train on.
+        kind: a metric of `CONSTANTS`, a layer of `LAYERS`, or "" for Keras's own alone.
+        options: of `compile`.
+    """
+    x, y = common.table(64)
+    data = tf.data.Dataset.from_tensor_slices((x, y[:, None].astype("float32")))
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        layers = [LAYERS[kind]()] if kind in LAYERS else []
+        metrics = [CONSTANTS[kind]()] if kind in CONSTANTS else ["mae"]
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6), *layers, keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics, **options)
+        model.fit(data.batch(BATCH, drop_remainder=True), verbose=0)
+    return [str(each.message) for each in caught if issubclass(each.category, EquivalenceWarning)]
 
 
 class Flat(keras.Model):

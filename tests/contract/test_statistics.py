@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases.statistic_cases import CENTERS, METRICS, MOMENTS
+from tests.cases.statistic_cases import CENTERS, CONSTANTS, METRICS, MOMENTS
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, Pool
 
@@ -60,10 +60,21 @@ def test_metrics_of_batches_of_one_size(agree: Agree, kind: str) -> None:
 
 
 @pytest.mark.needs("replicas")
-def test_a_constant_that_may_belong_to_the_examples_is_named(run: Agree, target: str) -> None:
-    for result in run("statistic_cases:metric", kind="smoothed", even=True):
-        named = any("is added a constant" in each for each in result["named"])
-        assert named is (TARGETS[target].replicas > 1)
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_a_constant_that_may_belong_to_the_examples_is_named(
+    run: Agree, target: str, kind: str
+) -> None:
+    doubtful = kind in ("smoothed", "elements") and TARGETS[target].replicas > 1
+    for warned in run("statistic_cases:named", kind=kind, options={}):
+        assert any("is added a constant" in text for text in warned) is doubtful, warned
+
+
+@pytest.mark.needs("replicas", "eager")
+@pytest.mark.parametrize("kind", ["centred", "deviation", "batches", "", "keras"])
+def test_what_a_program_computes_eagerly_is_named(run: Agree, target: str, kind: str) -> None:
+    doubtful = kind not in ("", "keras") and TARGETS[target].replicas > 1
+    for warned in run("statistic_cases:named", kind=kind, options={"run_eagerly": True}):
+        assert any("does not show what" in text for text in warned) is doubtful, warned
 
 
 @pytest.mark.needs("any model")

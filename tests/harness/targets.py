@@ -20,6 +20,7 @@ CAPABILITIES = {
     "own data": "each process may read its own part of the data by itself",
     "own steps": "a model has a `train_step` of its own, or is of a subclass",
     "any model": "a model need not be one that can be cut into stages",
+    "eager": "a step may run eagerly (`run_eagerly=True`)",
     "replicas": "this process sees the copy of a variable of each replica",
     "whole gradients": "a step may change gradients before it applies them",
     "whole batch": "layers and losses see all of a replica's examples at once",
@@ -86,7 +87,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 2},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives"}),
+            lacks=frozenset({"collectives", "eager"}),
         ),
         Target(
             name="zero3",
@@ -95,7 +96,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 3},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "loops", "whole gradients"}),
+            lacks=frozenset({"collectives", "eager", "loops", "whole gradients"}),
         ),
         Target(
             name="mesh",
@@ -104,7 +105,7 @@ TARGETS: dict[str, Target] = {
             options={"mesh": "model=2"},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "loops", "own data", "whole gradients"}),
+            lacks=frozenset({"collectives", "eager", "loops", "own data", "whole gradients"}),
         ),
         Target(
             name="mesh4",
@@ -113,7 +114,7 @@ TARGETS: dict[str, Target] = {
             options={"mesh": "data=2,model=2"},
             contract=True,
             slow=True,
-            lacks=frozenset({"collectives", "loops", "own data", "whole gradients"}),
+            lacks=frozenset({"collectives", "eager", "loops", "own data", "whole gradients"}),
         ),
         Target(
             name="parameter_server",
@@ -122,7 +123,7 @@ TARGETS: dict[str, Target] = {
             options={"min_shard_bytes": 512},
             contract=True,
             turns=2,
-            lacks=frozenset({"collectives", "loops", "passes", "replicas"}),
+            lacks=frozenset({"collectives", "eager", "loops", "passes", "replicas"}),
         ),
         Target(
             name="horovod",
@@ -148,7 +149,10 @@ TARGETS: dict[str, Target] = {
             contract=True,
             turns=1,
             lacks=frozenset(
-                {"collectives", "loops", "own steps", "any model", "replicas", "whole batch"}
+                {
+                    *("collectives", "eager", "loops", "own steps", "any model", "replicas"),
+                    "whole batch",
+                }
             ),
         ),
         Target(

@@ -20,7 +20,8 @@ from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, is_of_program
+from tfdist.keras.logs import single_metrics
 from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import as_average, computed_again, over_whole_batch
@@ -179,15 +180,22 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
 def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
     """Whether a constant is a number of examples, which is known if batches are of one size.
 
-    It is taken for one if it is a multiple of that size, and for none if it is smaller.
+    The size of a replica's batch is one, which programs do not write down, and 1 is none. Another
+    constant is taken for one if it is a multiple of that size. A metric of the program's own may
+    mean something else by it, so that is a warning.
     """
-    constant = None if step.size is None else _constant(term)
-    if constant is None:
+    if step.size is None:
         return False
-    is_multiple = not np.any(constant % step.size)
-    if not is_multiple and np.any(np.abs(constant) > step.size):
-        _warn_of_constant(step, variable)
-    return bool(is_multiple)
+    constant = _constant(term)
+    if constant is None or not np.any(constant):
+        return False
+    if np.all(constant == step.size):
+        return True
+    is_multiple = step.size > 1 and not np.any(constant % step.size)
+    owners = (m for m in single_metrics(step.model) if any(v is variable for v in m.variables))
+    if np.any(constant != 1) and is_of_program(type(next(owners, None))):
+        _warn_of_constant(step, variable, is_multiple)
+    return is_multiple
 
 
 def _constant(tensor: Tensor) -> Any:
@@ -272,13 +280,13 @@ def _warn_of_chosen(variable: KerasVariable, found: Reduction) -> None:
     )
 
 
-def _warn_of_constant(step: Step, variable: KerasVariable) -> None:
+def _warn_of_constant(step: Step, variable: KerasVariable, is_multiple: bool) -> None:
+    taken = "a number of examples, and added up over" if is_multiple else "one number for all of"
     warnings.warn(
-        f"To the metric's variable {variable.path!r} is added a constant, while batches have a "
-        "size that is known when the step is traced (drop_remainder=True). So tfdist cannot tell "
-        "whether it belongs to the batch, and is added once, or to the examples of each of the "
-        f"{step.replicas} replicas. It is added once. Add the number of examples by a call of "
-        "assign_add of its own, or leave drop_remainder out.",
+        f"To the metric's variable {variable.path!r} is added a constant, while "
+        "batches have a size that is known when the step is traced (drop_remainder=True). So "
+        "tfdist cannot tell whether it belongs to the batch or to its examples. It is taken for "
+        f"{taken} the {step.replicas} replicas. Add 1 for a batch, or leave drop_remainder out.",
         EquivalenceWarning,
         stacklevel=2,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,15 +15,18 @@ import tensorflow as tf
 from tfdist._tf.distribute import local_replica, local_results
 from tfdist._tf.graphs import ordered_apart
 from tfdist.comm.batch_sharding import Slice
+from tfdist.errors import EquivalenceWarning
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
 from tfdist.keras.batch_logs import exchange_in_step
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
+from tfdist.keras.hooks import is_of_program
 from tfdist.keras.logs import (
     NoticedResults,
     average_logs,
     note_agreed,
+    single_metrics,
     summed_metrics,
 )
 from tfdist.keras.replica_attributes import Turns
@@ -35,7 +39,7 @@ from tfdist.keras.replica_context import (
     measure,
 )
 from tfdist.keras.zero import only_for_optimizers
-from tfdist.types import Logs, Model, Strategy, Structure, Tensor
+from tfdist.types import Layer, Logs, Metric, Model, Strategy, Structure, Tensor
 from tfdist.utils.thread_state import Flag
 
 #: Set while calls of `Strategy.run` are Keras's predictions.
@@ -87,6 +91,8 @@ def run_keras_step(
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
+                    if tf.executing_eagerly():
+                        _name_hidden(step)
                     weights.average_assigned(step)
                     results = noticed.on_this_replica()
                     if trains and not exchange_in_step(strategy, model, logs, results):
@@ -98,6 +104,26 @@ def run_keras_step(
 
     outputs = on_built_model(model, fn, traced)
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
+
+
+def _name_hidden(step: Step) -> None:
+    """Names the parts of a program that a step computes eagerly, where no graph shows how."""
+    parts = [*step.model._flatten_layers(), *single_metrics(step.model)]
+    own = [each.name for each in parts if _is_own(each)]
+    if own and not step.is_whole:
+        warnings.warn(
+            f"A step that runs eagerly (run_eagerly=True) does not show what {', '.join(own)} "
+            f"computes from the examples of a batch. Each of the {step.replicas} replicas sees its "
+            "own examples only: layers that mix examples, weights that are given statistics of a "
+            "batch, and metrics that add a number for each batch are not those of one process. "
+            "Leave run_eagerly out.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
+
+
+def _is_own(part: Layer | Metric) -> bool:
+    return is_of_program(type(part)) or isinstance(part, keras.layers.Lambda)
 
 
 def _measured(meter: Meter | None, batch: Structure) -> contextlib.AbstractContextManager[None]:
