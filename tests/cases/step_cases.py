@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
-from tfdist.errors import EquivalenceWarning
+from tfdist.errors import ConfigError, EquivalenceWarning
 
 
 class HandWrittenMean(keras.Model):
@@ -490,3 +490,91 @@ def quantized(strategy: Any) -> dict[str, Any]:
         model.layers[0].enable_lora(2)
         model.compile(keras.optimizers.SGD(0.05), "mse")
         return common.fitted(model, x, y)
+
+
+class Accumulated(keras.Sequential):
+    """Adds gradients up by hand, and applies them in a conditional or a loop."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__([keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
+        self.where = where
+        self.count = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False, name="count"
+        )
+        self.sums = [
+            self.add_weight(shape=w.shape, initializer="zeros", trainable=False, name=f"sum{i}")
+            for i, w in enumerate(self.trainable_variables)
+        ]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self.count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        for total, gradient in zip(
+            self.sums, tape.gradient(loss, self.trainable_variables), strict=True
+        ):
+            total.assign_add(gradient)
+        if self.where == "condition":
+            tf.cond(tf.equal(self.count % 3, 0), self.apply_sums, lambda: None)
+        else:
+            tf.while_loop(lambda i: i < 2, lambda i: (self.apply_sums(), i + 1)[1:], (0,))
+        return {"loss": loss}
+
+    def apply_sums(self) -> None:
+        sums = [total / 3.0 for total in self.sums]
+        self.optimizer.apply_gradients(zip(sums, self.trainable_variables, strict=True))
+        for total in self.sums:
+            total.assign(tf.zeros_like(total))
+
+
+def accumulated(strategy: Any, *, where: str) -> dict[str, Any]:
+    """Gradients applied within a "condition" or a "loop", or the error."""
+    x, y = common.table(109)
+    with scope(strategy):
+        model = Accumulated(where)
+        model.compile(keras.optimizers.Adam(0.02), "mse")
+        try:
+            return common.fitted(model, x, y.astype("float32"))
+        except ConfigError as error:
+            return {"error": str(error)}
+
+
+class StartsByData(keras.layers.Layer):
+    """A bias that the first batch gives its value."""
+
+    def build(self, shape: Any) -> None:
+        self.bias = self.add_weight(shape=(shape[-1],), initializer="zeros", name="bias")
+        self.begun = self.add_weight(shape=(), initializer="zeros", trainable=False, name="begun")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            mean = keras.ops.mean(inputs, 0)
+            self.bias.assign(keras.ops.where(self.begun > 0, self.bias.value, -mean))
+            self.begun.assign(1.0)
+        return inputs + self.bias
+
+
+def started_by_data(strategy: Any) -> dict[str, Any]:
+    """A weight that is trained, and that a step assigns; with the warnings."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = keras.Sequential(
+            [keras.Input((8,)), keras.layers.Dense(6), StartsByData(), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        report = common.fitted(model, x, y.astype("float32"))
+    return {**report, "named": [str(each.message) for each in caught]}
+
+
+def outputs_without_a_loss(strategy: Any) -> dict[str, Any]:
+    """Two outputs, of which one has no loss and None for its targets."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        hidden = keras.layers.Dense(6, "tanh")(inputs)
+        outputs = {"a": keras.layers.Dense(1, name="a")(hidden), "hidden": hidden}
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.05), {"a": "mse"})
+        return common.fitted(model, x, {"a": y.astype("float32"), "hidden": None})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.contract.conftest import Agree, assert_same
-from tests.harness import Pool
+from tests.harness import TARGETS, Pool
 
 #: Strategies whose workers or stages run graphs.
 ON_GRAPHS = ("parameter_server", "pipeline")
@@ -24,6 +24,32 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["own_update", "own_normalized_update"])
 def test_own_train_step_that_computes_with_gradients(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)
+
+
+@pytest.mark.needs("own steps", "whole gradients")
+@pytest.mark.parametrize("where", ["condition", "loop"])
+def test_gradients_that_are_applied_in_a_branch(
+    run: Agree, cluster: Pool, target: str, where: str
+) -> None:
+    alone = cluster.plain("tests.cases.step_cases:accumulated", where=where)
+    for result in run("step_cases:accumulated", plain=True, where=where):
+        if target == "parameter_server":
+            assert "applies gradients within a condition or a loop" in result["error"]
+        else:
+            assert_same(alone, result, 1e-5, target)
+
+
+@pytest.mark.needs("any model", "replicas")
+def test_a_weight_that_starts_by_data_is_named(run: Agree, target: str) -> None:
+    for result in run("step_cases:started_by_data"):
+        named = any("initializations by data" in text for text in result["named"])
+        # A divided weight is gathered when it is read, which hides where its value comes from.
+        assert named is (TARGETS[target].replicas > 1 and target != "zero3")
+
+
+@pytest.mark.needs("any model")
+def test_outputs_without_a_loss(agree: Agree) -> None:
+    agree("step_cases:outputs_without_a_loss")
 
 
 @pytest.mark.needs("own steps")

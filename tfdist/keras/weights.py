@@ -24,6 +24,7 @@ from tfdist.errors import EquivalenceWarning
 from tfdist.keras.assignments import on_whole_batch
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.metric_updates import of_replica
+from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
 from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
@@ -81,16 +82,36 @@ def _as_assigned(original: property) -> property:
     def value(self: types.KerasVariable) -> Any:
         step = current_step()
         given = None if step is None else step.assigned.get(id(self))
-        if step is None or given is None or self.trainable or not is_symbolic(given[1]):
+        if step is None or given is None or exchanged.is_up or not is_symbolic(given[1]):
             return original.fget(self)  # type: ignore[misc]
         tensor = given[1]
         if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
+            return original.fget(self)  # type: ignore[misc]
+        if self.trainable:
+            _warn_of_own_start(step, self, tensor)
             return original.fget(self)  # type: ignore[misc]
         # On one device a gradient does not pass through an assignment either.
         read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)
         return _assignable(self._maybe_autocast(read), self)
 
     return property(value)
+
+
+def _warn_of_own_start(step: Step, weight: types.KerasVariable, value: Tensor) -> None:
+    """Warns of a weight that is trained, and that a step assigns and reads.
+
+    A branch hides what it computes, as that of `SpectralNormalization`, in which no example is.
+    """
+    if not step.is_whole and not reduction_of(value, step.depends, step.averages()).unknown:
+        warnings.warn(
+            f"The step gives the weight {weight.path!r}, which is trained, a value that depends on "
+            "the examples of the batch, as initializations by data do, and reads it. Each of the "
+            f"{step.replicas} replicas reads that of its own examples; the average over the "
+            "replicas is kept after the step. Initialize the weight before fit, or gather the "
+            "examples first: tf.distribute.get_replica_context().all_gather(inputs, axis=0).",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
 
 
 def _assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:

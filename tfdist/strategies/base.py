@@ -241,18 +241,19 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         Raises:
             ConfigError: if the workers' data sets have different lengths.
         """
-        if self.world.workers == 1:
-            yield True
-            return
-        steps = int(dataset.cardinality().numpy())
-        if steps == tf.data.UNKNOWN_CARDINALITY:
-            steps = batches_by_keras() or steps
-        counts = host_collectives.all_gather_json(self, steps, "the number of steps of a data set")
-        if len(set(counts)) > 1:
-            raise ConfigError(_unequal(counts))
+        known = True  # Each replica of one process has a slice of each batch.
+        if self.world.workers > 1:
+            steps = int(dataset.cardinality().numpy())
+            if steps == tf.data.UNKNOWN_CARDINALITY:
+                steps = batches_by_keras() or steps
+            counts = host_collectives.all_gather_json(
+                self, steps, "the number of steps of a data set"
+            )
+            if len(set(counts)) > 1:
+                raise ConfigError(_unequal(counts))
+            known = steps != tf.data.UNKNOWN_CARDINALITY
         extended = self.extended
-        before = extended.experimental_enable_get_next_as_optional
-        known = steps != tf.data.UNKNOWN_CARDINALITY
+        before = getattr(extended, "experimental_enable_get_next_as_optional", False)
         extended.experimental_enable_get_next_as_optional = before and not known
         try:
             yield known

@@ -344,7 +344,8 @@ class _ReadLoad(Load):
         header, [iterator] = unbox(box), resources
 
         def pass_over(position: Tensor) -> Tensor:
-            with tf.control_dependencies(tf.nest.flatten(iterator.get_next(), True)):
+            passed = tf.nest.flatten(iterator.get_next(), True)  # None for a target without loss
+            with tf.control_dependencies([each for each in passed if each is not None]):
                 return position + 1
 
         at = tf.while_loop(

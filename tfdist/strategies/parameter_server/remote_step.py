@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist._keras import global_state
 from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT
+from tfdist.errors import ConfigError
 from tfdist.keras.assignments import on_whole_batch
 from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.replica_context import Step, current_step
@@ -223,7 +224,19 @@ class RemoteStep:
         return tf.IndexedSlices(values, indices, shape)
 
     def apply(self, update: Update) -> None:
-        """Makes an update, at the latest when something is read that it changes."""
+        """Makes an update, at the latest when something is read that it changes.
+
+        Raises:
+            ConfigError: within a conditional or a loop.
+        """
+        if tf.compat.v1.get_default_graph() is not self.graph:
+            raise ConfigError(
+                "The training step applies gradients within a condition or a loop (tf.cond, "
+                "tf.while_loop, or an if or a for of AutoGraph), which conflicts with "
+                "strategy='parameter_server': servers know the updates of a step by their order. "
+                "To accumulate gradients, give the optimizer gradient_accumulation_steps; make a "
+                "loop over a fixed number of updates one of Python; or choose another strategy."
+            )
         if self._pending:
             self.flush()
         self._pending = update
