@@ -124,10 +124,9 @@ class Step:
         """`total / count`; zero if this replica has no examples."""
         return tf.math.divide_no_nan(tf.ones([], dtype), self.share(dtype))
 
-    def weigh(self, value: SomeGradient, scale: float = 1.0) -> SomeGradient:
-        """`value * share * scale`; exactly zero if this replica has no examples, even of NaN."""
-        share = self.share(value.dtype) * tf.cast(scale, value.dtype)
-        return self._times(value, share)
+    def weigh(self, value: SomeGradient) -> SomeGradient:
+        """`value * share`; exactly zero if this replica has no examples, even of NaN."""
+        return self._times(value, self.share(value.dtype))
 
     def scale_gradient(self, value: Tensor, *, inverse: bool = False) -> Tensor:
         """A tensor as it is, whose gradient is multiplied by the replica's share, or divided by it.
