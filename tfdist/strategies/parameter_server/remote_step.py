@@ -85,13 +85,11 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_meeting(self, where: str) -> None:
+    def note_meeting(self, where: str, layer: Layer | None = None) -> None:
         """Leaves the whole batch to one worker."""
+        if layer is not None:
+            raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
-
-    def note_mixing(self, layer: Layer, where: str) -> None:
-        """Leaves the whole batch to one worker."""
-        raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Leaves the whole batch to one worker."""
