@@ -68,7 +68,7 @@ MUTANTS: list[Mutant] = [
         ("1 if self.staleness is None else self.staleness", "1"),
     ),
     *_of(
-        "tfdist/strategies/pipeline/start.py",
+        "tfdist/strategies/pipeline/strategy.py",
         _WIRING,
         ("recompute=own.recompute,", ""),
         ("vertical_sync=own.vertical_sync,", ""),
@@ -77,12 +77,12 @@ MUTANTS: list[Mutant] = [
         ("timeline=own.timeline,", ""),
     ),
     *_of(
-        "tfdist/strategies/parameter_server/start.py",
+        "tfdist/strategies/parameter_server/strategy.py",
         _WIRING,
         ("config.part(ServerOptions)", "ServerOptions()"),
     ),
     *_of(
-        "tfdist/strategies/horovod/start.py",
+        "tfdist/strategies/horovod/strategy.py",
         _WIRING,
         ("groups=own.groups or 1", "groups=1"),
         (
@@ -91,7 +91,7 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *_of(
-        "tfdist/strategies/multi_worker/start.py",
+        "tfdist/strategies/multi_worker/strategy.py",
         _WIRING,
         ("communication_for(gpus, config.communication)", 'communication_for(gpus, "auto")'),
         ("                len(devices),\n", "                1,\n"),

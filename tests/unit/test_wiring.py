@@ -25,12 +25,12 @@ from tfdist.cluster.spec import Address, ClusterSpec, Task
 from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.strategies import connection, factory
 from tfdist.strategies.horovod import rendezvous
-from tfdist.strategies.horovod import start as horovod
+from tfdist.strategies.horovod import strategy as horovod
 from tfdist.strategies.membership import Member
 from tfdist.strategies.mirrored import strategy as mirrored
-from tfdist.strategies.multi_worker import start as multi_worker
-from tfdist.strategies.parameter_server import start as parameter_server
-from tfdist.strategies.pipeline import start as pipeline
+from tfdist.strategies.multi_worker import strategy as multi_worker
+from tfdist.strategies.parameter_server import strategy as parameter_server
+from tfdist.strategies.pipeline import strategy as pipeline
 from tfdist.strategies.single import strategy as single
 
 MIB = 2**20

@@ -188,10 +188,10 @@ def _show(comparison: Comparison, processes: int, parts: str, console: Console) 
     )
     for note in comparison.notes:
         console.print(f"note: {note}")
-    _conclude(comparison, processes, console)
+    _conclude(comparison, console)
 
 
-def _conclude(comparison: Comparison, processes: int, console: Console) -> None:
+def _conclude(comparison: Comparison, console: Console) -> None:
     first = comparison.first_difference
     if comparison.ok:
         console.print(

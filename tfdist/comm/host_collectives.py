@@ -125,20 +125,19 @@ def all_gather_json(strategy: Strategy, value: Json, name: str = "all_gather_jso
     return [message["value"] for message in _exchange(strategy, name, value)]
 
 
-def any_worker(strategy: Strategy, flag: bool, name: str) -> bool:
-    """Whether a flag is up on any worker: an all-reduce of one number, made for each step.
+def any_worker(strategy: Strategy, flag: bool) -> bool:
+    """Whether a flag is up on any worker at the end of a batch: an all-reduce of one number.
 
     Args:
         strategy: the strategy; must be called in its cross-replica context, by every worker.
         flag: this worker's flag.
-        name: the place in the program.
 
     Raises:
         tensorflow.errors.OpError: if a worker died.
     """
     if worker_count(strategy) == 1:
         return flag
-    with _saying_what_for(strategy, name):
+    with _saying_what_for(strategy, "the end of a batch"):
         return bool(_total(strategy, np.asarray(flag, np.float32)) > 0)
 
 

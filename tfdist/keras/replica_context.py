@@ -124,10 +124,9 @@ class Step:
         """`total / count`; zero if this replica has no examples."""
         return tf.math.divide_no_nan(tf.ones([], dtype), self.share(dtype))
 
-    def weigh(self, value: SomeGradient, scale: float = 1.0) -> SomeGradient:
-        """`value * share * scale`; exactly zero if this replica has no examples, even of NaN."""
-        share = self.share(value.dtype) * tf.cast(scale, value.dtype)
-        return self._times(value, share)
+    def weigh(self, value: SomeGradient) -> SomeGradient:
+        """`value * share`; exactly zero if this replica has no examples, even of NaN."""
+        return self._times(value, self.share(value.dtype))
 
     def scale_gradient(self, value: Tensor, *, inverse: bool = False) -> Tensor:
         """A tensor as it is, whose gradient is multiplied by the replica's share, or divided by it.
@@ -180,36 +179,33 @@ class Step:
         """Whether this is all of the batch."""
         return self.replicas == 1
 
-    def note_meeting(self, where: str) -> None:
-        """Notes that examples of the batch meet in a loss, of which a replica has its own only.
+    def note_meeting(self, where: str, layer: Layer | None = None) -> None:
+        """Notes that examples of the batch meet, of which a replica has its own only.
 
         Args:
             where: the op in which they meet.
+            layer: the layer of the program's own in which that is; None for a loss.
         """
+        if layer is None:
+            subject, kind = "the loss", "loss"
+            such = "contrastive losses and in those with statistics of the batch"
+            remedy = (
+                "Use a compiled loss, or a keras.losses.Loss in the train_step, which tfdist calls "
+                "with the whole batch; or gather what they are computed from first: "
+                "tf.distribute.get_replica_context().all_gather(embeddings, axis=0)."
+            )
+        else:
+            subject, kind = f"the layer {layer.name!r}", "layer"
+            such = "a normalization by statistics of the batch"
+            remedy = (
+                "Gather the inputs first: "
+                "tf.distribute.get_replica_context().all_gather(inputs, axis=0); for "
+                "normalization take keras.layers.BatchNormalization(synchronized=True)."
+            )
         warnings.warn(
-            f"The examples of a batch meet in the loss (at {where}), as in contrastive losses and "
-            f"in those with statistics of the batch. Each of the {self.replicas} replicas sees its "
-            "own examples only, so this is not the loss of one process. Use a compiled loss, or a "
-            "keras.losses.Loss in the train_step, which tfdist calls with the whole batch; or "
-            "gather what they are computed from first: "
-            "tf.distribute.get_replica_context().all_gather(embeddings, axis=0).",
-            EquivalenceWarning,
-            stacklevel=2,
-        )
-
-    def note_mixing(self, layer: Layer, where: str) -> None:
-        """Notes that a layer of the program's own mixes the examples of a batch.
-
-        Args:
-            layer: the layer.
-            where: the op in which they meet.
-        """
-        warnings.warn(
-            f"The examples of a batch meet in the layer {layer.name!r} (at {where}), as in a "
-            f"normalization by statistics of the batch. Each of the {self.replicas} replicas sees "
-            "its own examples only, so this is not the layer of one process. Gather the inputs "
-            "first: tf.distribute.get_replica_context().all_gather(inputs, axis=0); for "
-            "normalization take keras.layers.BatchNormalization(synchronized=True).",
+            f"The examples of a batch meet in {subject} (at {where}), as in {such}. Each of the "
+            f"{self.replicas} replicas sees its own examples only, so this is not the {kind} of "
+            f"one process. {remedy}",
             EquivalenceWarning,
             stacklevel=2,
         )

@@ -75,9 +75,7 @@ def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
         alike = vars(model).pop(_ALIKE, False)
         if vars(self).get(_ASKS):
             wanted = bool(model.stop_training)
-            model.stop_training = host_collectives.any_worker(
-                strategy, wanted, "the end of a batch"
-            )
+            model.stop_training = host_collectives.any_worker(strategy, wanted)
         elif model.stop_training and not alike:
             model.stop_training, vars(self)[_PUT_OFF] = False, True
             logger.warning(

@@ -119,7 +119,7 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
         where = next((each for each in meetings if each is not None), None)
         if where is None:
             return
-        step.note_mixing(layer, where)
+        step.note_meeting(where, layer)
         has_rows = True
     else:
         tensors = [x for x in tf.nest.flatten(arguments) if is_symbolic(x) and step.depends(x)]

@@ -262,7 +262,7 @@ def network_findings(reading: Reading, network: Network) -> Iterator[Finding]:
     """
     entries = [(entry, entry.address) for entry in reading.listed if entry.address is not None]
     resolved = network.resolve(address.host for _, address in entries)
-    yield from _unresolved(entries, resolved, network)
+    yield from _unresolved(entries, resolved)
     yield from _same_machine(entries, resolved)
     own = [(e, a) for e, a in entries if e.task == reading.task]
     for entry, address in own[:1]:
@@ -273,9 +273,7 @@ def network_findings(reading: Reading, network: Network) -> Iterator[Finding]:
 
 
 def _unresolved(
-    entries: Sequence[tuple[Listed, Address]],
-    resolved: Mapping[str, Resolution],
-    network: Network,
+    entries: Sequence[tuple[Listed, Address]], resolved: Mapping[str, Resolution]
 ) -> Iterator[Finding]:
     users: defaultdict[str, list[Listed]] = defaultdict(list)
     for entry, address in entries:

@@ -69,7 +69,7 @@ def _check_adasum(processes: int, gradients: GradientOptions, sharding: Sharding
 SPEC = StrategySpec(
     name="horovod",
     summary="several processes, by Horovod's ring all-reduce",
-    create="tfdist.strategies.horovod.start:create",
+    create="tfdist.strategies.horovod.strategy:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
     options=(GradientOptions, ShardingOptions, HorovodOptions),

@@ -14,10 +14,14 @@ from tfdist.comm.launchers import replace_launchers
 from tfdist.comm.replica_collectives import LineLink, Link
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
-from tfdist.config.sharding_options import Checkpoints
+from tfdist.config.sharding_options import Checkpoints, MeshOptions, ShardingOptions
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.sharding.deferred import exchanging_what_is_read
 from tfdist.strategies.base import StrategyMixin, agree_on_seed
+from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
+from tfdist.strategies.devices import communication_for, prepare_devices
+from tfdist.strategies.membership import Member
 
 
 class MultiWorker(StrategyMixin, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -153,3 +157,45 @@ def resolver_for(cluster: ClusterSpec, task: Task, gpus: int) -> object:
         num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
+
+
+def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
+    """Makes the strategy of a task of a cluster.
+
+    Args:
+        config: the configuration, the same for all tasks.
+        member: the task, if it has joined its cluster already.
+
+    Raises:
+        ConfigError: if TensorFlow has started already.
+    """
+    member = member or join_own_cluster(config)
+    cluster, task = member.cluster, member.task
+    seed_from(member)
+    devices = prepare_devices(config.devices)
+    gpus = sum(device.startswith("GPU") for device in devices)
+    implementation = communication_for(gpus, config.communication)
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
+    )
+    mesh, sharding = config.part(MeshOptions), config.part(ShardingOptions)
+    with connecting(member, config):
+        try:
+            return MultiWorker(
+                resolver_for(cluster, task, gpus),
+                options,
+                len(devices),
+                config.part(GradientOptions),
+                sharding.zero,
+                mesh.mesh,
+                mesh.layouts,
+                sharding.checkpoints,
+            )
+        except RuntimeError as error:
+            if "program startup" in str(error) or "must be configured" in str(error):
+                raise ConfigError(
+                    "strategy='multi_worker' was made after TensorFlow had started. Make it before "
+                    "any other TensorFlow operation of the program, or start the program with "
+                    f"`tfdist run`. TensorFlow says: {error}"
+                ) from error
+            raise

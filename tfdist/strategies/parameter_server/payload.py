@@ -127,6 +127,7 @@ class Payload:
         pieces = [piece for change in changes for piece in change.pieces()]
         homes = [device_of(piece.variable) for piece in pieces for _ in piece.leaves]
         leaves = [leaf for piece in pieces for leaf in piece.leaves]
+        # One call for all: pieces for the same server share transfers (see `move`).
         moved = iter(move(leaves, [None] * len(leaves), homes, servers.wire))
         self.pieces = [piece.with_leaves(moved) for piece in pieces]
         self._beside = beside
@@ -148,6 +149,8 @@ _todo: Current[dict[str, Any] | None] = Current(None)
 
 def guards(servers: Servers, todo: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Guards each server's changes, if there are several of which some may have made them."""
+    # A single server's ledger decides before this whether there is a change to make at all. Only
+    # with several can a worker have died between two of them, and left some with the change.
     return _todo.set(todo if len(servers.devices) > 1 else None)
 
 

@@ -86,13 +86,11 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_meeting(self, where: str) -> None:
+    def note_meeting(self, where: str, layer: Layer | None = None) -> None:
         """Leaves the whole batch to one worker."""
+        if layer is not None:
+            raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
-
-    def note_mixing(self, layer: Layer, where: str) -> None:
-        """Leaves the whole batch to one worker."""
-        raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Leaves the whole batch to one worker."""
@@ -251,6 +249,8 @@ class RemoteStep:
         with _without_autocast():  # a layer in half precision may be what reads the new weights
             sent = self._send(self, update or Update(None, [], []), results)
         self.updates += 1
+        # The next read waits for this update, so that a step sees its own changes. Values that were
+        # read before are out of date, but for metrics, whose values the servers do not have yet.
         self._after = [sent]
         metrics = {key: value for key, value in self._local.items() if key in self.metrics}
         self._local, self._first = metrics, {key: self._first[key] for key in metrics}
@@ -279,12 +279,15 @@ class RemoteStep:
         if self._version is not None and not self._slots:
             return self._version
         lock, version = self.servers.lock, self.servers.updates.version
+        # Placeholders stood in for the weights while the step was traced: only now is it known
+        # which it uses. They are fed by one read under the lock, so all are of one moment.
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
             with tf.control_dependencies(self._after):
                 held = lock.acquire()
             with tf.control_dependencies([held]):
                 raw = [_read(part) for variable, _ in self._slots for part in parts_of(variable)]
                 seen = _read(version)
+            # Given back when the values are read on the servers: they travel without it.
             lock.release(held, [*raw, seen])
             everything = [*raw, seen]
             devices = [device_of(p) for v, _ in self._slots for p in parts_of(v)]
@@ -295,6 +298,7 @@ class RemoteStep:
                 feed_from(placeholder, pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0))
         self._slots = []
         self._version = next(moved)
+        # Rows of tables may have been fetched earlier: the older of the two counts as staleness.
         if self._early:
             self._version = tf.minimum(self._version, self._early[0])
         return self._version

@@ -69,7 +69,7 @@ def _weights(own: ServerOptions) -> str:
 SPEC = StrategySpec(
     name="parameter_server",
     summary="workers that compute and servers that hold the weights",
-    create="tfdist.strategies.parameter_server.start:create",
+    create="tfdist.strategies.parameter_server.strategy:create",
     topology=Topology.SERVERS,
     modes=("sync", "async", "stale"),
     options=(ServerOptions,),

@@ -12,10 +12,13 @@ import tensorflow as tf
 
 from tfdist._tf.distribute import ServerExtended, ServerStrategy, global_seed
 from tfdist.config.server_options import ServerOptions
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
+from tfdist.strategies.membership import Member
 from tfdist.strategies.parameter_server import hooks
 from tfdist.strategies.parameter_server.feeding import (
     ChiefPass,
@@ -139,3 +142,25 @@ class ParameterServer(StrategyMixin, ServerStrategy):
     def _dispatcher(self) -> Dispatcher:
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self)
         return Dispatcher(coordinator, gate_of(self.servers.rule), self._step_timeout)
+
+
+def create(config: StrategyConfig, member: Member | None) -> ParameterServer:
+    """Makes the strategy of a chief whose workers and servers have joined.
+
+    Args:
+        config: the configuration.
+        member: the chief, if it has joined its cluster already.
+
+    Raises:
+        ConfigError: if a worker sees several GPUs.
+    """
+    member = member or join_own_cluster(config)
+    seed_from(member)
+    cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(member.cluster.as_dict()),
+        task_type=member.task.type,
+        task_id=member.task.index,
+        rpc_layer="grpc",
+    )
+    with connecting(member, config):
+        return ParameterServer(cluster, config.part(ServerOptions))

@@ -105,13 +105,15 @@ class Worker:
                 continue
             step, batch = entry
             try:
+                # After an error of any thread the remaining steps are passed over: `settle` waits
+                # until the queue has been gone through.
                 if self._store.error is None:
                     begin = self._run(step, batch)
                     self.boxes.append(Box(self.device, step, begin, time.perf_counter()))
             except BaseException as error:
                 self._store.fail(self._named(error, step))
             finally:
-                del entry, batch
+                del entry, batch  # Waiting for the next step must not keep this batch's tensors.
                 self._store.done(step)
 
     def _run(self, step: Step, batch: Batch) -> float:
@@ -155,15 +157,19 @@ class Worker:
             self._objective.note(batch, step.microbatch, result)
         else:
             kept, result = passes.forward(inputs)
+        # Each microbatch starts from the state at the begin of the batch; the average of their new
+        # values becomes the state when the last one has noted its own.
         self._store.note_state(step, batch, result.following)
         if result.loss is not None:
             self._store.note_loss(step, result.loss)
+        # The backward of the same microbatch takes it out again.
         self._kept[step.chunk, step.batch, step.microbatch] = kept
         self._alive.add(kept)
         self.live = max(self.live, len(self._alive))
         if step.chunk != self._last:
             written = zip(part.chunk.writes, *result.values, strict=True)
             for key, tensor, mask in written:
+                # A value is taken once, so each reader has a slot of its own.
                 for reader in self._store.readers[key]:
                     slot = ("F", step.batch, step.microbatch, reader, key)
                     self._store.put(slot, (tensor, mask))
@@ -284,6 +290,8 @@ class Engine:
         """
         separate = self._shape.is_synchronous
         if separate or self.is_empty:
+            # Nothing is under way, so Keras's variables are the truth: the program may have set
+            # them since. Versions of weights are counted from here.
             self._store.reload()
             self._empty_since, self._updates_before = self.number, self._iterations()
         number = self.number
@@ -292,10 +300,12 @@ class Engine:
         versions = [self._version(chunk, number - self._empty_since) for chunk in chunks]
         batch = dataclasses.replace(batch, number=number, version=versions)
         count = len(batch.sizes)
+        # A forward and a backward of each chunk and microbatch; `_push` adds the updates.
         self._store.expect(number, 2 * len(chunks) * count)
         self._feed(inputs, number)
         self._push([(worker, self._steps(worker, number, count)) for worker in self._every], batch)
         if separate:
+            # The flush: all gradients are there before the one call of the optimizer.
             self._wait_for_batches(number)
             self._apply_all()
             self._empty_since = self.number
@@ -406,6 +416,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """Leaves nothing of a training that has failed to the next one."""
+        # Threads must be idle first: a step that still ran would leave tensors after the clearing.
         for worker in self._every:
             worker.settle(self._shape.timeout)
         self._store.forget()

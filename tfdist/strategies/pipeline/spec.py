@@ -44,7 +44,7 @@ def _describe(config: StrategyConfig) -> Mapping[str, str]:
 SPEC = StrategySpec(
     name="pipeline",
     summary="a model in stages, each on a device of its own",
-    create="tfdist.strategies.pipeline.start:create",
+    create="tfdist.strategies.pipeline.strategy:create",
     topology=Topology.STAGES,
     options=(GradientOptions, PipelineOptions),
     lacking=", which does not cut the model into stages.",

@@ -159,6 +159,7 @@ class Store:
         number = self._current[chunk] + 1
         for parts, weights in zip(self.parts, self._weights, strict=True):
             held = weights[chunk]
+            # Batches under way may still need the last few versions, none an older one.
             for old in [v for v in held if v < number - self._old_versions]:
                 del held[old]
             held[number] = parts[chunk].read("weights")
@@ -181,6 +182,7 @@ class Store:
             if len(noted) < len(batch.sizes):
                 return
             del self._states[step.batch, step.chunk]
+        # Microbatches end in any order on several replicas; sums in floating point depend on it.
         noted.sort(key=lambda each: each[0])
         numbers = [i for i, value in enumerate(following) if value is not None]
         rows = [values[i] for i in numbers for _, values in noted]

@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.gradient_options import PLAIN, GradientOptions
-from tfdist.config.pipeline_options import replicas_of
+from tfdist.config.pipeline_options import PipelineOptions, replicas_of
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
 from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
+from tfdist.strategies.devices import connect_tasks, prepare_devices
+from tfdist.strategies.membership import Member
 from tfdist.strategies.pipeline import hooks
 from tfdist.strategies.pipeline.schedules import Box, Shape, check, ideal_bubble
 from tfdist.strategies.pipeline.trace import check_installed, draw, write_trace
@@ -198,3 +203,37 @@ def _check_replicas(replicas: int, microbatches: int, schedule: str) -> None:
             f"microbatches={microbatches} cannot be shared out to {replicas} replicas of the "
             "pipeline. Give a multiple."
         )
+
+
+def create(config: StrategyConfig, member: Member | None) -> Pipeline:
+    """Makes the strategy of a process that trains a model in stages.
+
+    Args:
+        config: the configuration.
+        member: the chief of several tasks, if they have joined already.
+
+    Raises:
+        ConfigError: if options conflict, or there are too few devices.
+    """
+    if member is None and (config.processes > 1 or own_tf_config() is not None):
+        member = join_own_cluster(config)
+    own = config.part(PipelineOptions)
+    if member is None:
+        devices = prepare_devices(config.devices or own.stages)
+    else:
+        seed_from(member)
+        with connecting(member, config):
+            devices = connect_tasks(member.cluster, member.task)
+    return Pipeline(
+        devices,
+        stages=own.stages,
+        microbatches=own.microbatches,
+        schedule=own.schedule,
+        virtual=own.virtual,
+        cuts=None if own.cuts is None else [name.strip() for name in own.cuts.split(",")],
+        recompute=own.recompute,
+        vertical_sync=own.vertical_sync,
+        timeout=own.stage_timeout,
+        timeline=own.timeline,
+        rule=config.part(GradientOptions),
+    )
