@@ -528,7 +528,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/tensor_parallel.py",
         _PARTS,
-        ("flat < cut.stop", "flat <= cut.stop"),
+        ("ids < cut.stop", "ids <= cut.stop"),
         ("own = part.value * _own_part(kept, part.value, part.dimension)", "own = part.value"),
         ("with _within.set(1):", "with _within.set(None):"),
     ),

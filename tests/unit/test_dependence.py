@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence, rows_of
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, axes_of
 
 
 def traced(make: Callable[[Any], Any]) -> Any:
@@ -84,3 +86,17 @@ def test_rows_that_are_mixed_are_one_part() -> None:
         return tf.reverse(ids, [0])
 
     assert len(rows_of(traced(make))) == 1
+
+
+def test_a_sum_over_processes_has_the_examples_where_its_summands_have_them() -> None:
+    def make(batch: Any, one_for_each: bool) -> Any:
+        values = tf.cast(batch, tf.float32)
+        part = values if one_for_each else tf.reduce_sum(values, 0)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=part, group_size=2, group_key=1, instance_key=1, ordering_token=[],
+            merge_op="Add", final_op="Id",
+        )  # fmt: skip
+
+    for one_for_each, axes in ((True, ROWS), (False, NO_EXAMPLES)):
+        total = traced(functools.partial(make, one_for_each=one_for_each))
+        assert axes_of(total, Dependence(), {}) == axes

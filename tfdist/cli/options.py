@@ -146,7 +146,9 @@ LogDir = Annotated[
     typer.Option(help="Directory of the log files.", show_default="tfdist-logs/TIME-PID"),
 ]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan, start nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan, with --zero and --mesh the layouts.")
+]
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="With --dry-run: print the plan as JSON, for programs.")

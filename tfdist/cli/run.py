@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from tfdist.cli import elastic, logs, options, planning, summary
+from tfdist.cli import describe, elastic, logs, options, planning, summary
 from tfdist.cli.backends.base import Engine, EngineOptions, Order, words_of
 from tfdist.cli.backends.kubernetes import Kubernetes
 from tfdist.cli.backends.mpi import Mpi
@@ -97,8 +97,9 @@ def _run_here(request: Request, grace: float, dry_run: bool, as_json: bool) -> i
         require_tensorflow()
     with planning.planned(request) as job:
         if dry_run:
-            print(summary.as_json(job) if as_json else summary.commands(job.plan))
-            return 0
+            status, layouts = describe.layouts_of(job)
+            print(summary.as_json(job, layouts) if as_json else summary.commands(job.plan, layouts))
+            return status
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
         rows = summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
         here = plan.cluster is None or len(plan.tasks) == len(list(plan.cluster.tasks()))

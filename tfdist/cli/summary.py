@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -68,10 +69,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def commands(plan: JobPlan) -> str:
+def commands(plan: JobPlan, layouts: Mapping[str, Any] | None = None) -> str:
     """For each task of a plan its command, ready to be pasted into a shell.
 
     The part of the environment that all of several tasks have stands once, before them.
+
+    Args:
+        plan: the plan.
+        layouts: the layouts of weights, shown as comments; None if nothing is divided.
     """
     first, *others = (each.environ for each in plan.tasks)
     common = {
@@ -83,11 +88,33 @@ def commands(plan: JobPlan) -> str:
     if common:
         body = _joined([*_env(common), '"$@"'], indent=4)
         blocks.insert(0, f"# The environment of all tasks\n{_COMMON}() {{\n  {body}\n}}")
+    blocks += [] if layouts is None else _layouts(layouts)
     return "\n".join(blocks)
 
 
-def as_json(job: Job) -> str:
-    """The plan of a job for other programs, as `tfdist run --dry-run --json` prints it."""
+def _layouts(found: Mapping[str, Any]) -> list[str]:
+    """The layouts of weights, and what the optimizer keeps, as lines of comments."""
+    rows = [
+        (each["path"], f"({', '.join(map(str, each['shape']))})", each["layout"], each["bytes"])
+        for each in found["weights"]
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)] if rows else []
+    optimizer = found["optimizer"]
+    state = "" if optimizer is None else f", and {optimizer:,} of the optimizer's variables"
+    lines = [f"keeps {sum(row[3] for row in rows):,} bytes of {len(rows)} weights{state}:"]
+    for *texts, size in rows:
+        padded = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
+        lines.append(f"  {'  '.join(padded)}  {size:,}")
+    return [f"# {line}" for line in (f"The first process {lines[0]}", *lines[1:])]
+
+
+def as_json(job: Job, layouts: Mapping[str, Any] | None = None) -> str:
+    """The plan of a job for other programs, as `tfdist run --dry-run --json` prints it.
+
+    Args:
+        job: the job.
+        layouts: the layouts of weights; None if nothing is divided.
+    """
     plan, resolved = job.plan, job.resolved
     tasks = [
         {
@@ -110,6 +137,7 @@ def as_json(job: Job) -> str:
         "max_restarts": plan.max_restarts,
         "files": {str(path): text for path, text in plan.files.items()},
         "tasks": tasks,
+        "layouts": layouts,
     }
     return json.dumps(content, indent=2)
 

@@ -71,11 +71,12 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], make: Callable[[], Any] | None = None) -> int:
     """Runs one task.
 
     Args:
         argv: the script's path, or `-m` and the name of a module, and its arguments.
+        make: makes the strategy; by default that of this task of its cluster.
 
     Returns:
         The exit status: the script's, or that of the error that kept it from running.
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         print("tfdist: usage: python -m tfdist.cli.task [-m] SCRIPT [ARGS]", file=sys.stderr)
         return 2
     try:
-        strategy = _make_strategy()
+        strategy = (make or _make_strategy)()
         with _recording():
             return _run_script(strategy, argv)
     except TfdistError as error:
@@ -95,10 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _make_strategy() -> Any:
-    text = environment.read("TFDIST_CONFIG")
-    if text is None:
-        raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
-    config = StrategyConfig.from_json(text)
+    config = config_of_task()
     record = _record()
     with _joining(config, record) as joined:
         record.add("imports")
@@ -110,10 +108,22 @@ def _make_strategy() -> Any:
             tf.config.list_physical_devices()
         record.add("joins")
         member = joined()
-    _seed(environment.read("TFDIST_SEED"))
+    seed(environment.read("TFDIST_SEED"))
     strategy = create(config, member)
     _begin_record(record)
     return strategy
+
+
+def config_of_task() -> StrategyConfig:
+    """The configuration that the launcher gives a task.
+
+    Raises:
+        ConfigError: if no launcher has started this process.
+    """
+    text = environment.read("TFDIST_CONFIG")
+    if text is None:
+        raise ConfigError("TFDIST_CONFIG is not set. Start the script with `tfdist run SCRIPT`.")
+    return StrategyConfig.from_json(text)
 
 
 def _joining(
@@ -131,7 +141,7 @@ def _joining(
     return contextlib.nullcontext(lambda: member)
 
 
-def _seed(text: str | None) -> None:
+def seed(text: str | None) -> None:
     """Seeds Python, NumPy and TensorFlow, so that all tasks of a job draw alike."""
     if text is None:
         return

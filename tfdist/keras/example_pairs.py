@@ -127,10 +127,10 @@ def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence
     op, rank = tensor.op, tensor.shape.rank
     if not rank or op.type in _SIZES or not depends(tensor):
         return NO_EXAMPLES
-    if op.type == "Placeholder" or op.op_def.is_stateful:  # An argument, or what an iterator gives.
-        return NO_EXAMPLES if "Random" in op.type else ROWS
     if op.type in _RULES:
         return _RULES[op.type](op, axes)
+    if op.type == "Placeholder" or op.op_def.is_stateful:  # An argument, or what an iterator gives.
+        return NO_EXAMPLES if "Random" in op.type else ROWS
     if op.type in _REDUCING:
         return _reduced(op, axes)
     if op.type in _BROADCASTING:
@@ -306,6 +306,7 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Pack": _packed,
     "Unpack": _unpacked,
     "GatherV2": _gathered,
+    "CollectiveReduceV2": lambda op, axes: axes(op.inputs[0]),
 }
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2"})

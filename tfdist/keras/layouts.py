@@ -11,7 +11,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import keras
 import tensorflow as tf
@@ -27,7 +27,7 @@ from tfdist.types import DenseLayer, KerasVariable, Layer, Optimizer, Strategy
 from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Current
 
-__all__ = ["SMALLEST", "Equation", "hooks", "layout_of"]
+__all__ = ["SMALLEST", "Equation", "WeightLayout", "hooks", "layout_of", "weight_layouts"]
 
 #: Weights of fewer numbers are whole in each process, unless a rule names them.
 SMALLEST = 1024
@@ -51,12 +51,30 @@ class _Made(NamedTuple):
     Attributes:
         shape: the whole weight's.
         cuts: its divisions by the rules, or by the kind of the layer.
+        layout: all of its divisions, as text.
         kept: the bytes that each process keeps of it.
     """
 
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
+    layout: str
     kept: int
+
+
+class WeightLayout(TypedDict):
+    """The layout of a weight, as data.
+
+    Attributes:
+        path: the weight's.
+        shape: that of the whole weight.
+        layout: for each dimension the axes that divide it, or a dash.
+        bytes: the size of each process's part.
+    """
+
+    path: str
+    shape: list[int]
+    layout: str
+    bytes: int
 
 
 _made: weakref.WeakKeyDictionary[Any, dict[str, _Made]] = weakref.WeakKeyDictionary()
@@ -143,8 +161,18 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
         cuts.extend([divided] if divided is not None else [])
     numbers = math.prod(cuts[-1].shard_shape if cuts else shape)
     kept = numbers * int(tf.as_dtype(weight._dtype).size)
-    _made.setdefault(strategy, {})[weight.path] = _Made(shape, of_rules, kept)
-    return Layout(tuple(cuts)) if cuts else None
+    layout = Layout(tuple(cuts)) if cuts else None
+    shown = str(layout or " ".join("-" for _ in shape))
+    _made.setdefault(strategy, {})[weight.path] = _Made(shape, of_rules, shown, kept)
+    return layout
+
+
+def weight_layouts(strategy: Strategy) -> list[WeightLayout]:
+    """The layouts of all weights that have been made, in that order."""
+    return [
+        {"path": path, "shape": list(each.shape), "layout": each.layout, "bytes": each.kept}
+        for path, each in _made.get(strategy, {}).items()
+    ]
 
 
 def _cuts_of(
@@ -342,8 +370,5 @@ def _table(made: dict[str, _Made]) -> str:
         f"each process keeps {total:,} bytes of weights:"
     ]
     for path, each in divided.items():
-        axes = ["-"] * len(each.shape)
-        for cut in each.cuts:
-            axes[cut.dimension] = cut.axis.name
-        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {' '.join(axes):<12} {each.kept:,}")
+        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {each.layout:<12} {each.kept:,}")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import BaseConv, tensorflow_numpy
-from tfdist.comm.batch_dependence import is_symbolic, of_kind, rows_of
+from tfdist.comm.batch_dependence import Kind, is_symbolic, of_kind, rows_of
 from tfdist.comm.replica_collectives import Link
 from tfdist.config.mesh import MODEL
 from tfdist.keras.elementwise import ELEMENTWISE_LAYERS, is_elementwise, is_elementwise_layer
@@ -187,14 +187,31 @@ def _looked_up(part: Tensor, ids: Tensor, cut: Cut) -> Tensor:
         [f"An embedding of {size} rows was asked for another one:", flat],
     )
     with tf.control_dependencies([known] if known is not None else []):
-        places = tf.where((flat >= cut.start) & (flat < cut.stop))
-    own = tf.gather(flat, places[:, 0]) - cut.start
-    kinds = {each.kind for each in rows_of(flat)} if is_symbolic(flat) else set()
-    rows = tf.gather(part, of_kind(own, kinds.pop()) if len(kinds) == 1 else own)
-    shape = [tf.size(flat, tf.int64), tf.constant(part.shape[1], tf.int64)]
-    spread = tf.scatter_nd(places, rows, tf.stack(shape))
-    outputs: Tensor = tf.reshape(spread, tf.concat([tf.shape(ids), [part.shape[1]]], 0))
+        flat = tf.identity(flat)
+    looked_up = [_rows_of_part(part, each, kind, cut) for each, kind in _by_kind(flat)]
+    rows = tf.concat(looked_up, 0) if len(looked_up) > 1 else looked_up[0]
+    outputs: Tensor = tf.reshape(rows, tf.concat([tf.shape(ids), [part.shape[1]]], 0))
     return tf.ensure_shape(outputs, [*ids.shape, part.shape[1]])
+
+
+def _by_kind(ids: Tensor) -> list[tuple[Tensor, Kind | None]]:
+    """Ids in pieces of one kind each; of eager ones no kind is known."""
+    pieces = rows_of(ids) if is_symbolic(ids) else []
+    kinds = [each.kind for each in pieces]
+    if len(set(kinds)) < 2:
+        return [(ids, kinds[0] if kinds else None)]
+    sizes = [tf.size(each.like) for each in pieces]
+    return list(zip(tf.split(ids, sizes), kinds, strict=True))
+
+
+def _rows_of_part(part: Tensor, ids: Tensor, kind: Kind | None, cut: Cut) -> Tensor:
+    """The rows of a part of a table, and zeros for ids of other parts."""
+    places = tf.where((ids >= cut.start) & (ids < cut.stop))
+    own = tf.gather(ids, places[:, 0]) - cut.start
+    rows = tf.gather(part, own if kind is None else of_kind(own, kind))
+    shape = [tf.size(ids, tf.int64), tf.constant(part.shape[1], tf.int64)]
+    spread: Tensor = tf.scatter_nd(places, rows, tf.stack(shape))
+    return spread
 
 
 def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,7 +64,6 @@ def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixi
     """
     check_gpus()
     made: StrategyMixin = resolve_path(spec_of(config.strategy).create)(config, member)
-    made.config = config
     rule = config.find(GradientOptions)
     if rule is not None and made.rule != rule:
         raise ConfigError(
@@ -72,6 +71,12 @@ def create(config: StrategyConfig, member: Member | None = None) -> StrategyMixi
             f"({rule.in_words}). Its function {spec_of(config.strategy).create!r} has to give the "
             "constructor rule=config.part(GradientOptions)."
         )
+    return activate(made, config)
+
+
+def activate(made: StrategyMixin, config: StrategyConfig) -> StrategyMixin:
+    """Keeps a strategy, made from a configuration, as the active one of this process."""
+    made.config = config
     _active[:] = [made]
     return made
 

@@ -1,0 +1,98 @@
+"""The layouts that `tfdist run --dry-run` prints: of weights and of what the optimizer keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist import environment
+
+TRAIN = """
+import keras, numpy as np
+import tfdist
+
+tfdist.strategy()
+layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(32), keras.layers.Dense(3)]
+model = keras.Sequential(layers)
+model.compile("adam", "mse")
+print("before training")
+x = np.ones((64, 32), "float32")
+model.fit(x, x[:, :3], 16)
+open("trained", "w").close()
+"""
+
+
+def dry_run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist", "run", "--dry-run", *words, "train.py"],
+        env=environment.merged({"TF_CONFIG": None, "CUDA_VISIBLE_DEVICES": "-1"}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("flags", "layouts", "kept"),
+    [
+        ("-n 4 --mesh data=2,model=2", ["- model", "model", "model -", "-"], 8_844),
+        (
+            "-n 4 --mesh data=2,model=2 --zero 3",
+            ["data model", "model", "model+data -", "-"],
+            4_748,
+        ),
+        ("-n 2 --zero 3", ["data -", "-", "data -", "-"], 8_972),
+    ],
+)
+def test_every_weight_with_its_layout_and_bytes(flags: str, layouts: list[str], kept: int) -> None:
+    result = dry_run("-s", "multi_worker", *flags.split())
+    assert result.returncode == 0, result.stderr
+    assert not Path("trained").exists()
+    assert "before training" in result.stderr
+    assert "before training" not in result.stdout
+    rows = re.findall(r"^#   (sequential/\S+) +\(.+?\) +(.+?) +([\d,]+)$", result.stdout, re.M)
+    assert [row[0].split("/")[1:] for row in rows][:2] == [["dense", "kernel"], ["dense", "bias"]]
+    assert len(rows) == 6
+    assert [row[1] for row in rows][:4] == layouts
+    assert sum(int(row[2].replace(",", "")) for row in rows) == kept
+    own = f"keeps {kept:,} bytes of 6 weights, and {2 * kept + 12:,} of the optimizer's variables"
+    assert own in result.stdout
+    pasted = shlex.split(result.stdout.replace("\\\n", ""), comments=True)
+    assert pasted[-1] == "train.py"
+
+
+def test_zero_divides_what_the_optimizer_keeps() -> None:
+    result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "2", "--json")
+    layouts = json.loads(result.stdout)["layouts"]
+    whole = sum(each["bytes"] for each in layouts["weights"])
+    assert {each["layout"] for each in layouts["weights"]} == {"-", "- -"}
+    assert whole == 4 * (32 * 64 + 64 + 64 * 32 + 32 + 32 * 3 + 3)
+    assert layouts["optimizer"] == whole + 12 + 12  # Half of Adam's two; of 3 numbers, all.
+
+
+def test_rules_that_match_nothing_are_an_error() -> None:
+    flags = ("-s", "multi_worker", "-n", "2", "--mesh", "model=2")
+    result = dry_run(*flags, "--layouts", "ffn=- model")
+    assert result.returncode == 2
+    assert "The layout 'ffn=- model' matches none of the weights" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_program_that_trains_nothing_is_told() -> None:
+    Path("train.py").write_text("print('nothing')")
+    result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "3")
+    assert result.returncode == 0
+    assert "made no weights" in result.stderr
