@@ -100,12 +100,12 @@ def _as_assigned(original: property) -> property:
 def _warn_of_own_start(step: Step, weight: types.KerasVariable, value: Tensor) -> None:
     """Warns of a weight that is trained, and that a step assigns and reads.
 
-    A branch hides what it computes, as that of `SpectralNormalization`, in which no example is. So
-    does the exchange of gradients that a step computes with, as sharpness-aware minimization.
+    A branch hides what it computes, as that of `SpectralNormalization`, in which no example is.
+    Gradients that a step computes with, as in sharpness-aware minimization, are exchanged.
     """
-    if step.is_whole or step.exchanges_at_tape:
-        return
-    if not reduction_of(value, step.depends, step.averages()).unknown:
+    found = reduction_of(value, step.depends, step.averages())
+    of_gradients = any(id(leaf.tensor) in step.gradients for leaf in found.leaves)
+    if not (step.is_whole or found.unknown or of_gradients):
         warnings.warn(
             f"The step gives the weight {weight.path!r}, which is trained, a value that depends on "
             "the examples of the batch, as initializations by data do, and reads it. Each of the "
