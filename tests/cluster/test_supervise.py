@@ -257,6 +257,19 @@ def test_stock_tensorflows_end_of_fit_is_explained() -> None:
     assert "(keras#20585). Leave --env-only out" in root_cause.describe(ending, [ending])
 
 
+def test_a_task_without_heartbeats_is_named() -> None:
+    lines = [
+        "tensorflow.python.framework.errors_impl.UnavailableError: Collective ops is aborted by: "
+        "Error reported from /job:worker/task:1: The following tasks are unhealthy "
+        "(stopped sending heartbeats):",
+        "/job:worker/replica:0/task:1",
+        "The tasks have crashed. Check the task logs for an earlier error.",
+    ]
+    ending = root_cause.Ending(Task("worker", 0), 1, None, lines)
+    silent = root_cause.Ending(Task("worker", 1), -signal.SIGKILL, None, stopped=True)
+    assert "no more heartbeats of worker 1 " in root_cause.describe(ending, [ending, silent])
+
+
 def test_a_program_that_does_not_exist(here: Path) -> None:
     program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
     plan = plan_local(program, cluster=None, log_dir=here, environ={})

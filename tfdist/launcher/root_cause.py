@@ -57,6 +57,9 @@ _SSH_FAILED = 255
 #: The end of stock TensorFlow's `fit` on several processes with Keras 3 (keras#20585).
 _STOCK_FIT = ".distribute.values.PerReplica'>) to a Tensor"
 
+#: A task of which TensorFlow's coordination service has had no heartbeat, on a line of its own.
+_SILENT = re.compile(r"^/job:(\w+)/replica:\d+/task:(\d+)$")
+
 #: A rank that Horovod has given up waiting for.
 _MISSING = re.compile(r"^(\d+)!: \[")
 
@@ -197,6 +200,13 @@ def _hint(ending: Ending) -> str:
             f"Horovod waited for rank {ranks}, which did not come to the same exchange of tensors. "
             "Either it was busy for longer than --stall-timeout, or it is at another place of the "
             "program: all ranks must run the same steps."
+        )
+    silent = sorted({" ".join(each) for line in ending.lines for each in _SILENT.findall(line)})
+    if silent and any("stopped sending heartbeats" in line for line in ending.lines):
+        return (
+            f"TensorFlow had no more heartbeats of {', '.join(silent)} and ended the exchanges of "
+            "all others. That task was stopped (by a debugger or SIGSTOP), its machine was busy or "
+            "asleep, or the network between them failed."
         )
     if any(_STOCK_FIT in line for line in ending.lines):
         return (
