@@ -291,7 +291,7 @@ class CountsElements(_Own):
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "smoothed": Smoothed,
     "elements": CountsElements,
-    "keras": lambda: keras.metrics.R2Score(),
+    "keras": keras.metrics.R2Score,
     "batches": MeanOfBatches,
 }
 

@@ -11,7 +11,6 @@ from tests.harness import TARGETS, Pool
 
 #: Strategies whose workers or stages run graphs.
 ON_GRAPHS = ("parameter_server", "pipeline")
-DIVIDED = ("zero", "zero3", "mesh", "mesh4")
 
 
 @pytest.mark.needs("own steps")
@@ -41,8 +40,8 @@ def test_gradients_that_are_applied_in_a_branch(
 
 @pytest.mark.needs("any model", "replicas")
 def test_a_weight_that_starts_by_data_is_named(run: Agree, target: str) -> None:
-    for result in run("step_cases:started_by_data"):
-        named = any("initializations by data" in text for text in result["named"])
+    for warned in run("step_cases:started_by_data"):
+        named = any("initializations by data" in text for text in warned)
         # A divided weight is gathered when it is read, which hides where its value comes from.
         assert named is (TARGETS[target].replicas > 1 and target != "zero3")
 
@@ -127,7 +126,7 @@ def test_options_that_may_not_work(
     for result in results:
         if target in ON_GRAPHS and "run_eagerly" in options:
             assert f"run_eagerly=True conflicts with strategy={target!r}" in result["error"]
-        elif target in DIVIDED and "run_eagerly" in options:
+        elif "eager" in TARGETS[target].lacks and "run_eagerly" in options:
             assert "conflicts with a step that runs eagerly" in result["error"]
         else:
             assert_same(reference, result, 1e-5, target)

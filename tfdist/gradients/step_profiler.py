@@ -172,8 +172,7 @@ def _costs(marks: Marks) -> tuple[Tensor, Tensor, Tensor]:
     if not marks.exchanges:
         return (tf.constant(0.0, tf.float64),) * 3
     costs = tf.stack(marks.exchanges)
-    waited = hidden = tf.constant(0.0, tf.float64)
-    reached = costs[0, 1] * 0
+    waited = hidden = reached = tf.constant(0.0, tf.float64)
     for _, began, ended in map(tf.unstack, tf.unstack(tf.gather(costs, tf.argsort(costs[:, 1])))):
         began = tf.maximum(began, reached)
         idle = tf.maximum(ended - tf.maximum(began, marks.computed), 0.0)

@@ -108,9 +108,11 @@ def run_keras_step(
 
 def _name_hidden(step: Step) -> None:
     """Names the parts of a program that a step computes eagerly, where no graph shows how."""
+    if step.is_whole:
+        return
     parts = [*step.model._flatten_layers(), *single_metrics(step.model)]
     own = [each.name for each in parts if _is_own(each)]
-    if own and not step.is_whole:
+    if own:
         warnings.warn(
             f"A step that runs eagerly (run_eagerly=True) does not show what {', '.join(own)} "
             f"computes from the examples of a batch. Each of the {step.replicas} replicas sees its "

@@ -82,7 +82,7 @@ def _as_assigned(original: property) -> property:
     def value(self: types.KerasVariable) -> Any:
         step = current_step()
         given = None if step is None else step.assigned.get(id(self))
-        if step is None or given is None or exchanged.is_up or not is_symbolic(given[1]):
+        if step is None or given is None or not is_symbolic(given[1]):
             return original.fget(self)  # type: ignore[misc]
         tensor = given[1]
         if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
@@ -103,9 +103,11 @@ def _warn_of_own_start(step: Step, weight: types.KerasVariable, value: Tensor) -
     A branch hides what it computes, as that of `SpectralNormalization`, in which no example is.
     Gradients that a step computes with, as in sharpness-aware minimization, are exchanged.
     """
+    if step.is_whole or exchanged.is_up:
+        return
     found = reduction_of(value, step.depends, step.averages())
     of_gradients = any(id(leaf.tensor) in step.gradients for leaf in found.leaves)
-    if not (step.is_whole or found.unknown or of_gradients):
+    if not (found.unknown or of_gradients):
         warnings.warn(
             f"The step gives the weight {weight.path!r}, which is trained, a value that depends on "
             "the examples of the batch, as initializations by data do, and reads it. Each of the "

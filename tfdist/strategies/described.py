@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict
 
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._keras import BaseOptimizer
 from tfdist.comm import batch_sharding
-from tfdist.comm.replica_collectives import Link
+from tfdist.comm.replica_collectives import Link, size_of
 from tfdist.config.mesh import DATA, LayoutRule, Mesh, parse_layouts
 from tfdist.config.sharding_options import MeshOptions, ShardingOptions
 from tfdist.config.strategy_config import StrategyConfig
@@ -120,12 +119,10 @@ class Described(MultiWorker):
         ) -> None:
             del grads
             build_optimizer(optimizer, list(trainable_variables or ()))
-            made = [v.kept if isinstance(v, ShardedVariable) else v for v in optimizer.variables]
-            self._optimizer = sum(_bytes_of(each) for each in made)
+            kept = [
+                v.kept if isinstance(v, ShardedVariable) else v._value for v in optimizer.variables
+            ]
+            self._optimizer = sum(map(size_of, kept))
             raise SystemExit
 
         return apply
-
-
-def _bytes_of(variable: Any) -> int:
-    return math.prod(variable.shape) * int(tf.as_dtype(variable.dtype).size)

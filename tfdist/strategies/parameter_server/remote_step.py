@@ -154,10 +154,10 @@ class RemoteStep:
 
     def write(self, variable: KerasVariable, value: Tensor) -> None:
         """Assigns a variable in this step."""
-        if tf.compat.v1.get_default_graph() is not self.graph:
+        if self._is_in_branch:
             if self.parts > 1:
                 raise NotSplittable("assigns variables within a condition or a loop")
-            # Within a conditional or a loop: added at once, since its branch may not be taken.
+            # Added at once, since the branch may not be taken.
             if variable._value.dtype == tf.bool:
                 variable._value.assign(value)
             else:
@@ -227,7 +227,7 @@ class RemoteStep:
         Raises:
             ConfigError: within a conditional or a loop.
         """
-        if tf.compat.v1.get_default_graph() is not self.graph:
+        if self._is_in_branch:
             raise ConfigError(
                 "The training step applies gradients within a condition or a loop (tf.cond, "
                 "tf.while_loop, or an if or a for of AutoGraph), which conflicts with "
@@ -311,6 +311,11 @@ class RemoteStep:
         """Puts the read of weights in front if some were used since the last."""
         if self._slots:
             self.close_reads()
+
+    @property
+    def _is_in_branch(self) -> bool:
+        """Whether a conditional or a loop within the step is being traced."""
+        return tf.compat.v1.get_default_graph() is not self.graph
 
     def _value(self, variable: KerasVariable) -> Tensor:
         key = id(variable)
