@@ -338,11 +338,12 @@ class _MaskedByLabels(keras.losses.Loss):
 
 
 class _OfAnotherLoss(keras.losses.Loss):
-    """A loss of all pairs, computed by another loss."""
+    """A loss of all pairs, computed by other losses, in one of which the examples meet again."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         alike = tf.cast(tf.equal(y_true, tf.transpose(y_true)), y_pred.dtype)
-        return keras.losses.MeanSquaredError()(alike, y_pred @ tf.transpose(y_pred))
+        pairs = keras.losses.MeanSquaredError()(alike, y_pred @ tf.transpose(y_pred))
+        return pairs + keras.losses.Circle(gamma=2.0)(y_true, 2.0 * y_pred)
 
 
 #: Losses in which the examples of a batch meet.

@@ -20,7 +20,7 @@ from tests.fuzz import script
 from tests.fuzz.spec import from_json
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.server_options import ServerOptions
-from tfdist.errors import TfdistError
+from tfdist.errors import EquivalenceWarning, TfdistError
 
 _TFDIST = str(pathlib.Path(tfdist.__file__).parent)
 
@@ -99,15 +99,15 @@ def _plain(value: Any) -> Any:
 def is_refusal(error: BaseException) -> bool:
     """Whether tfdist itself raised an error, and so found words of its own for it.
 
-    Of an error in a traced function AutoGraph raises a copy, whose context is the first one. Python
-    raises the errors of a mistake in tfdist.
+    Of an error in a traced function AutoGraph raises a copy, whose context is the first one. What a
+    line of tfdist ends in without raising it, such as a `zip` of unequal lengths, is a mistake.
     """
     while error.__context__ is not None and "in user code" in str(error):
         error = error.__context__
     frames = traceback.extract_tb(error.__traceback__)
-    mistake = isinstance(error, (AttributeError, LookupError, NameError, AssertionError))
-    own = bool(frames and _TFDIST in frames[-1].filename)
-    return isinstance(error, TfdistError) or (own and not mistake)
+    last = frames[-1] if frames else None
+    raised = last is not None and _TFDIST in last.filename and (last.line or "").startswith("raise")
+    return raised or isinstance(error, (TfdistError, EquivalenceWarning))
 
 
 @contextlib.contextmanager

@@ -208,8 +208,9 @@ def fits(spec: Spec) -> bool:
             spec.source != "dataset_unknown" or _counts_no_steps(spec),
             # Plain Keras reads a generator ahead between two validations (docs/promise.md).
             spec.source != "generator" or "validation" not in spec.fitted or spec.epochs == 1,
-            # TensorFlow itself asks for the scope where a call makes weights.
+            # TensorFlow itself asks for the scope where a call makes weights, or slots.
             not loop or spec.inside or spec.style in ("functional", "sequential"),
+            not loop or spec.inside or (spec.optimizer == "SGD" and not spec.options),
             # Only `fit` ends with an average of the replicas' weights.
             spec.rule.get("mode") != "local" or not {"on_batch", *_LOOPS} & {*spec.calls},
             # Keras's Adafactor fails on repeated rows of a table of which a column has no gradient,

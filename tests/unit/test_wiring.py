@@ -87,7 +87,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "late": (
         "multi_worker",
         {"mode": "stale", "staleness": 3, "on_stale": "damp"},
-        {"rule.mode": "stale", "rule.staleness": 3, "rule.damp": True},
+        {"rule.mode": "stale", "rule.staleness": 3, "rule.delay": 3, "rule.damp": True},
     ),
     "local": (
         "multi_worker",

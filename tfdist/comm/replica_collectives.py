@@ -169,7 +169,13 @@ def joined(pieces: list[Piece], gathered: list[Any], replicas: int) -> Gradient:
             return _added(rows, replicas)
         return with_distinct_rows(rows) if piece.kind is Kind.DISTINCT else rows
 
-    return _concatenated([total(*each) for each in zip(pieces, gathered, strict=True)])
+    whole = _concatenated([total(*each) for each in zip(pieces, gathered, strict=True)])
+    own = pieces[0].value
+    if not (is_sparse(whole) and is_sparse(own)):
+        return whole
+    # TensorFlow's exchange hides the shapes, by which Keras's Muon decides while it is traced.
+    rows = tf.ensure_shape(whole.values, [None, *own.values.shape[1:]])
+    return tf.IndexedSlices(rows, whole.indices, own.dense_shape)
 
 
 def with_distinct_rows(slices: IndexedSlices) -> IndexedSlices:

@@ -108,7 +108,8 @@ def _shards_by_averages(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def overwrite(self: Optimizer, trainable_variables: Sequence[Any]) -> None:
         averages = self._model_variables_moving_average
-        pairs = list(zip(trainable_variables, averages, strict=True))
+        # Of an optimizer for some of the weights Keras takes as many as it has averages.
+        pairs = list(zip(trainable_variables, averages, strict=False))
         if as_shards.is_up or not any(isinstance(each, ShardedVariable) for each, _ in pairs):
             original(self, trainable_variables)
             return
