@@ -98,6 +98,34 @@ def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, A
         return common.fitted(model, x, y, sample_weight=weights)
 
 
+class _Root(keras.losses.Loss):
+    """A number for the whole batch."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return tf.sqrt(tf.reduce_mean(_error(y_true, y_pred)))
+
+
+def weighted_numbers(strategy: Any, *, reduction: str, masked: bool = False) -> dict[str, Any]:
+    """Fits by a loss that is a number, where the first replica's examples count nothing.
+
+    They have a weight of 0, and with `masked` a mask that leaves none of them.
+    """
+    x, _ = common.table(EXAMPLES)
+    x = x.reshape(EXAMPLES, 4, 2)
+    place = np.arange(EXAMPLES) % BATCH
+    x[:, 3] = 0
+    x[place < BATCH * 2 // 3] *= not masked
+    weights = np.where(place < BATCH * 2 // 3, masked, 1 + place / BATCH).astype("float32")
+    weights = weights[:, None].repeat(4, 1) if masked else weights
+    y = x.sum((1, 2))[:, None, None].repeat(4, 1) + 0.5
+    with scope(strategy):
+        first = [keras.layers.Masking()] if masked else []
+        layers = [*first, keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((4, 2)), *layers])
+        model.compile(keras.optimizers.SGD(0.01), _Root(reduction=reduction))
+        return common.fitted(model, x, y, sample_weight=weights)
+
+
 class _Adds(keras.layers.Layer):
     """Adds a loss of its input."""
 

@@ -92,6 +92,15 @@ def test_sample_weights_of_a_loss_that_is_a_number(agree: Agree, name: str) -> N
     agree("loss_cases:compiled", name=name, weighted=True)
 
 
+@pytest.mark.needs("whole batch")
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("reduction", ["mean_with_sample_weight", "sum_over_batch_size", "sum"])
+def test_a_loss_that_is_a_number_where_a_replica_has_no_weight(
+    agree: Agree, reduction: str, masked: bool
+) -> None:
+    agree("loss_cases:weighted_numbers", reduction=reduction, masked=masked)
+
+
 @pytest.mark.parametrize(
     "how",
     [

@@ -69,8 +69,9 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0 or reduction in (None, "none"):
             return loss
-        if whole and sample_weight is not None and len(sample_weight.shape):
-            return step.note_mean(_times_weights(step, original, values, sample_weight, reduction))
+        if whole and any(each is not None and len(each.shape) for each in (sample_weight, mask)):
+            factor = _whole_weight(step, original, sample_weight, mask, reduction)
+            return step.note_mean(values * tf.cast(factor, values.dtype))
         if reduction == "sum" and not whole:
             return step.note_mean(_divide(loss, step.share(loss.dtype)))
         denominator = (
@@ -83,17 +84,28 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
     return reduce_weighted_values
 
 
-def _times_weights(
-    step: Step, original: Callable[..., Any], value: Tensor, sample_weight: Tensor, reduction: str
+def _whole_weight(
+    step: Step,
+    original: Callable[..., Any],
+    sample_weight: Tensor | None,
+    mask: Tensor | None,
+    reduction: str,
 ) -> Tensor:
-    """A scalar loss times Keras's factor for sample weights, on the whole batch.
+    """What Keras multiplies a scalar loss by, on the whole batch.
 
-    Keras multiplies the scalar by each weight and reduces the products.
+    Keras multiplies it by the weight of each example that a mask leaves, and reduces the products.
     """
-    factor = original(tf.ones_like(value), sample_weight, None, reduction)
+
+    def total(weights: Tensor | None) -> Tensor:
+        own = original(tf.ones([]), weights, mask, "sum")
+        return step.sum(own * step.present(own.dtype))
+
+    weight = total(sample_weight)
     if reduction == "sum":
-        factor = factor * step.present(factor.dtype)
-    return value * step.sum(factor if reduction == "sum" else step.weigh(factor))
+        return weight
+    is_count = reduction != "mean_with_sample_weight" and sample_weight is not None
+    count = total(tf.ones_like(sample_weight)) if is_count else weight
+    return tf.math.divide_no_nan(weight, count)
 
 
 def _denominator(
