@@ -91,7 +91,7 @@ def _whole_weight(
     mask: Tensor | None,
     reduction: str,
 ) -> Tensor:
-    """What Keras multiplies a scalar loss by, on the whole batch.
+    """The factor by which Keras multiplies a scalar loss, on the whole batch.
 
     Keras multiplies it by the weight of each example that a mask leaves, and reduces the products.
     """
