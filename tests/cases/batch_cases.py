@@ -145,6 +145,15 @@ class Summed(keras.Model):
         return self.out(tf.cast(tf.reduce_sum(inputs, axis=1), tf.float32)[:, None])
 
 
+def _averaging_embeddings() -> keras.Model:
+    layers = [
+        keras.layers.Embedding(9, 3),
+        keras.layers.Lambda(lambda rows: tf.reduce_mean(rows, axis=1)),
+        keras.layers.Dense(1),
+    ]
+    return keras.Sequential(layers)
+
+
 def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
     """The methods on one batch, with batches that are no dense tensors."""
     rng = np.random.default_rng(7)
@@ -155,11 +164,11 @@ def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
             inputs = [tf.sparse.from_dense(dense[:n]) for n in (23, 8, 1)]
             model = keras.Sequential([keras.Input((6,), sparse=True), keras.layers.Dense(1)])
         else:
-            counts = rng.integers(0, 6, 23)
+            counts = rng.integers(kind == "looked up", 6, 23)
             values = rng.integers(0, 9, counts.sum())
             ragged = tf.RaggedTensor.from_row_lengths(values, counts)
             inputs = [ragged[:n] for n in (23, 8, 1)]
-            model = Summed()
+            model = Summed() if kind == "ragged" else _averaging_embeddings()
         model.compile(keras.optimizers.SGD(1e-3), "mse")
         trained = [float(np.ravel(model.train_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
         tested = [float(np.ravel(model.test_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]

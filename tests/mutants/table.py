@@ -336,7 +336,7 @@ MUTANTS: list[Mutant] = [
         _MEET.format("share or variance or largest"),
         ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
         ("(statistics and bool((own and from_reduced and mixes) or runs))", "False"),
-        ("from_reduced = any(id(x) in reduced for x in op.inputs)", "from_reduced = False"),
+        ("from_reduced = any(id(x) in reduced for x in _values_of(op))", "from_reduced = False"),
     ),
     *_of(
         "tfdist/strategies/pipeline/stage.py",

@@ -100,14 +100,22 @@ def _search(
             waiting.extend(unknown)
             continue
         known[id(tensor)] = own = _axes_of(tensor, axes, depends)
-        from_reduced = any(id(x) in reduced for x in op.inputs)
+        from_reduced = any(id(x) in reduced for x in _values_of(op))
         if ends(op, own, from_reduced):
             return op
-        # A range has as many numbers as its limit says: a length, such as that of the longest row.
-        if not own and op.type != "Range" and (from_reduced or _is_reduction(op, axes)):
+        if not own and (from_reduced or _is_reduction(op, axes)):
             reduced.add(id(tensor))
         waiting.pop()
     return None
+
+
+def _values_of(op: Operation) -> list[Tensor]:
+    """The inputs that the result's elements are made of: not the numbers of them.
+
+    Such a number may be the length of the longest row.
+    """
+    lengths = _LENGTHS.get(op.type, ())
+    return [x for i, x in enumerate(op.inputs) if i not in lengths]
 
 
 def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
@@ -309,6 +317,8 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "CollectiveReduceV2": lambda op, axes: axes(op.inputs[0]),
 }
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
+#: The places of inputs that are lengths, or numbers of copies.
+_LENGTHS = {"Range": (0, 1, 2), "Tile": (1,), "Reshape": (1,), "BroadcastTo": (1,), "Fill": (0,)}
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2"})
 _ALONG_GIVEN = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp"})
 #: Ops that compute each element from the elements at its place, after broadcasting from the right.

@@ -216,6 +216,8 @@ def _is_sum_by_class(op: Operation, depends: Dependence) -> bool:
     """Whether an op adds rows up by classes, whose number does not depend on the batch."""
     if op.type not in _SUMS_BY_CLASS:
         return False
+    if op.type == "DenseBincount" and op.inputs[0].shape.rank != 1:
+        return False  # It counts each example's numbers, as `CategoryEncoding` does.
     classes, size = (op.inputs[place] for place in _SUMS_BY_CLASS[op.type])
     is_known = not depends(size) or _is_bound(size)
     return is_known and batch_axis(classes, depends) == 0 and not _has_positions(classes)
