@@ -443,7 +443,7 @@ def freed_by_thread(strategy: Any, *, epochs: int) -> dict[str, int]:
     """
     x, _ = _rows()
     taken: list[object] = []
-    thread = types.SimpleNamespace(put=taken.append)
+    thread = types.SimpleNamespace(put=lambda last: taken.append(last.resource))
     with unittest.mock.patch.object(iterators, "_last_references", return_value=thread):
         with scope(strategy):
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -310,10 +310,10 @@ def test_a_picture_without_matplotlib_is_refused_before_the_training(here: Path)
         (["--strategy", "multiworker", "train.py"], "'multiworker'. Did you mean 'multi_worker'?"),
         (["--strateg", "single", "train.py"], "No such option.*--strategy"),
         (["--mode", "asink", "train.py"], "asink"),
-        (["-s", "single", "-n", "2", "train.py"], "processes=2 conflicts with strategy='single'"),
+        (["-s", "single", "-n", "2", "train.py"], "-n 2 conflicts with --strategy single"),
         (["-n", "9999999", "train.py"], "9999999 tasks on this machine are more than the 4096"),
-        (["--start-timeout", "0", "train.py"], "start_timeout=0.0 is not a number above 0"),
-        (["--seed", "-3", "train.py"], "seed=-3"),
+        (["--start-timeout", "0", "train.py"], "--start-timeout 0.0 is not a number above 0"),
+        (["--seed", "-3", "train.py"], "--seed -3"),
         ([], "Missing argument 'SCRIPT'"),
         (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -24,6 +25,18 @@ def test_a_thread_frees_the_iterators_of_past_epochs(
     epochs = 3
     for result in cluster(target).call(f"{CASES}:freed_by_thread", epochs=epochs):
         assert result == {"taken": epochs * resources, "held": 0}
+
+
+def test_references_that_come_together_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    clock = types.SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(iterators, "time", clock)
+    references: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for number in range(200):
+        iterators._leave(references, number)
+    references.put(None)
+    iterators._drop(references)
+    assert sum(slept) == pytest.approx(iterators._PAUSE)
 
 
 def test_workers_of_servers_read_on_from_epoch_to_epoch(cluster: Pool) -> None:

@@ -58,6 +58,7 @@ def test_options_become_horovods_variables():
         ({"strategy": "horovod", "groups": 0}, "groups=0"),
         ({"strategy": "horovod", "cycle_ms": -1}, "cycle_ms=-1"),
         ({"strategy": "horovod", "devices": 2}, "devices=2 conflicts"),
+        ({"strategy": "horovod", "timeline": "step.png"}, "timeline='step.png' asks for a picture"),
         ({"strategy": "horovod", "mode": "async"}, "mode='async' does not go"),
         (
             {"strategy": "horovod", "reduction": "adasum", "compression": "fp16", "processes": 2},

@@ -240,8 +240,11 @@ def test_the_rows_of_a_sparse_gradient_stay_rows(dimension: int) -> None:
         ({"mesh": "model=2", "devices": 2}, "mesh='model=2' conflicts with devices=2"),
         ({"mesh": "model=2", "mode": "stale"}, "mesh='model=2' conflicts with the options of"),
         ({"mesh": "model=2", "accumulate": 2}, "mesh='model=2' conflicts with the options of"),
-        ({"layouts": "megatron"}, "layouts='megatron' conflicts with mesh=None"),
-        ({"mesh": "data=2", "layouts": "a=model"}, "which has no axis 'model'"),
+        ({"layouts": "megatron"}, "of 2 or more, and no mesh is set"),
+        (
+            {"mesh": "data=2", "layouts": "a=model"},
+            "an axis 'model' of 2 or more, and mesh='data=2' has none",
+        ),
         ({"mesh": "model=2", "layouts": "kernel"}, "has a rule 'kernel' without a pattern"),
         (
             {"mesh": "model=2", "layouts": "(=model"},

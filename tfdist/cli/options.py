@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +132,32 @@ def _flag(option: Option) -> Any:
         autocompletion=starting(words) if words else None,
     )
     return Annotated[option.kind | None, described]  # type: ignore[name-defined]
+
+
+_QUOTES = "'\""
+#: A value as Python or TOML writes it; there is no flag for False.
+_VALUE = r"""('[^']*'|"[^"]*"|[Tt]rue|-?\d[\d.]*(?:e[+-]?\d+)?(?<![.]))"""
+
+
+def in_flags(message: str, written: Collection[str] = ()) -> str:
+    """A message about the options of strategies in the words of the command line.
+
+    Args:
+        message: the text, with options as in Python: `zero=2`, `mode='stale'`, "leave seed out".
+        written: the options whose values stand in a strategy file: these stay as they are.
+    """
+    flags = {name: each.flags[0] for name, each in all_options().items() if name not in written}
+    names = "|".join(flags)
+    before = rf"\b([Ll]eave|[Uu]nknown|needs) ({names})\b(?! ?=)"
+    message = re.sub(before, lambda m: f"{m[1]} {flags[m[2]]}", message)
+    return re.sub(rf"\b({names}) ?= ?{_VALUE}", lambda m: _as_typed(m[1], m[2]), message)
+
+
+def _as_typed(name: str, value: str) -> str:
+    flag = all_options()[name].flags[0]
+    if value in ("True", "true"):
+        return flag
+    return f"{flag} {shlex.quote(value.strip(_QUOTES))}"
 
 
 #: The options of strategies by name.

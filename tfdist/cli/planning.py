@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist import environment
-from tfdist.cli import hosts, logs
+from tfdist.cli import hosts, logs, options
 from tfdist.cli.request import Job, Request, check_count, cluster_and_task, hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.environments import detection
@@ -268,7 +268,7 @@ def resolved_for(request: Request) -> Resolved:
     machines = hosts.of(request.hosts, request.hostfile)
     if machines is not None:
         request = _with_slots(request, machines)
-    return resolve(_flags(request), request.file, {}, gpus=0)
+    return _of_flags_and_file(_flags(request), request, {}, gpus=0)
 
 
 def _with_slots(request: Request, machines: Mapping[str, int]) -> Request:
@@ -361,9 +361,19 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
 def _resolve(request: Request, text: str | None, environ: Mapping[str, str], gpus: int) -> Resolved:
     from_cluster = _counts_of_cluster(text, request.asked)
     flags = {**_flags(request), **from_cluster}
-    resolved = resolve(flags, request.file, environ, gpus=gpus)
+    resolved = _of_flags_and_file(flags, request, environ, gpus)
     reasons = {name: why for name, why in resolved.reasons.items() if name not in from_cluster}
     return dataclasses.replace(resolved, reasons=reasons)
+
+
+def _of_flags_and_file(
+    flags: Mapping[str, object], request: Request, environ: Mapping[str, str], gpus: int
+) -> Resolved:
+    try:
+        return resolve(flags, request.file, environ, gpus=gpus)
+    except ConfigError as error:
+        written = () if request.file is None else request.file.values.keys() - request.flags.keys()
+        raise ConfigError(options.in_flags(str(error), written)) from error
 
 
 def _counts_of_cluster(text: str | None, options: Mapping[str, Any]) -> dict[str, int]:

@@ -95,9 +95,9 @@ class MeshOptions(Options):
         parse_layouts(self.layouts)
         if self.layouts is not None and not self.divides_layers:
             raise ConfigError(
-                f"layouts={self.layouts!r} conflicts with mesh={self.mesh!r}, which has no axis "
-                f"{MODEL!r} of 2 or more. Give one, as in mesh='{DATA}=2,{MODEL}=2', or leave "
-                "layouts out."
+                f"layouts={self.layouts!r} needs an axis {MODEL!r} of 2 or more, and "
+                f"{'no mesh is set' if self.mesh is None else f'mesh={self.mesh!r} has none'}. "
+                f"Set one, as in mesh='{DATA}=2,{MODEL}=2', or leave layouts out."
             )
 
     @property

@@ -169,8 +169,9 @@ def for_evaluation(config: RunConfig) -> Distribution | None:
     clustered = having(lambda spec: spec.is_clustered and spec.name in _NAMES)
     if chosen in clustered or isinstance(chosen, MultiWorker):
         raise ConfigError(
-            f"eval_distribute={chosen!r} is not supported: the chief, or the evaluator, evaluates "
-            "by itself. Leave it out, or choose 'mirrored'."
+            f"eval_distribute={'multi_worker' if isinstance(chosen, MultiWorker) else chosen!r} "
+            "is not supported: the chief, or the evaluator, evaluates by itself. Leave it out, or "
+            "choose 'mirrored'."
         )
     return _settled("eval_distribute", chosen)
 

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist import types
 from tfdist._keras import EpochIterator
@@ -31,6 +31,13 @@ _LONGEST = 60.0
 _SAY_AFTER = 5.0
 #: An attribute of an owner whose resource is left to the thread.
 _LEFT = "_tfdist_left_to_thread"
+
+
+class _Last(NamedTuple):
+    """The last reference to a resource, and when it may go, in seconds of the monotonic clock."""
+
+    due: float
+    resource: object
 
 
 def hooks() -> list[Hook]:
@@ -61,13 +68,17 @@ def _leave_to_thread(iterator: types.DatasetIterator) -> None:
     for owner, resource in resources_of(iterator):
         if _LEFT not in vars(owner):
             vars(owner)[_LEFT] = True
-            weakref.finalize(owner, _last_references().put, resource).atexit = False
+            weakref.finalize(owner, _leave, _last_references(), resource).atexit = False
+
+
+def _leave(references: queue.SimpleQueue[_Last | None], resource: object) -> None:
+    references.put(_Last(time.monotonic() + _PAUSE, resource))
 
 
 @functools.cache
-def _last_references() -> queue.SimpleQueue[object]:
+def _last_references() -> queue.SimpleQueue[_Last | None]:
     """The queue that the thread reads, which starts with the first call."""
-    references: queue.SimpleQueue[object] = queue.SimpleQueue()
+    references: queue.SimpleQueue[_Last | None] = queue.SimpleQueue()
     name = "tfdist free iterators"
     thread = threading.Thread(target=_drop, args=(references,), name=name, daemon=True)
     thread.start()
@@ -76,7 +87,7 @@ def _last_references() -> queue.SimpleQueue[object]:
     return references
 
 
-def _finish(references: queue.SimpleQueue[object], thread: threading.Thread) -> None:
+def _finish(references: queue.SimpleQueue[_Last | None], thread: threading.Thread) -> None:
     """TensorFlow's libraries may not end while an iterator is being destroyed."""
     references.put(None)
     thread.join(_SAY_AFTER)
@@ -88,8 +99,8 @@ def _finish(references: queue.SimpleQueue[object], thread: threading.Thread) -> 
         thread.join(_LONGEST - _SAY_AFTER)
 
 
-def _drop(references: queue.SimpleQueue[object]) -> None:
+def _drop(references: queue.SimpleQueue[_Last | None]) -> None:
     """Drops references one after the other, until there is None."""
     for reference in iter(references.get, None):
-        time.sleep(_PAUSE)
+        time.sleep(max(reference.due - time.monotonic(), 0.0))
         del reference

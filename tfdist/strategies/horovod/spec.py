@@ -26,6 +26,11 @@ def _check(config: StrategyConfig) -> None:
     check_sharding(config)
     _check_zero(config.part(ShardingOptions).zero)
     gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
+    if own.timeline is not None and own.timeline.endswith(".png"):
+        raise ConfigError(
+            f"timeline={own.timeline!r} asks for a picture, which strategy='horovod' does not "
+            "draw: Horovod writes JSON for chrome://tracing. Give a name that ends in .json."
+        )
     if gradients.bucket_mb is not None and own.groups is not None:
         raise ConfigError(
             f"bucket_mb={gradients.bucket_mb:g} conflicts with groups={own.groups}: both say how "
