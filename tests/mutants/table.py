@@ -475,7 +475,12 @@ MUTANTS: list[Mutant] = [
         "tfdist/sharding/relayout.py",
         _PARTS,
         ("lambda upstream: summed(", "lambda upstream: copied("),
-        ("return part_of(link, tf.convert_to_tensor(upstream), part.dimension)", "return upstream"),
+    ),
+    Mutant(
+        "tfdist/sharding/relayout.py",
+        "return part_of(link, tf.convert_to_tensor(upstream), part.dimension)",
+        "return upstream",
+        "tests/keras/test_mesh.py -k mesh_zero3-network",
     ),
     Mutant(
         "tfdist/sharding/relayout.py",
