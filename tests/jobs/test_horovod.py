@@ -212,7 +212,7 @@ def test_an_elastic_job_waits_for_slots_until_its_deadline(folder):
         ),
         (["--max-np", 2, "--env-only"], "Leave out --env-only"),
         (["--max-np", 2, "--host-discovery-script", "none.sh"], "'none.sh' cannot be run"),
-        (["--compression", "zip"], "Unknown compression 'zip'"),
+        (["--compression", "zip"], "Unknown --compression 'zip'"),
         (["--reduction", "adasum", "-n", 3], "no power of two"),
         (["--devices", 2], "one process for each device"),
         (["-s", "multi_worker", "-n", 2, "--autotune"], "it is an option of Horovod"),

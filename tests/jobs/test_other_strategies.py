@@ -74,10 +74,10 @@ def test_it_stands_in_the_help_and_in_the_plan(package):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--ps", "2"), "ps=2 conflicts with strategy='toy', which has no parameter servers."),
-        (("--mode", "stale"), "strategy='toy', which has sync, local."),
-        (("--wheels", "0"), "wheels=0 is not a whole number of 1 or more."),
-        (("--strategy=single", "--wheels=3"), "wheels=3 conflicts with strategy='single'"),
+        (("--ps", "2"), "--ps 2 conflicts with --strategy toy, which has no parameter servers."),
+        (("--mode", "stale"), "--strategy toy, which has sync, local."),
+        (("--wheels", "0"), "--wheels 0 is not a whole number of 1 or more."),
+        (("--strategy=single", "--wheels=3"), "--wheels 3 conflicts with --strategy single"),
     ],
 )
 def test_its_options_are_checked(package, options, words):

@@ -127,12 +127,12 @@ def test_a_lost_stage_ends_the_job_with_its_name(folder):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-s", "pipeline", "-n", 3, "--stages", 2], "stages=2 does not divide the 3 devices"),
-        (["-s", "mirrored", "--stages", 2], "stages=2 conflicts with strategy='mirrored'"),
-        (["-s", "pipeline", "--schedule", "zigzag"], "Unknown schedule 'zigzag'"),
-        (["-s", "pipeline", "-n", 2, "--devices", 2], "devices=2 conflicts with processes=2"),
-        (["-s", "pipeline", "--mode", "stale"], "mode='stale' does not go with"),
-        (["-s", "pipeline", "-n", 2, "--accumulate", 2], "accumulate=2 conflicts"),
+        (["-s", "pipeline", "-n", 3, "--stages", 2], "--stages 2 does not divide the 3 devices"),
+        (["-s", "mirrored", "--stages", 2], "--stages 2 conflicts with --strategy mirrored"),
+        (["-s", "pipeline", "--schedule", "zigzag"], "Unknown --schedule 'zigzag'"),
+        (["-s", "pipeline", "-n", 2, "--devices", 2], "--devices 2 conflicts with -n 2"),
+        (["-s", "pipeline", "--mode", "stale"], "--mode stale does not go with"),
+        (["-s", "pipeline", "-n", 2, "--accumulate", 2], "--accumulate 2 conflicts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
