@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -272,6 +273,48 @@ def within_control_flow(strategy: Any) -> dict[str, Any]:
         model = keras.Sequential([Loop(), steps, keras.layers.GRU(8), keras.layers.Dense(3)])
     model, history = _fit(strategy, OPTIMIZERS["adam"], model)
     return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+class Centred(keras.Model):
+    """Gives a kernel a value by the examples, and trains it in the same step."""
+
+    def __init__(self, in_branch: bool = False) -> None:
+        super().__init__()
+        self.in_branch = in_branch
+        self.dense = keras.layers.Dense(8, "tanh")
+        self.last = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.dense(x))
+
+    def train_step(self, data: Any) -> Any:
+        mean = tf.reduce_mean(data[0], 0)[:, None]
+        logs = super().train_step(data)
+        if self.in_branch:
+            tf.cond(mean[0, 0] < 1e9, lambda: self.centre(mean), lambda: None)
+        else:
+            self.centre(mean)
+        return logs
+
+    def centre(self, mean: Any) -> None:
+        self.dense.kernel.assign(0.9 * self.dense.kernel - 0.1 * mean)
+
+
+def centred(strategy: Any) -> dict[str, Any]:
+    """A weight that is trained, and that a step assigns by its examples."""
+    with scope(strategy):
+        keras.utils.set_random_seed(8)
+        model = Centred()
+    model, history = _fit(strategy, OPTIMIZERS["adam"], model)
+    return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+def centred_in_branch(strategy: Any) -> list[str]:
+    """The warnings of a step that does so in a branch."""
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _fit(strategy, OPTIMIZERS["adam"], Centred(in_branch=True))
+    return [str(each.message) for each in caught]
 
 
 class Computing(keras.Model):

@@ -21,6 +21,7 @@ CHECKED = (
     "clipped_rows",
     "regularized",
     "within_control_flow",
+    "centred",
 )
 
 
@@ -45,6 +46,7 @@ def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
         pytest.param(target, case, marks=[] if case in often else pytest.mark.seldom)
         for target, often in {
             **dict.fromkeys(("zero", "zero3", "mesh"), CHECKED),
+            "mesh4": ("centred",),
             "mesh_zero1": ("whole_weights",),
             "mesh_zero3": ("tied",),
         }.items()
@@ -57,6 +59,11 @@ def test_what_needs_more_than_a_shard_is_as_on_one_device(
     expected = cluster.plain(f"{CASES}:{case}")
     for worker, result in enumerate(cluster(target).call(f"{CASES}:{case}")):
         assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+def test_a_part_that_a_branch_gives_a_value_by_the_examples_is_named(cluster: Pool) -> None:
+    for warned in cluster("zero3").call(f"{CASES}:centred_in_branch"):
+        assert any("Within a condition or a loop the step gives the weight" in e for e in warned)
 
 
 @pytest.mark.seldom  # The contract suite trains as long on most of these, beside one process.

@@ -21,10 +21,12 @@ from tfdist.keras.hooks import Hook
 from tfdist.keras.layouts import layout_of
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
+from tfdist.keras.weights import note_assigned, warn_of_own_start
 from tfdist.sharding.gathering import gather_again
 from tfdist.sharding.layout import Layout
 from tfdist.sharding.relayout import remembered
 from tfdist.sharding.variables import (
+    InStep,
     ShardedVariable,
     as_shards,
     asked,
@@ -69,7 +71,7 @@ def _as_shard(original: Callable[..., None]) -> Callable[..., None]:
         original(self, initializer)
         layout = layout_of(self, strategy)
         if layout is not None:
-            initialize_weight(self, strategy, layout, _weigh)
+            initialize_weight(self, strategy, layout, _IN_STEP)
 
     return initialize_with_initializer
 
@@ -144,6 +146,9 @@ def _weigh(gradient: Gradient) -> Gradient:
         return gradient
     scaled = [optimizer for _, optimizer in step.scaled_losses.values()]
     return step.weigh_gradient(gradient, scaled[0] if scaled else None)
+
+
+_IN_STEP = InStep(_weigh, note_assigned, warn_of_own_start)
 
 
 def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,11 @@ from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
 from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
+from tfdist.sharding.exchange import own_shard
+from tfdist.sharding.variables import ShardedVariable
 from tfdist.types import Tensor
+
+__all__ = ["average_assigned", "hooks", "note_assigned", "warn_of_own_start"]
 
 
 def hooks() -> list[Hook]:
@@ -60,6 +64,9 @@ def average_assigned(step: Step) -> None:
     given = [pair for key, pair in step.assigned.items() if key in owned]
     averaged = []
     for weight, value in given:
+        if isinstance(weight, ShardedVariable):
+            _correct_part(step, weight, value)
+            continue
         whole = on_whole_batch(step, weight, value)
         if whole is not None:
             weight._value.assign(tf.cast(whole, weight.dtype))
@@ -72,6 +79,36 @@ def average_assigned(step: Step) -> None:
         weight._value.assign(mean)
 
 
+def _correct_part(step: Step, weight: ShardedVariable, value: Tensor) -> None:
+    """Makes the part that was taken of a replica's own value one of the whole batch's value.
+
+    Updates that an optimizer has added to the part since then stay.
+    """
+    if not is_symbolic(value) or not step.depends(value):
+        return
+    if value.graph is not tf.compat.v1.get_default_graph():
+        _warn_of_own_part(step, weight)
+        return
+    whole = on_whole_batch(step, weight, value)
+    if whole is None:
+        whole = sum_over_replicas([step.weigh(value)])[0]
+    change = tf.cast(whole - value, weight.kept.dtype)
+    weight.kept.assign_add(own_shard(change, weight.kept_layout))
+
+
+def _warn_of_own_part(step: Step, weight: ShardedVariable) -> None:
+    if not step.is_whole:
+        warnings.warn(
+            f"Within a condition or a loop the step gives the weight {weight.path!r}, which is "
+            "divided over the processes, a value that depends on the examples of the batch. Each "
+            f"of the {step.replicas} replicas keeps its part of the value that its own examples "
+            "give. Assign it outside of the condition, or gather the examples first: "
+            "tf.distribute.get_replica_context().all_gather(inputs, axis=0).",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
+
+
 def _as_assigned(original: property) -> property:
     """Reads a weight that the step has assigned as the tensor that it was given.
 
@@ -80,15 +117,11 @@ def _as_assigned(original: property) -> property:
     """
 
     def value(self: types.KerasVariable) -> Any:
-        step = current_step()
-        given = None if step is None else step.assigned.get(id(self))
-        if step is None or given is None or not is_symbolic(given[1]):
-            return original.fget(self)  # type: ignore[misc]
-        tensor = given[1]
-        if tensor.graph is not tf.compat.v1.get_default_graph() or not step.depends(tensor):
+        tensor = _given_by_examples(self)
+        if tensor is None:
             return original.fget(self)  # type: ignore[misc]
         if self.trainable:
-            _warn_of_own_start(step, self, tensor)
+            warn_of_own_start(self)
             return original.fget(self)  # type: ignore[misc]
         # On one device a gradient does not pass through an assignment either.
         read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)
@@ -97,13 +130,24 @@ def _as_assigned(original: property) -> property:
     return property(value)
 
 
-def _warn_of_own_start(step: Step, weight: types.KerasVariable, value: Tensor) -> None:
-    """Warns of a weight that is trained, and that a step assigns and reads.
+def _given_by_examples(weight: types.KerasVariable) -> Tensor | None:
+    """The value that the step has given a weight last, if it depends on the examples."""
+    step = current_step()
+    _, value = (None, None) if step is None else step.assigned.get(id(weight), (None, None))
+    if step is None or not is_symbolic(value):
+        return None
+    here = value.graph is tf.compat.v1.get_default_graph()
+    return value if here and step.depends(value) else None
+
+
+def warn_of_own_start(weight: types.KerasVariable) -> None:
+    """Warns if a weight that is trained is read after a step has given it a value by its examples.
 
     A branch hides what it computes, as that of `SpectralNormalization`, in which no example is.
     Gradients that a step computes with, as in sharpness-aware minimization, are exchanged.
     """
-    if step.is_whole or exchanged.is_up:
+    step, value = current_step(), _given_by_examples(weight)
+    if step is None or value is None or step.is_whole or exchanged.is_up:
         return
     found = reduction_of(value, step.depends, step.averages())
     of_gradients = any(id(leaf.tensor) in step.gradients for leaf in found.leaves)
@@ -125,6 +169,13 @@ def _assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:
         setattr(read, name, getattr(weight, name))
     setattr(read, "read_value", lambda: read)  # noqa: B010
     return read
+
+
+def note_assigned(weight: types.KerasVariable, value: Tensor) -> None:
+    """Notes that a step gives a divided weight a value."""
+    step = current_step()
+    if step is not None and not exchanged.is_up:
+        step.assigned[id(weight)] = (weight, value)
 
 
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -25,13 +25,11 @@ from tfdist.sharding.exchange import gather, own_shard, slice_of
 from tfdist.sharding.gathering import gathered
 from tfdist.sharding.layout import Cut, Layout
 from tfdist.sharding.relayout import remembered, whole_weight_of
-from tfdist.types import AnyStrategy, Array, Gradient, Strategy, Tensor, Variable
+from tfdist.types import AnyStrategy, Array, Gradient, KerasVariable, Strategy, Tensor, Variable
 from tfdist.utils.thread_state import Current, Flag
 
-#: Weighs a gradient by the examples of a replica.
-Weigh: TypeAlias = Callable[[Gradient], Gradient]
-
 __all__ = [
+    "InStep",
     "ShardedVariable",
     "WholeWeight",
     "as_shards",
@@ -43,6 +41,21 @@ __all__ = [
     "noted",
     "read_together",
 ]
+
+
+class InStep(NamedTuple):
+    """The functions by which a replica's step follows a divided weight.
+
+    Attributes:
+        weigh: weighs a gradient by the examples of the replica.
+        note_assigned: notes that the program has assigned a value.
+        note_read: notes that the weight is read.
+    """
+
+    weigh: Callable[[Gradient], Gradient]
+    note_assigned: Callable[[KerasVariable, Any], None]
+    note_read: Callable[[KerasVariable], None]
+
 
 #: Seconds that a process waits for the others at a divided variable that it reads.
 READ_SECONDS = 300.0
@@ -136,7 +149,7 @@ class ShardedVariable(_Shard):
 
     kept_layout: Layout
     _strategy: Strategy
-    _weigh: Weigh | None = None
+    _in_step: InStep | None = None
     _assignments = 0
 
     @property
@@ -193,6 +206,8 @@ class ShardedVariable(_Shard):
 
     def _part(self) -> Tensor:
         """The kept part, gathered along the data axis if it is divided along that."""
+        if self._in_step is not None:
+            self._in_step.note_read(self)
         # A loop or a branch of the program's takes what is gathered before it: once, and by all
         # processes, of which some may take another branch.
         with self._strategy.extended.outside_of_loops():
@@ -200,8 +215,8 @@ class ShardedVariable(_Shard):
             cut = self.kept_layout.along(DATA)
             if cut is None:
                 return kept
-            if self._weigh is not None:
-                return gathered(self._strategy, kept, cut, self._weigh)
+            if self._in_step is not None:
+                return gathered(self._strategy, kept, cut, self._in_step.weigh)
             return gather(self._strategy.link(), [kept], [cut])[0]
 
     def read(self) -> Tensor:
@@ -252,6 +267,8 @@ class ShardedVariable(_Shard):
         if as_shards.is_up:
             self.shard.assign(tf.cast(value, self.shard.dtype))
             return
+        if self._in_step is not None:
+            self._in_step.note_assigned(self, value)
         own = tf.cast(own_shard(tf.convert_to_tensor(value), self.kept_layout), self.kept.dtype)
         # A slice may be a view, which would keep the whole value alive.
         self.kept.assign(tf.raw_ops.DeepCopy(x=own))
@@ -298,18 +315,18 @@ def divide_update(weight: Any, cut: Cut, strategy: Strategy) -> None:
         weight.__class__ = WholeWeight
 
 
-def initialize_weight(variable: Any, strategy: Strategy, layout: Layout, weigh: Weigh) -> None:
+def initialize_weight(variable: Any, strategy: Strategy, layout: Layout, in_step: InStep) -> None:
     """Leaves a process its shard of a weight that has just been created.
 
     Args:
         variable: the Keras variable, which has its whole value; it becomes a `ShardedVariable`.
         strategy: the strategy.
         layout: how the weight is divided; optimizers' variables of it are divided in the same way.
-        weigh: weighs a gradient by this replica's examples.
+        in_step: the functions by which a replica's step follows it.
     """
     whole = tf.convert_to_tensor(variable._value)
     variable.layout = variable._layout = variable.kept_layout = layout
-    variable._strategy, variable._weigh = strategy, weigh
+    variable._strategy, variable._in_step = strategy, in_step
     # A slice may be a view, which would keep the whole value alive.
     copy = functools.partial(tf.raw_ops.DeepCopy, x=own_shard(whole, layout))
     variable.shard = variable._value = _make(strategy, copy, True, variable.name)
