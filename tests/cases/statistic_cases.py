@@ -172,8 +172,6 @@ class PassesOn(keras.layers.Layer):
         lengths = tf.cast(3 * tf.sigmoid(inputs[:, 0]), tf.int32)
         mask = tf.sequence_mask(lengths, dtype=tf.float32)  # As long as the longest.
         weights = tf.reduce_sum(mask, 1, keepdims=True)
-        rows = tf.RaggedTensor.from_tensor(inputs, lengths + 1)
-        weights += tf.reduce_mean(rows, 1)[:, None]
         return self.norm(ops.reshape(ops.transpose(mixed, (1, 0, 2)), (-1, 6)) * weights)
 
 

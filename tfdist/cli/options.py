@@ -150,11 +150,10 @@ def in_flags(message: str, written: Collection[str] = ()) -> str:
     names = "|".join(flags)
     before = rf"\b([Ll]eave|[Uu]nknown|needs) ({names})\b(?! ?=)"
     message = re.sub(before, lambda m: f"{m[1]} {flags[m[2]]}", message)
-    return re.sub(rf"\b({names}) ?= ?{_VALUE}", lambda m: _as_typed(m[1], m[2]), message)
+    return re.sub(rf"\b({names}) ?= ?{_VALUE}", lambda m: _as_typed(flags[m[1]], m[2]), message)
 
 
-def _as_typed(name: str, value: str) -> str:
-    flag = all_options()[name].flags[0]
+def _as_typed(flag: str, value: str) -> str:
     if value in ("True", "true"):
         return flag
     return f"{flag} {shlex.quote(value.strip(_QUOTES))}"

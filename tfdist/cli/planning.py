@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist import environment
-from tfdist.cli import hosts, logs, options
+from tfdist.cli import hosts, logs
+from tfdist.cli.options import in_flags
 from tfdist.cli.request import Job, Request, check_count, cluster_and_task, hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.environments import detection
@@ -18,7 +19,7 @@ from tfdist.cluster.tf_config import check_tf_config, own_tf_config, parse_tf_co
 from tfdist.config.resolution import Resolved, resolve
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
-from tfdist.config.timeline_options import TimelineOptions
+from tfdist.config.timeline_options import TimelineOptions, is_picture
 from tfdist.errors import ConfigError
 from tfdist.launcher.plan import (
     BETWEEN_GRAPH,
@@ -328,7 +329,7 @@ def _check_timeline(config: StrategyConfig) -> None:
     if path is None:
         return
     check_writable(path, f"--timeline {path}", parents=drawn)  # Horovod makes no directories.
-    if drawn and path.endswith(".png"):
+    if drawn and is_picture(path):
         check_installed()
 
 
@@ -373,7 +374,7 @@ def _of_flags_and_file(
         return resolve(flags, request.file, environ, gpus=gpus)
     except ConfigError as error:
         written = () if request.file is None else request.file.values.keys() - request.flags.keys()
-        raise ConfigError(options.in_flags(str(error), written)) from error
+        raise ConfigError(in_flags(str(error), written)) from error
 
 
 def _counts_of_cluster(text: str | None, options: Mapping[str, Any]) -> dict[str, int]:

@@ -7,7 +7,12 @@ from typing import Annotated
 
 from tfdist.config.option import About, Options
 
-__all__ = ["TimelineOptions"]
+__all__ = ["TimelineOptions", "is_picture"]
+
+
+def is_picture(path: str) -> bool:
+    """Whether the name of a timeline's file asks for a picture; else it is a trace."""
+    return path.endswith(".png")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

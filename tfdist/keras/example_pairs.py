@@ -110,9 +110,9 @@ def _search(
 
 
 def _values_of(op: Operation) -> list[Tensor]:
-    """The inputs that the result's elements are made of: not the numbers of them.
+    """The inputs that the result's elements are made of, without those that give its size.
 
-    Such a number may be the length of the longest row.
+    A size may be the length of the longest row.
     """
     lengths = _LENGTHS.get(op.type, ())
     return [x for i, x in enumerate(op.inputs) if i not in lengths]

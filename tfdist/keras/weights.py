@@ -117,11 +117,11 @@ def _as_assigned(original: property) -> property:
     """
 
     def value(self: types.KerasVariable) -> Any:
-        tensor = _given_by_examples(self)
-        if tensor is None:
-            return original.fget(self)  # type: ignore[misc]
         if self.trainable:
             warn_of_own_start(self)
+            return original.fget(self)  # type: ignore[misc]
+        tensor = _given_by_examples(self)
+        if tensor is None:
             return original.fget(self)  # type: ignore[misc]
         # On one device a gradient does not pass through an assignment either.
         read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)

@@ -9,6 +9,7 @@ from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.sharding_options import ShardingOptions, check_sharding, describe_sharding
 from tfdist.config.strategy_spec import StrategySpec
+from tfdist.config.timeline_options import is_picture
 from tfdist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _check(config: StrategyConfig) -> None:
     check_sharding(config)
     _check_zero(config.part(ShardingOptions).zero)
     gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
-    if own.timeline is not None and own.timeline.endswith(".png"):
+    if own.timeline is not None and is_picture(own.timeline):
         raise ConfigError(
             f"timeline={own.timeline!r} asks for a picture, which strategy='horovod' does not "
             "draw: Horovod writes JSON for chrome://tracing. Give a name that ends in .json."

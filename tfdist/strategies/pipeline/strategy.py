@@ -13,6 +13,7 @@ from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.pipeline_options import PipelineOptions, replicas_of
 from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.timeline_options import is_picture
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
@@ -27,9 +28,6 @@ from tfdist.strategies.pipeline.train_function import PipelineFunction
 from tfdist.types import Dataset, Model
 from tfdist.utils.atomic_io import check_writable
 from tfdist.utils.messages import logger
-
-#: The ending of a timeline that is drawn.
-_PICTURE = ".png"
 
 
 class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
@@ -149,7 +147,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     def timeline(self, path: str | None) -> None:
         if path is not None:
             check_writable(path, f"timeline={path!r}")
-            if path.endswith(_PICTURE):
+            if is_picture(path):
                 check_installed()
         self._timeline = path
 
@@ -170,7 +168,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
         ideal = ideal_bubble(
             shape.schedule, shape.stages, shape.microbatches, virtual=shape.virtual
         )
-        if path.endswith(_PICTURE):
+        if is_picture(path):
             draw(path, boxes, title=shape.in_words, names=_short(names), ideal=ideal)
         else:
             write_trace(path, boxes, _short(names))
