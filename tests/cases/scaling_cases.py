@@ -39,6 +39,40 @@ def slope(
         }
 
 
+class Doubling(keras.Model):
+    """Doubles the scale between a loss and its update, as an overlapping step may."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Trains on a loss whose gradient is 4 whatever the weight is."""
+        x, _ = data
+        with tf.GradientTape() as tape:
+            loss = 4.0 * tf.reduce_mean(self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        with tf.control_dependencies(gradients):
+            self.optimizer.dynamic_scale.assign(2.0 * self.optimizer.dynamic_scale)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def overtaken(strategy: Any) -> dict[str, float]:
+    """Trains asynchronously for ten steps, in each of which the scale grows before the update."""
+    with ruled(strategy, mode="async"), common.scope(strategy):
+        inputs = keras.Input((1,))
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = Doubling(inputs, dense(inputs))
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.25), initial_scale=4.0, dynamic_growth_steps=1000
+        )
+        model.compile(optimizer)
+        optimizer.build(model.trainable_variables)
+        model.fit(np.ones((40, 1), "float32"), np.zeros((40, 1), "float32"), 4, verbose=0)
+        return {
+            "weight": float(np.asarray(dense.kernel)[0, 0]),
+            "scale": float(optimizer.dynamic_scale),
+        }
+
+
 def half(
     strategy: Any, *, large: float = 1.0, alike: bool = True, rule: dict[str, Any] | None = None
 ) -> Any:

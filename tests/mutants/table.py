@@ -449,7 +449,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/parameter_server/optimizers.py",
         "factor = tf.convert_to_tensor(optimizer.dynamic_scale) / scale",
         "factor = tf.ones([])",
-        "tests/servers/test_scaling.py -k 'grows and built and async'",
+        "tests/servers/test_scaling.py -k grows_after",
     ),
     # Replicas on threads, and logs that are no numbers.
     *_of(

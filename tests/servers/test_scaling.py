@@ -26,6 +26,11 @@ def test_a_scale_that_grows_changes_no_update(cluster: Pool, mode: str, lazy: bo
     assert result == expected
 
 
+def test_a_scale_that_grows_after_a_loss_does_not_shrink_its_update(cluster: Pool) -> None:
+    [result] = cluster("parameter_server").call(f"{CASES}:overtaken")
+    assert result == {"weight": -10.0, "scale": 4096.0}
+
+
 @pytest.mark.parametrize("mode", RULES)
 def test_a_gradient_that_overflows_halves_its_scale_once(cluster: Pool, mode: str) -> None:
     given = {"scale": 2.0**127, "growth": 1000}
