@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,6 +144,21 @@ def test_another_worker_does_the_step_of_one_that_does_not_end_it(capfd):
     jobs.submit(Job([2], lambda worker: 7, lambda *given: ended.append(given), prefers=0))
     jobs.join()
     assert ended[1:] == [(0, 7)]
+
+
+def test_a_worker_whose_step_is_late_is_named_once_and_keeps_it(capfd, monkeypatch):
+    monkeypatch.setattr(scheduler, "_LATE_SECONDS", 0.2)
+    jobs, free, ended = dispatcher(2), threading.Event(), list[Any]()
+    threading.Timer(2.5, free.set).start()
+    jobs.submit(Job([1], lambda worker: until(free), lambda *given: ended.append(given), prefers=0))
+    jobs.join()
+    assert ended == [(0, None)]
+    jobs.submit(Job([2], lambda worker: time.sleep(1.2), ignored, prefers=0))
+    jobs.join()  # long, but not beside the step before
+    lines = [line for line in capfd.readouterr().err.splitlines() if "has not ended" in line]
+    assert len(lines) == 1
+    assert "worker 0 has not ended its step for 0.2 s" in lines[0]
+    assert "After step_timeout=60 s another worker does the step." in lines[0]
 
 
 def test_no_worker_that_answers_ends_the_training_by_name():

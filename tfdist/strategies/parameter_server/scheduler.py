@@ -84,6 +84,9 @@ SPAN = 192
 #: After an error, seconds for the steps that run to end.
 _DRAIN_SECONDS = 20.0
 
+#: A step is named as late after so many seconds, or times the longest step before it.
+_LATE_SECONDS, _LATE_TIMES = 30.0, 3.0
+
 
 @dataclasses.dataclass(eq=False)
 class Job:
@@ -134,6 +137,8 @@ class Dispatcher:
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: dict[int, Job] = {}
         self._started: dict[int, float] = {}
+        self._late: set[int] = set()
+        self._longest = 0.0
         self._lost: set[int] = set()
         self._silent: set[int] = set()
         self._error: BaseException | None = None
@@ -190,6 +195,7 @@ class Dispatcher:
             while not condition():
                 self._raise_error()
                 self._take_from_silent()
+                self._name_late()
                 if len(self._lost | self._silent) < self.workers:
                     without_worker = None
                 elif without_worker is None:
@@ -272,6 +278,18 @@ class Dispatcher:
                 )
         self._changed.notify_all()
 
+    def _name_late(self) -> None:
+        """Names workers whose steps take far longer than any before, long before they are lost."""
+        now, limit = time.monotonic(), max(_LATE_SECONDS, _LATE_TIMES * self._longest)
+        for index in set(self._running) - self._late:
+            if now - self._started[index] > limit:
+                self._late.add(index)
+                logger.warning(
+                    f"worker {index} has not ended its step for {limit:.3g} s. It is slow, stopped "
+                    f"or cut off, or a ps that it waits for is. After "
+                    f"step_timeout={self.step_timeout:g} s another worker does the step."
+                )
+
     def _without_workers(self) -> str:
         if not self._silent:
             return (
@@ -340,6 +358,8 @@ class Dispatcher:
     def _gives_up(self, index: int, job: Job) -> bool:
         """Takes a job off its worker; False if it was taken before. The worker has answered."""
         self._silent.discard(index)
+        self._late.discard(index)
+        self._longest = max(self._longest, time.monotonic() - self._started[index])
         self._changed.notify_all()
         # A job that was taken from this worker is ended by another; this result does not count.
         if self._running.get(index) is not job:

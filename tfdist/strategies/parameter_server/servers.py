@@ -29,8 +29,9 @@ from tfdist.types import (
     Tensor,
     Variable,
 )
+from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Current
-from tfdist.utils.watchdog import hard_deadline
+from tfdist.utils.watchdog import calling_after, hard_deadline
 
 __all__ = [
     "CHIEF",
@@ -417,8 +418,9 @@ def _whole(kwargs: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any, Any]:
 # in C++ code that neither a signal nor an exception ends, for as long as a connection is open: also
 # to a server that is stopped.
 
-#: Seconds between two questions to a server, and those that the end of the process waits for one.
-_PERIOD, _LAST = 10.0, 2.0
+#: Seconds between two questions to a server, those after which a missing answer is reported, and
+#: those that the end of the process waits for one.
+_PERIOD, _LATE, _LAST = 10.0, 30.0, 2.0
 
 
 def watch(devices: Sequence[str], seconds: float) -> None:
@@ -446,8 +448,16 @@ def _ask(index: int, device: str, seconds: float, ended: threading.Event) -> Non
         "look at its log. Start the job again, which goes on from its last checkpoint, or give a "
         "larger step_timeout."
     )
+    late = (
+        f"ps {index} has not answered for {_LATE:g} s: it is stopped, cut off or very busy. After "
+        f"step_timeout={seconds:g} s the job ends."
+    )
     while not ended.wait(min(_PERIOD, seconds)):
-        with hard_deadline(seconds, message, TfdistError.exit_status), tf.device(device):
+        with (
+            calling_after(_LATE, lambda: logger.warning(late)),
+            hard_deadline(seconds, message, TfdistError.exit_status),
+            tf.device(device),
+        ):
             try:
                 tf.raw_ops.NoOp()
             except tf.errors.OpError:
