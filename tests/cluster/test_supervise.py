@@ -270,6 +270,20 @@ def test_a_task_without_heartbeats_is_named() -> None:
     assert "no more heartbeats of worker 1 " in root_cause.describe(ending, [ending, silent])
 
 
+def test_a_task_that_is_stopped_is_named_when_another_fails(here: Path) -> None:
+    script = """
+if index == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(1)
+raise SystemExit(3)
+"""
+    outcome = run(script)
+    assert outcome.status == 3
+    assert outcome.message.startswith("worker 0 failed with exit status 3.")
+    named = "Stopped by SIGSTOP, a debugger or Ctrl-Z when the job ended: worker 1."
+    assert named in outcome.message
+
+
 def test_a_program_that_does_not_exist(here: Path) -> None:
     program = Program(script="x.py", config="{}", seed=1, env_only=True, python="/no/python")
     plan = plan_local(program, cluster=None, log_dir=here, environ={})

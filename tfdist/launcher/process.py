@@ -106,6 +106,7 @@ class RunningTask:
         output: its log and last lines.
         returncode: as in `subprocess`: negative for a signal; None while it runs.
         peak_rss: its largest resident memory in bytes, once it has ended on this machine.
+        paused: whether it was stopped by SIGSTOP or a debugger when the job was to end.
     """
 
     plan: TaskPlan
@@ -115,6 +116,7 @@ class RunningTask:
     _window: tuple[int, int] | None = None
     returncode: int | None = None
     peak_rss: int | None = None
+    paused: bool = False
     _last_beat: float = 0.0
 
     def poll(self) -> int | None:
@@ -136,6 +138,12 @@ class RunningTask:
                 if self.plan.host is not None and 128 < self.returncode < _SSH_FAILED:
                     self.returncode = 128 - self.returncode  # A signal ended it there.
         return self.returncode
+
+    def note_pause(self) -> None:
+        """Notes whether the task is stopped by a signal, before others are sent to it."""
+        if self.returncode is None:
+            flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            self.paused = os.waitid(os.P_PID, self._process.pid, flags) is not None
 
     def _wait(self) -> int:
         """Waits for the task, which has ended, with a look at its memory."""

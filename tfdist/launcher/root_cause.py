@@ -78,6 +78,7 @@ class Ending:
         host: the machine on which it ran, if it was another.
         crash: where in the program native code has crashed, in words, if it has.
         peak_rss: its largest resident memory in bytes, if it ran on this machine.
+        paused: whether it was stopped by SIGSTOP or a debugger when the job was to end.
     """
 
     task: Task
@@ -89,6 +90,7 @@ class Ending:
     host: str | None = None
     crash: str | None = None
     peak_rss: int | None = None
+    paused: bool = False
 
 
 def exit_status(returncode: int) -> int:
@@ -146,6 +148,12 @@ def headline(ending: Ending) -> str:
 def describe(root: Ending, endings: Sequence[Ending]) -> str:
     """A message for the user: who failed, how, its last lines, and who only followed."""
     parts = [f"{headline(root)}."]
+    paused = [str(ending.task) for ending in endings if ending.paused]
+    if paused:
+        parts.append(
+            f"Stopped by SIGSTOP, a debugger or Ctrl-Z when the job ended: {', '.join(paused)}. "
+            "The other tasks waited for it until their deadline."
+        )
     hint = _hint(root)
     if hint:
         parts.append(hint)

@@ -304,6 +304,8 @@ class Attempt:
     def _stop(self, grace: float) -> None:
         """Ends the tasks that still run: politely, then by force."""
         asked = len(self._requests.received)
+        for task in self._tasks:
+            task.note_pause()
         for number, seconds in _stages(self._requests, grace):
             for task in self._tasks:
                 task.signal(number)
@@ -329,6 +331,7 @@ class Attempt:
             host=task.plan.host,
             crash=root_cause.site(task.output.tail()),
             peak_rss=task.peak_rss,
+            paused=task.paused,
         )
 
 
