@@ -286,8 +286,13 @@ def large_batch(strategy: Any, accumulate: int, optimizer: str = "adam") -> dict
     with contextlib.nullcontext() if strategy is None else ruled(strategy, rule), scope(strategy):
         made, using = make("dense", optimizer, {"global_clipnorm": 0.5})
         made.compile(using, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        made.fit(x, y, batch_size=BATCH * factor, epochs=3, shuffle=False, verbose=0)
-        return {"weights": made.get_weights(), "iterations": int(using.iterations)}
+        arguments = {"shuffle": False, "verbose": 0, "validation_data": (x, y)}
+        history = made.fit(x, y, batch_size=BATCH * factor, epochs=3, **arguments)
+        return {
+            "validation": history.history["val_loss"],
+            "weights": made.get_weights(),
+            "iterations": int(using.iterations),
+        }
 
 
 def resumed(

@@ -77,6 +77,44 @@ def stopped(strategy: Any, *, rule: dict[str, Any], executions: int, batch: int)
     return {"silent": silent, "counts": counts}
 
 
+class _Failing(_Stopping):
+    """Raises when the worker that it has stopped has a step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Raises if a step of the worker does not end."""
+        step = self.dispatcher._running.get(0) if self.is_done else None
+        if step is None:
+            return
+        time.sleep(1)
+        if self.dispatcher._running.get(0) is step:
+            raise ValueError("of the program")
+
+
+def abandoned(strategy: Any) -> dict[str, Any]:
+    """A stopped worker goes on when the training that it worked for has ended with an error."""
+    ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
+    data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
+    before, counts, error = dispatcher.step_timeout, [], ""
+    dispatcher.step_timeout = _TRACING_SECONDS
+    try:
+        with ruled(strategy, mode="async"), strategy.scope():
+            model = Counter()
+            model.compile(keras.optimizers.SGD(1.0))
+            try:
+                model.fit(data, epochs=2, verbose=0, callbacks=[_Failing(dispatcher, 4)])
+            except ValueError as raised:
+                error = str(raised)
+            silent = sorted(dispatcher._silent)
+            counts.append(np.asarray(model.counts)[:, 0].copy())
+            os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)
+            _until(lambda: not dispatcher._silent)
+            counts.append(np.asarray(model.counts)[:, 0].copy())
+    finally:
+        dispatcher.step_timeout = before
+        os.kill(harness_servers.running("worker", 0).pid, signal.SIGCONT)
+    return {"error": error, "silent": silent, "counts": counts}
+
+
 def _until(condition: Any) -> None:
     end = time.monotonic() + 60
     while not condition():

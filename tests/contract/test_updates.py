@@ -78,7 +78,7 @@ def test_an_average_after_each_step_of_sgd_is_sync(run: Agree) -> None:
 
 @pytest.mark.parametrize("accumulate", [2, 3])
 def test_accumulated_batches_are_a_large_batch(agree: Agree, accumulate: int) -> None:
-    """400 examples are 13 batches an epoch: the last update has fewer."""
+    """Of 13 batches an epoch the last update has fewer; `evaluate` sees the weights after it."""
     agree("update_cases:large_batch", accumulate=accumulate)
 
 

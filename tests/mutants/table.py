@@ -565,4 +565,37 @@ MUTANTS: list[Mutant] = [
         "tests/unit/test_constructors.py",
         ('"tf.compat.v2.distribute", "tf.compat.v1.distribute"', '"tf.compat.v2.distribute"'),
     ),
+    # Workers that read different data, and updates that nobody waits for any more.
+    *_of(
+        "tfdist/keras/input_comparison.py",
+        "tests/keras/test_first_batches.py -k 'refused'",
+        ("if len(set(digests)) > 1:", "if False:"),
+        ("sha.update(np.ascontiguousarray(array).tobytes())", "pass"),
+        ("_compare(tf.distribute.get_strategy(), batches)", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/batches.py",
+        "tests/keras/test_values.py -k refused",
+        ("compare_values(strategy, as_values(batch))", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/model_optimizers.py",
+        "tests/contract/test_updates.py --tier=everything -k 'wherever_it_is_held and mirrored'",
+        (
+            "        result.update((id(each), each) for each in noted if each is not None)",
+            "        pass",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/updating.py",
+        "tests/contract/test_updates.py --tier=everything -k 'mirrored'",
+        ('batches=bool(kwargs.get("_use_cached_eval_dataset")))', "batches=False)"),
+        ('        flush(getattr(self, "_model", None), batches=True, late=False)', "        pass"),
+        ('        flush(getattr(self, "_model", None), batches=True)\n', "        pass\n"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/step_function.py",
+        "tests/servers/test_workers.py -k has_failed",
+        ("self.servers.refuse_before(self.dispatcher.next_number() * UPDATES_A_STEP)", "pass"),
+    ),
 ]

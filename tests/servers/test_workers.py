@@ -32,6 +32,13 @@ def test_a_stopped_worker_loses_its_step_to_another(
         np.testing.assert_array_equal(counts, times)
 
 
+def test_a_step_of_a_training_that_has_failed_changes_nothing_later(cluster: Pool) -> None:
+    [result] = cluster("parameter_server").call(f"{CASES}:abandoned")
+    assert "of the program" in result["error"]
+    assert result["silent"] == [0]
+    np.testing.assert_array_equal(*result["counts"])
+
+
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_step_that_comes_again_is_not_made_twice(cluster: Pool, mode: str) -> None:
     [result] = cluster("parameter_server").call(f"{CASES}:replayed", mode=mode)
