@@ -71,6 +71,36 @@ class CheckedUpdates(HandWrittenMean):
         return {"loss": self.tracker.result()}
 
 
+class LookedUpAgain(CheckedUpdates):
+    """A step whose second update looks up rows that the first one has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(300, 4)
+
+    def call(self, inputs: Any) -> Any:
+        ids = keras.ops.cast(inputs > 0, "int32") + 2 * keras.ops.arange(8)
+        return super().call(keras.ops.mean(self.table(ids), axis=1))
+
+
+class Lagging(HandWrittenMean):
+    """Copies weights at every second update, as its optimizer has counted them by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copy = keras.layers.Dense(8, "tanh", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.hidden(inputs) + self.copy(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        logs = super().train_step(data)
+        due = keras.ops.equal(self.optimizer.iterations % 2, 0)
+        for kept, weight in zip(self.copy.weights, self.hidden.weights, strict=True):
+            kept.assign(keras.ops.where(due, weight, kept))
+        return logs
+
+
 class OwnUpdate(HandWrittenMean):
     """A `train_step` that moves the weights itself, without an optimizer."""
 
@@ -148,6 +178,8 @@ STEPS = {
     "hand_written_mean": HandWrittenMean,
     "compiled_step": CompiledStep,
     "checked_updates": CheckedUpdates,
+    "looked_up_again": LookedUpAgain,
+    "lagging": Lagging,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,
 }

@@ -598,4 +598,14 @@ MUTANTS: list[Mutant] = [
         "tests/servers/test_workers.py -k has_failed",
         ("self.servers.refuse_before(self.dispatcher.next_number() * UPDATES_A_STEP)", "pass"),
     ),
+    *_of(
+        "tfdist/strategies/parameter_server/remote_step.py",
+        "tests/contract/test_steps.py --tier=everything "
+        "-k '(looked_up_again or lagging) and parameter_server'",
+        (
+            "        self._see_update(variable)\n        if id(variable) in self._changed",
+            "        if False",
+        ),
+        ("(_is_setting(variable) and not counted)", "_is_setting(variable)"),
+    ),
 ]

@@ -66,6 +66,13 @@ class Update(NamedTuple):
     beside: tuple[Any, ...] = ()
     optimizer: Optimizer | None = None
 
+    def counts_in(self, variable: KerasVariable) -> bool:
+        """Whether a number is changed by the update, as `iterations` or a loss scale is."""
+        if self.optimizer is None:
+            return False
+        rate = getattr(self.optimizer, "_learning_rate", None)
+        return variable is not rate and any(variable is each for each in self.optimizer.variables)
+
 
 class Results(NamedTuple):
     """Numbers that a step adds to the servers' sums.
@@ -185,7 +192,13 @@ class RemoteStep:
 
         Returns:
             A tensor of shape `ids.shape + variable.shape[1:]`.
+
+        Raises:
+            NotSplittable: if they depend on an update that other workers take part in.
         """
+        self._see_update(variable)
+        if id(variable) in self._changed:
+            return tf.gather(self.read(variable), ids)
         self._note_version()
         flat = tf.reshape(ids, [-1])
         unique, positions = tf.unique(flat)
@@ -319,21 +332,26 @@ class RemoteStep:
 
     def _value(self, variable: KerasVariable) -> Tensor:
         key = id(variable)
-        if self._pending and not is_metric(variable) and not _is_setting(variable):
-            if self.parts > 1:
-                raise NotSplittable("uses weights again after it has updated them")
-            self.flush()
+        self._see_update(variable)
         if key not in self._local:
             with self.graph.as_default(), tf.control_dependencies(None):
                 self._local[key] = self._first[key] = self._begin(variable)
         return self._local[key]
 
+    def _see_update(self, variable: KerasVariable) -> None:
+        """Makes a pending update before a variable is read that it may change."""
+        counted = self._pending is not None and self._pending.counts_in(variable)
+        if is_metric(variable) or (_is_setting(variable) and not counted):
+            return
+        if self.parts > 1 and (self._pending or self.updates):
+            raise NotSplittable(f"uses {variable.path!r} again after it has updated weights")
+        if self._pending:
+            self.flush()
+
     def _begin(self, variable: KerasVariable) -> Tensor:
         if is_metric(variable):
             self.metrics[id(variable)] = variable
             return tf.zeros(variable.shape, variable.dtype)
-        if self.parts > 1 and self.updates and not _is_setting(variable):
-            raise NotSplittable("uses weights again after it has updated them")
         shape, dtype = variable._value.shape, variable._value.dtype
         placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=shape, name=WEIGHT)
         self._slots.append((variable, placeholder))
@@ -342,7 +360,11 @@ class RemoteStep:
     def _note_version(self) -> None:
         """Notes the number of updates before rows are fetched, which are at least as new."""
         if not self._early:
-            with self.graph.as_default(), tf.control_dependencies(None):
+            with (
+                self.graph.as_default(),
+                tf.control_dependencies(None),
+                tf.control_dependencies(self._after),
+            ):
                 self._early = [_read(self.servers.updates.version)]
 
     def _fetch_rows(self, table: KerasVariable, ids: Tensor) -> Tensor:
