@@ -399,6 +399,15 @@ PAIRS: dict[str, Any] = {
         0.1 * tf.reduce_logsumexp(z)
         + tf.cond(tf.reduce_mean(z) > 0.05, lambda: tf.reduce_max(z), lambda: tf.reduce_mean(z * z))
     ),
+    "neighbours": lambda y, z: tf.square(z - tf.roll(z, 1, 0)),
+    "backwards": lambda y, z: tf.reduce_mean(tf.square(0.7 * z + 0.3 * z[::-1])),
+    "first rows": lambda y, z: tf.reduce_mean(tf.square(z[:3])),
+    "groups": lambda y, z: (
+        0.1
+        * tf.reduce_sum(
+            tf.reduce_prod(tf.reshape(z[: tf.shape(z)[0] // 2 * 2], (-1, 2, z.shape[-1])), 1)
+        )
+    ),
     "divided twice": lambda y, z: tf.reduce_sum(tf.square(z / tf.cast(tf.shape(z)[0], tf.float32))),
 }
 

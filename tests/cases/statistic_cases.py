@@ -159,6 +159,42 @@ class Pairs(keras.layers.Layer):
         return ops.softmax(inputs @ ops.transpose(inputs)) @ inputs
 
 
+class _Centring:
+    """Operations of a functional model, without a layer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, inputs: Any) -> Any:
+        return inputs - ops.mean(inputs, axis=0, keepdims=True)
+
+
+class Grouped(keras.layers.Layer):
+    """Statistics of groups of neighbours, as in ghost batch normalization."""
+
+    def call(self, inputs: Any) -> Any:
+        count = ops.shape(inputs)[0] // 4 * 4
+        groups = ops.reshape(inputs[:count], (-1, 4, 6))
+        centred = ops.reshape(groups - ops.mean(groups, 1, keepdims=True), (-1, 6))
+        return ops.concatenate([centred, inputs[count:]], 0)
+
+
+class Generated(keras.layers.Layer):
+    """Weights that another layer makes of the mean example, as a hypernetwork does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make = keras.layers.Dense(36)
+
+    def build(self, shape: Any) -> None:
+        del shape
+        self.make.build((1, 6))
+
+    def call(self, inputs: Any) -> Any:
+        made = self.make(ops.mean(inputs, 0, keepdims=True))
+        return ops.matmul(inputs, ops.reshape(made, (6, 6)))
+
+
 class PassesOn(keras.layers.Layer):
     """A layer that mixes tokens, not examples."""
 
@@ -180,6 +216,10 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "centred": lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, 0, keepdims=True)),
     "tiled": TiledDeviation,
     "pairs": Pairs,
+    "mixed up": lambda: keras.layers.Lambda(lambda x: 0.7 * x + 0.3 * ops.flip(x, 0)),
+    "by operations": lambda: _Centring(name="centring"),
+    "grouped": Grouped,
+    "generated": Generated,
     "tokens": PassesOn,
 }
 
@@ -190,9 +230,8 @@ def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         layer = LAYERS[kind]()
-        model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(6), layer, keras.layers.Dense(CLASSES)]
-        )
+        hidden = keras.layers.Dense(6)(start := keras.Input((8,)))
+        model = keras.Model(start, keras.layers.Dense(CLASSES)(layer(hidden)))
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
         report = common.fitted(model, x, y)
     named = [str(each.message) for each in caught if "meet in the layer" in str(each.message)]

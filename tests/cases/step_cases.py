@@ -101,6 +101,31 @@ class Lagging(HandWrittenMean):
         return logs
 
 
+class Adversarial(HandWrittenMean):
+    """Trains on examples that are moved along the gradient of their loss, and penalizes that."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = self._mean(x, y)
+        slope, *_ = tape.gradient(loss, [x, *self.trainable_variables])
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = self._mean(x + 3.0 * slope, y)
+            steep = tf.reduce_sum(tf.square(inner.gradient(loss, x)))
+            loss += 10.0 * steep
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def _mean(self, x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True)))
+
+
 class OwnUpdate(HandWrittenMean):
     """A `train_step` that moves the weights itself, without an optimizer."""
 
@@ -180,6 +205,7 @@ STEPS = {
     "checked_updates": CheckedUpdates,
     "looked_up_again": LookedUpAgain,
     "lagging": Lagging,
+    "adversarial": Adversarial,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,
 }

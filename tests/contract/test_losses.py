@@ -192,6 +192,7 @@ def test_metrics_that_are_no_sums_are_named(run: Agree, target: str) -> None:
     [
         *((name, False) for name in PAIRS),
         *((name, True) for name in ("contrast", "einsum", "variance", "largest")),
+        *((name, True) for name in ("neighbours", "backwards", "first rows", "groups")),
     ],
 )
 def test_examples_that_meet_in_a_loss(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cases.statistic_cases import CENTERS, CONSTANTS, METRICS, MOMENTS
 from tests.contract.conftest import Agree, assert_same
-from tests.harness import TARGETS, Pool
+from tests.harness import TARGETS, CallError, Pool
 
 
 @pytest.mark.needs("own steps")
@@ -28,10 +28,18 @@ def test_running_moments(agree: Agree, kind: str) -> None:
 
 
 @pytest.mark.needs("replicas")
-@pytest.mark.parametrize("kind", ["deviation", "tiled", "centred", "pairs"])
+@pytest.mark.parametrize(
+    "kind", ["deviation", "tiled", "centred", "pairs", "mixed up", "grouped", "generated"]
+)
 def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str) -> None:
     for result in run("statistic_cases:mixing", kind=kind):
         assert bool(result["named"]) is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.parametrize("kind", ["centred", "mixed up", "by operations"])
+def test_a_pipeline_refuses_a_layer_that_mixes_a_batch(cluster: Pool, kind: str) -> None:
+    with pytest.raises(CallError, match=r"microbatches=4 conflicts with .* or a layer"):
+        cluster.results("pipeline", "tests.cases.statistic_cases:mixing", kind=kind)
 
 
 @pytest.mark.needs("any model")
@@ -40,7 +48,7 @@ def test_a_layer_that_mixes_tokens_is_not(agree: Agree) -> None:
         assert not result["named"]
 
 
-@pytest.mark.parametrize("kind", ["deviation", "pairs"])
+@pytest.mark.parametrize("kind", ["deviation", "pairs", "mixed up", "grouped"])
 def test_servers_leave_a_batch_that_a_layer_mixes_to_one_worker(cluster: Pool, kind: str) -> None:
     expected = cluster.plain("tests.cases.statistic_cases:mixing", kind=kind)
     [result] = cluster.results("parameter_server", "tests.cases.statistic_cases:mixing", kind=kind)

@@ -16,7 +16,10 @@ ON_GRAPHS = ("parameter_server", "pipeline")
 @pytest.mark.needs("own steps")
 @pytest.mark.parametrize(
     "kind",
-    ["hand_written_mean", "compiled_step", "checked_updates", "looked_up_again", "lagging"],
+    [
+        *("hand_written_mean", "compiled_step", "checked_updates", "looked_up_again", "lagging"),
+        "adversarial",
+    ],
 )
 def test_own_train_step(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)

@@ -60,6 +60,21 @@ STEPS = {
     "        total = tf.add_n([tf.reduce_sum(v) for v in tf.nest.flatten(p)])\n"
     "    slope = inner.gradient(total, x)\n"
     f"    loss = {_COMPUTED} + 0.1 * tf.reduce_mean(tf.square(slope))\n" + _APPLY,
+    "adversarial": "with tf.GradientTape() as inner:\n"
+    "    inner.watch(x)\n"
+    f"    p = self(x, training=True)\n    loss = {_COMPUTED}\n"
+    "slopes = inner.gradient(loss, x)\n"
+    "x = tf.nest.map_structure(lambda v, slope: v + 2.0 * slope, x, slopes)\n"
+    + _LOSS.format(loss=_COMPUTED)
+    + _APPLY,
+    "reversed": "x = tf.nest.map_structure(lambda v: 0.7 * v + 0.3 * v[::-1], x)\n"
+    + _LOSS.format(loss=_COMPUTED)
+    + _APPLY,
+    "counted": _LOSS.format(loss=_COMPUTED)
+    + _APPLY
+    + "factor = tf.where(self.optimizer.iterations % 2 == 0, 0.9, 1.0)\n"
+    + "for weight in self.trainable_variables:\n"
+    + "    weight.assign(weight * tf.cast(factor, weight.dtype))\n",
     "own": _LOSS.format(loss=f"tf.reduce_mean({_SQUARES})")
     + "grads = tape.gradient(loss, self.trainable_variables)\n"
     + "for weight, grad in zip(self.trainable_variables, grads):\n"

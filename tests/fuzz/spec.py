@@ -41,6 +41,9 @@ STEPS = (
     "two",
     "list",
     "penalty",
+    "adversarial",
+    "reversed",
+    "counted",
     "own",
     "twice",
 )
@@ -194,7 +197,8 @@ def fits(spec: Spec) -> bool:
             not loop or (spec.policy in ("float32", "float64") and not spec.step),
             not loop or (spec.calls == tuple(loop) and spec.source in ("arrays", "dataset")),
             spec.policy != "float64" or not _in_float32_only(spec),
-            spec.step != "penalty" or (first != "ids" and plain_rows),
+            spec.step not in ("penalty", "adversarial", "reversed")
+            or (first != "ids" and plain_rows),
             spec.weighting != "class" or (one and head.task == "classes"),
             spec.weighting != "class" or spec.source != "generator",
             not spec.policy.startswith("mixed") or not {"activity", "regularized"} & {*spec.parts},

@@ -307,7 +307,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/whole_batch.py",
         _MEET.format("variance-True or contrast-True"),
-        ("known |= {key: ROWS for", "known |= {key: NO_EXAMPLES for"),
+        ("dict.fromkeys(outputs, Examples(ROWS))", "dict.fromkeys(outputs, Examples())"),
         ("        step.note_meeting(found)", "        pass"),
     ),
     *_of(
@@ -317,13 +317,13 @@ MUTANTS: list[Mutant] = [
         ("own = start + tf.range", "own = tf.range"),
         ("with entered(None), on_whole_batch.up():", "with entered(step):"),
         ("with entered(None), on_whole_batch.up():", "with entered(None):"),
-        ("found = next(iter(", "next(iter("),
+        ("where = next(iter(", "next(iter("),
         ("return step.note_mean(whole), mask", "return values, mask"),
     ),
     *_of(
         "tfdist/keras/gathered_loss.py",
         _LOSSES.format("all_replicas"),
-        ("| dict.fromkeys(step.gathered, NO_EXAMPLES)", ""),
+        ("dict.fromkeys(step.gathered, Examples()) | ", ""),
     ),
     *_of(
         "tfdist/keras/replica_context.py",
@@ -335,8 +335,8 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/example_pairs.py",
         _MEET.format("share or variance or largest"),
         ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
-        ("(statistics and bool((own and from_reduced and mixes) or runs))", "False"),
-        ("from_reduced = any(id(x) in reduced for x in _values_of(op))", "from_reduced = False"),
+        ("return statistics and (", "return False and ("),
+        ("any(id(x) in self._reduced for x in _values_of(op))", "False"),
     ),
     *_of(
         "tfdist/strategies/pipeline/stage.py",
@@ -607,5 +607,37 @@ MUTANTS: list[Mutant] = [
             "        if False",
         ),
         ("(_is_setting(variable) and not counted)", "_is_setting(variable)"),
+    ),
+    # Examples that meet by their places, and gradients of examples.
+    *_of(
+        "tfdist/keras/example_order.py",
+        "tests/unit/test_dependence.py",
+        ("return len(orders) > 1", "return False"),
+        ("return each is not None and each < 1", "return False"),
+        ("return (*order, _Rows(each))", "return order"),
+        ("return None  # Rows that are chosen by their values.", "pass"),
+        ('op.type in ("ReverseV2", "StridedSlice") and first', "first"),
+        ("and not has_rows and", "and"),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        "tests/contract/test_steps.py --tier=everything -k 'adversarial and mirrored'",
+        ("    result = step.weigh(gradient)\n", "    result = gradient\n"),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        "tests/contract/test_steps.py --tier=everything -k 'adversarial and mirrored'",
+        ("[None if own else each for each, own in zip(flat, is_own, strict=True)]", "flat"),
+    ),
+    *_of(
+        "tfdist/keras/whole_batch.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and generated'",
+        ("any(each.reduced for each in inputs)", "False"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/stage.py",
+        "tests/contract/test_statistics.py --tier=everything -k pipeline_refuses",
+        ("with settling.set(step):", "with settling.set(None):"),
+        ("settled(step, call.node.operation, (args, kwargs), outputs)", "pass"),
     ),
 ]

@@ -10,14 +10,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence, rows_of
-from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, axes_of
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, examples_of, meeting_of
 
 
 def traced(make: Callable[[Any], Any]) -> Any:
     """The tensor that `make` computes from an argument of shape (batch, length)."""
     found = []
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, None], tf.int32)])
     def step(batch: Any) -> None:
         found.append(make(batch))
 
@@ -99,4 +99,81 @@ def test_a_sum_over_processes_has_the_examples_where_its_summands_have_them() ->
 
     for one_for_each, axes in ((True, ROWS), (False, NO_EXAMPLES)):
         total = traced(functools.partial(make, one_for_each=one_for_each))
-        assert axes_of(total, Dependence(), {}) == axes
+        assert examples_of(total, Dependence()).axes == axes
+
+
+def _numbers(batch: Any) -> Any:
+    """Rows of eight numbers."""
+    return tf.ensure_shape(tf.cast(batch, tf.float32), [None, 8])
+
+
+def _steps(batch: Any) -> Any:
+    """Six rows of eight numbers for each example."""
+    return tf.tile(_numbers(batch)[:, None], [1, 6, 1])
+
+
+def _halves(x: Any) -> Any:
+    both = tf.concat([x, 2 * x], 0)
+    return both[: tf.shape(x)[0]] * both[tf.shape(x)[0] :]
+
+
+def _in_another_order(x: Any) -> Any:
+    order = tf.random.shuffle(tf.range(tf.shape(x)[0]))
+    return tf.gather(x, order) * tf.gather(tf.exp(x), order)
+
+
+def _of_some(x: Any) -> Any:
+    return tf.boolean_mask(x, x[:, 0] > 0) * tf.boolean_mask(2 * x, x[:, 0] > 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b: _numbers(b)[:, 0] + _numbers(b)[:, 1],
+        lambda b: _numbers(b)[..., ::-1] + _numbers(b),
+        lambda b: _numbers(b)[: tf.shape(b)[0]] + _numbers(b),
+        lambda b: tf.reverse(_numbers(b), [0]) - tf.reverse(tf.exp(_numbers(b)), [0]),
+        lambda b: _numbers(b)[::-1][::-1] + _numbers(b),
+        lambda b: _halves(_numbers(b)),
+        lambda b: _in_another_order(_numbers(b)),
+        lambda b: _of_some(_numbers(b)),
+        lambda b: tf.reshape(tf.exp(tf.reshape(_steps(b), [-1, 8])), [-1, 6, 8])[:, 0],
+        lambda b: tf.transpose(_steps(b), [1, 0, 2])[0] + tf.transpose(_steps(b), [1, 0, 2])[-1],
+        lambda b: tf.gather(tf.ones([9, 3]), b)[:, 0] + 1.0,
+        lambda b: tf.reshape(_numbers(b), [-1, 2, 4])[:, ::-1] + tf.ones([4]),
+        lambda b: tf.concat([_numbers(b), tf.zeros_like(_numbers(b))], 1),
+        lambda b: tf.reduce_mean(tf.reverse(_numbers(b), [0])),
+    ],
+)
+def test_examples_that_keep_apart(make: Callable[[Any], Any]) -> None:
+    assert meeting_of(traced(make), Dependence(), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "chooses"),
+    [
+        (lambda b: _numbers(b)[::-1] + _numbers(b), False),
+        (lambda b: tf.reverse(_numbers(b), [0]) * _numbers(b), False),
+        (lambda b: tf.roll(_numbers(b), 1, 0) - _numbers(b), False),
+        (lambda b: tf.random.shuffle(_numbers(b)) - _numbers(b), False),
+        (lambda b: _in_another_order(_numbers(b)) + _numbers(b), False),
+        (lambda b: tf.concat([_numbers(b), tf.reverse(_numbers(b), [0])], 1), False),
+        (lambda b: tf.reshape(_numbers(b), [-1, 4, 8]), False),
+        (lambda b: tf.reshape(_numbers(b), [-1, 16]), False),
+        (lambda b: _numbers(b)[:4], True),
+        (lambda b: _numbers(b)[0], True),
+        (lambda b: _numbers(b)[1:] - _numbers(b)[:-1], True),
+        (lambda b: _numbers(b)[: tf.shape(b)[0] // 2], True),
+        (lambda b: _numbers(b)[::2], True),
+        (lambda b: tf.slice(_numbers(b), [0, 0], [3, -1]), True),
+        (lambda b: tf.split(_numbers(b), 2)[1], True),
+        (lambda b: tf.unstack(tf.ensure_shape(_numbers(b), [4, 8]))[1], True),
+        (lambda b: tf.gather(_numbers(b), [0, 1]), True),
+        (lambda b: tf.gather(_numbers(b), tf.range(0, tf.shape(b)[0], 2)), True),
+    ],
+)
+def test_examples_that_meet_by_their_places(make: Callable[[Any], Any], chooses: bool) -> None:
+    found = meeting_of(traced(make), Dependence(), {})
+    assert found is not None
+    assert found.by_place
+    assert found.chooses is chooses

@@ -68,11 +68,13 @@ class Dependence:
         reduced: tensors, by `id`, that are known to hold no example by itself, such as gradients.
         chosen: tensors, by `id`, of which an example has any number of rows, such as the flat
             values of a ragged batch.
+        components: tensors, by `id`, that a ragged or sparse batch is made of.
     """
 
     def __init__(self, independent: Sequence[Any] = ()) -> None:
         self.reduced: dict[int, Any] = {}
         self.chosen: dict[int, Any] = {}
+        self.components: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}
 
     def note_shared(self, tensor: Tensor) -> None:
@@ -82,6 +84,14 @@ class Dependence:
     def note_chosen(self, rows: Tensor) -> None:
         """Notes that an example may have none or several of a tensor's rows."""
         self.chosen[id(rows)] = rows
+
+    def is_component(self, tensor: Tensor) -> bool:
+        """Whether a ragged or sparse batch is made of a tensor, or of what it was captured from."""
+        current: Tensor | None = tensor
+        while current is not None and id(current) not in self.components:
+            pairs = _captures(current.op.graph) if is_symbolic(current) else []
+            current = next((outer for outer, inner in pairs if inner is current), None)
+        return current is not None
 
     def __call__(self, tensor: Tensor) -> bool:
         """Whether a symbolic tensor depends on an argument; False for an eager one."""

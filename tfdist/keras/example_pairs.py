@@ -3,22 +3,33 @@
 Each replica has its own examples only, so a loss of all pairs of a batch has fewer pairs there than
 in one process. That is read off the graph: a tensor that has the examples along two axes is about
 pairs of them, and an example meets all others in what is reduced from them, such as the batch's
-mean. The axes are followed through the ops that are known here; if an op hides them, nothing is
-claimed.
+mean. An example meets its neighbours if the batch is put into another order and meets itself, as
+in MixUp, if it is cut into groups, or if examples are chosen by their places. The axes are followed
+through the ops that are known here; if an op hides them, nothing is claimed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.keras.example_order import Orders
 from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
 from tfdist.types import Operation, Tensor
 
-__all__ = ["NO_EXAMPLES", "ROWS", "axes_of", "meeting_of"]
+__all__ = [
+    "NO_EXAMPLES",
+    "ROWS",
+    "Examples",
+    "Meeting",
+    "examples_of",
+    "meeting_of",
+]
 
 #: The axes along which a tensor holds the examples of a batch.
 Axes: TypeAlias = frozenset[int]
@@ -31,82 +42,139 @@ _REDUCING = frozenset(
 )
 
 
-def axes_of(tensor: Tensor, depends: Dependence, known: Mapping[int, Axes]) -> Axes:
-    """The axes along which a tensor holds the examples; for the arguments see `meeting_of`."""
-    axes = dict(known)
-    _search(tensor, depends, axes, lambda op, own, from_reduced: False)
-    return axes[id(tensor)]
+class Examples(NamedTuple):
+    """The places of the examples of a batch in a tensor.
+
+    Attributes:
+        axes: the axes along which it holds them.
+        in_order: whether they are in the order of the batch.
+        reduced: whether it holds no example by itself, but is computed from all of them.
+    """
+
+    axes: Axes = NO_EXAMPLES
+    in_order: bool = True
+    reduced: bool = False
+
+
+def examples_of(
+    tensor: Tensor, depends: Dependence, known: Mapping[int, Examples] = MappingProxyType({})
+) -> Examples:
+    """The places of the examples in a tensor; for the arguments see `meeting_of`."""
+    search = _Search(depends, known)
+    search.run(tensor, lambda op, own, from_reduced: False)
+    return search.found(tensor)
+
+
+class Meeting(NamedTuple):
+    """A place in which examples of a batch meet.
+
+    Attributes:
+        where: its op, by name and type.
+        by_place: whether they are neighbours in the batch, or are chosen by their places in it.
+        chooses: whether some are chosen by their places.
+    """
+
+    where: str
+    by_place: bool
+    chooses: bool
 
 
 def meeting_of(
-    target: Tensor, depends: Dependence, known: Mapping[int, Axes], *, statistics: bool = False
-) -> str | None:
+    target: Tensor,
+    depends: Dependence,
+    known: Mapping[int, Examples],
+    *,
+    statistics: bool = False,
+    places: bool = True,
+) -> Meeting | None:
     """Finds where examples meet on the way to a tensor.
 
     Args:
         target: a loss, symbolic.
         depends: whether a tensor depends on the batch.
-        known: the axes of examples of some tensors, by `id`; the search goes no further than these.
+        known: how some tensors hold examples, by `id`; the search goes no further than these.
         statistics: whether an example also meets the others in a number that is reduced from all of
             them, such as the batch's mean.
+        places: whether examples also meet by their places in the batch.
 
     Returns:
-        The first op found, by name and type, or None.
+        The first op found, or None.
     """
-    axes = dict(known)
+    search = _Search(depends, known)
 
     def meets(op: Operation, own: Axes, from_reduced: bool) -> bool:
         mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
-        runs = _runs_along(op, lambda x: axes.get(id(x), NO_EXAMPLES))
-        return len(own) > 1 or (statistics and bool((own and from_reduced and mixes) or runs))
+        if len(own) > 1 or (places and search.orders.meet(op)):
+            return True
+        return statistics and ((own and from_reduced and mixes) or _runs_along(op, search.axes))
 
-    op = _search(target, depends, axes, meets)
-    return None if op is None else f"{op.name!r}, {op.type}"
+    op = search.run(target, meets)
+    if op is None:
+        return None
+    by_place = places and search.orders.meet(op)
+    chooses = places and search.orders.choose(op)
+    return Meeting(f"{_REPLICA.sub('', op.name)!r}, {op.type}", by_place, chooses)
 
 
-def _search(
-    target: Tensor,
-    depends: Dependence,
-    known: dict[int, Axes],
-    ends: Callable[[Operation, Axes, bool], bool],
-) -> Operation | None:
-    """Finds the axes of the tensors that a tensor is computed from, each after its inputs.
+class _Search:
+    """Finds how the tensors that a tensor is computed from hold the examples.
 
     Args:
-        target: see `meeting_of`.
         depends: see `meeting_of`.
-        known: the axes of some tensors; those of the others are added.
-        ends: whether to stop at an op: it gets the op, the axes of its result, and whether an input
-            is reduced from all examples.
-
-    Returns:
-        The op at which the search has stopped, or None.
+        known: see `meeting_of`.
     """
-    reduced: set[int] = set()
-    waiting = [target]
 
-    def axes(x: Tensor) -> Axes:
-        return known.get(id(x), NO_EXAMPLES)
+    def __init__(self, depends: Dependence, known: Mapping[int, Examples]) -> None:
+        self._depends = depends
+        self._axes = {key: each.axes for key, each in known.items()}
+        self._reduced = {key for key, each in known.items() if each.reduced}
+        joined = [key for key, each in known.items() if not each.in_order]
+        combining = _BROADCASTING | _CONTRACTING | _BESIDE_EACH_OTHER
+        self.orders = Orders(self.axes, depends, combining, joined)
 
-    while waiting:
-        tensor = waiting[-1]
-        if id(tensor) in known:
+    def axes(self, tensor: Tensor) -> Axes:
+        """The axes along which a tensor that was searched holds examples."""
+        return self._axes.get(id(tensor), NO_EXAMPLES)
+
+    def found(self, tensor: Tensor) -> Examples:
+        """The places of the examples in a tensor that was searched."""
+        in_order, reduced = self.orders.is_natural(tensor), id(tensor) in self._reduced
+        return Examples(self.axes(tensor), in_order, reduced)
+
+    def run(
+        self, target: Tensor, ends: Callable[[Operation, Axes, bool], bool]
+    ) -> Operation | None:
+        """Looks at all tensors that one is computed from, each after its inputs.
+
+        Args:
+            target: the tensor.
+            ends: whether to stop at an op: it gets the op, the axes of its result, and whether an
+                input is reduced from all examples.
+
+        Returns:
+            The op at which the search has stopped, or None.
+        """
+        waiting = [target]
+        while waiting:
+            tensor = waiting[-1]
+            if id(tensor) in self._axes:
+                waiting.pop()
+                continue
+            op = tensor.op
+            inputs = () if op.type in _SIZES else op.inputs  # A shape holds none of the values.
+            unknown = [x for x in inputs if id(x) not in self._axes and self._depends(x)]
+            if unknown:
+                waiting.extend(unknown)
+                continue
+            self._axes[id(tensor)] = own = _axes_of(tensor, self.axes, self._depends)
+            from_reduced = any(id(x) in self._reduced for x in _values_of(op))
+            if ends(op, own, from_reduced):
+                return op
+            self.orders.follow(tensor, own)
+            if not own and (from_reduced or _is_reduction(op, self.axes)):
+                self._reduced.add(id(tensor))
             waiting.pop()
-            continue
-        op = tensor.op
-        inputs = () if op.type in _SIZES else op.inputs  # A shape holds none of the values.
-        unknown = [x for x in inputs if id(x) not in known and depends(x)]
-        if unknown:
-            waiting.extend(unknown)
-            continue
-        known[id(tensor)] = own = _axes_of(tensor, axes, depends)
-        from_reduced = any(id(x) in reduced for x in _values_of(op))
-        if ends(op, own, from_reduced):
-            return op
-        if not own and (from_reduced or _is_reduction(op, axes)):
-            reduced.add(id(tensor))
-        waiting.pop()
-    return None
+        return None
 
 
 def _values_of(op: Operation) -> list[Tensor]:
@@ -293,10 +361,21 @@ def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     if axis is None or more is None or values.shape.rank is None or op.get_attr("batch_dims"):
         return ROWS if 0 in axes(values) & axes(indices) else NO_EXAMPLES
     axis = int(axis) % values.shape.rank
+    if more == 1 and axis in axes(values):  # Some of the examples, or all in another order.
+        return axes(values)
     kept = {each + (more - 1) * (each > axis) for each in axes(values) - {axis}}
     return frozenset(kept | {axis + each for each in axes(indices)})
 
 
+#: The beginning of the names of ops of another replica in this process.
+_REPLICA = re.compile(r"^replica_\d+/")
+#: Ops that relate an example's values in one input to those in another.
+_BESIDE_EACH_OTHER = frozenset(
+    {
+        *("Pack", "ConcatV2", "SparseSoftmaxCrossEntropyWithLogits"),
+        *("SoftmaxCrossEntropyWithLogits", "InTopKV2"),
+    }
+)
 #: Ops that put values of several inputs into one row.
 _BESIDE = frozenset({"GatherV2", "ConcatV2"})
 _CONTRACTING = frozenset({"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
@@ -315,6 +394,7 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Unpack": _unpacked,
     "GatherV2": _gathered,
     "CollectiveReduceV2": lambda op, axes: axes(op.inputs[0]),
+    "RandomShuffle": lambda op, axes: axes(op.inputs[0]),
 }
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
 #: The places of inputs that are lengths, or numbers of copies.

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from tfdist._keras import loss_module
 from tfdist.comm.batch_dependence import is_symbolic
-from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, meeting_of
+from tfdist.errors import ConfigError
+from tfdist.keras.example_pairs import ROWS, Examples, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Call, Step, current_step, entered
@@ -81,19 +82,26 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     examples = tf.nest.flatten(arguments)
     if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
         return values, mask
-    known = {id(each): ROWS for each in examples} | dict.fromkeys(step.gathered, NO_EXAMPLES)
-    known |= dict.fromkeys(step.rows, ROWS)
+    known = {id(each): Examples(ROWS) for each in examples}
+    known |= dict.fromkeys(step.gathered, Examples()) | dict.fromkeys(step.rows, Examples(ROWS))
     found = meeting_of(values, step.depends, known, statistics=True)
-    if found is None and values.shape.rank == 0:
-        found = next(iter(reduction_of(values, step.depends, step.means).unknown), None)
-    if found is None:
+    where = None if found is None else found.where
+    if where is None and values.shape.rank == 0:
+        where = next(iter(reduction_of(values, step.depends, step.means).unknown), None)
+    if where is None:
         return values, mask
-    gathered, start = step.gather(examples, found)
+    gathered, start = step.gather(examples, where)
     with entered(None), on_whole_batch.up():
         y_true, y_pred = _converted(dtype, tf.nest.pack_sequence_as(arguments, gathered))
         whole = compute(y_true, y_pred)
     if values.shape.rank == 0:
         return step.note_mean(whole), mask
+    if found is not None and found.chooses:
+        raise ConfigError(
+            f"A loss chooses examples by their places in the batch (at {where}) and returns a "
+            f"number for each of them, which conflicts with {step.replicas} replicas, whose "
+            "examples have other places. Return the mean of the numbers."
+        )
     own = start + tf.range(tf.shape(examples[0])[0])
     rows = tf.minimum(own, tf.shape(whole)[0] - 1)
     masks = [getattr(arguments[1], "_keras_mask", None)]

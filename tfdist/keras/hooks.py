@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from tfdist.utils.thread_state import Flag
+from tfdist.utils.thread_state import Current, Flag
 
 #: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
 #: hooks are around those of `tfdist.keras`, whose set has priority 0.
@@ -188,5 +188,5 @@ fitting = Flag()
 #: Set while a loss is computed on the examples of all replicas.
 on_whole_batch = Flag()
 
-#: Set while a tape is asked for gradients of weights by tensors that stand for them.
-of_weights = Flag()
+#: Tensors, by `id`, that stand for weights while a tape is asked for their gradients by these.
+of_weights: Current[frozenset[int]] = Current(frozenset())

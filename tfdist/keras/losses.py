@@ -10,12 +10,12 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module
-from tfdist.comm.batch_dependence import is_symbolic
+from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.keras import gathered_loss, metric_updates
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
-from tfdist.keras.reductions import holds_chosen
-from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.reductions import batch_axis, holds_chosen
+from tfdist.keras.replica_context import Step, current_step, settling
 from tfdist.keras.whole_batch import as_average, settle, targets_of
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
@@ -167,6 +167,10 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         scaled = tf.nest.map_structure(lambda x: _scaled(step, x, inverse=True), placed)
         gathered = original(self, scaled, axis, options)
         gathered = tf.nest.map_structure(lambda x: _scaled(step, x), gathered)
+        for old, new in zip(tf.nest.flatten(placed), tf.nest.flatten(gathered), strict=True):
+            if is_symbolic(old) and is_symbolic(new) and old.shape.rank:
+                at = axis % old.shape.rank
+                new.set_shape([None if i == at else size for i, size in enumerate(old.shape)])
         step.gathered.update((id(each), each) for each in tf.nest.flatten(gathered))
         return gathered
 
@@ -185,18 +189,28 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Layer, *args: Structure, **kwargs: Structure) -> Structure:
-        outputs, step = original(self, *args, **kwargs), current_step()
-        if step is not None and not step.is_whole:
-            tensors = [each for each in tf.nest.flatten(outputs) if is_symbolic(each)]
-            settle(step, self, (args, kwargs), tensors)
-            step.outputs.update((id(each), each) for each in tensors)
+        outputs, step = original(self, *args, **kwargs), current_step() or settling.value
+        if step is not None:
+            settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
         return outputs
 
     return call
 
 
+def settled(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -> None:
+    """Notes the outputs of a layer, and names it if it mixes a part of a batch."""
+    if not step.is_whole:
+        tensors = [each for each in outputs if is_symbolic(each)]
+        settle(step, layer, arguments, tensors)
+        step.outputs.update((id(each), each) for each in tensors)
+
+
 def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Takes the gradients of weights of losses that a `train_step` has reduced by itself."""
+    """Takes the gradients of losses that a `train_step` has reduced by itself.
+
+    The exchange averages those of weights. That of a replica's own examples, as adversarial
+    training moves them by, is brought to the whole batch here: a mean has more examples there.
+    """
 
     @functools.wraps(original)
     def gradient(
@@ -206,29 +220,60 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         output_gradients: Structure = None,
         **kwargs: object,
     ) -> Structure:
-        step = current_step()
-        if step is None or output_gradients is not None or not has_weights(sources):
+        step, targets = current_step(), tf.nest.flatten(target)
+        if step is None or output_gradients is not None:
             return original(self, target, sources, output_gradients, **kwargs)
-        targets = tf.nest.flatten(target)
+        weights = has_weights(sources, step)
+        if not weights and all(_is_by_example(step, each) for each in targets):
+            return original(self, target, sources, output_gradients, **kwargs)
         parts = [targets_of(step, each) for each in targets]
         if all(part is None for part in parts):
-            return original(self, target, sources, None, **kwargs)
-        pairs = [
-            pair
-            for each, part in zip(targets, parts, strict=True)
-            for pair in ([(each, tf.ones_like(each))] if part is None else part)
-        ]
-        tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
-        return original(self, tensors, sources, factors, **kwargs)
+            result = original(self, target, sources, None, **kwargs)
+        else:
+            pairs = [
+                pair
+                for each, part in zip(targets, parts, strict=True)
+                for pair in ([(each, tf.ones_like(each))] if part is None else part)
+            ]
+            tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
+            result = original(self, tensors, sources, factors, **kwargs)
+        if any(id(each) in step.scaled_losses for each in targets):
+            return result
+        flat = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+        return tf.nest.pack_sequence_as(sources, [_own(step, x, grad) for x, grad in flat])
 
     return gradient
 
 
-def has_weights(sources: Structure) -> bool:
-    """Whether there is a variable among the sources of a gradient."""
-    return of_weights.is_up or any(
-        isinstance(each, (keras.Variable, tf.Variable))
+def _is_by_example(step: Step, target: Tensor) -> bool:
+    """Whether a target has a number for each example, so that none is a mean over a batch."""
+    if step.is_whole or not is_symbolic(target) or not target.dtype.is_floating:
+        return True
+    return target.shape.rank != 0 and batch_axis(target, step.depends) is not None
+
+
+def _own(step: Step, source: Any, gradient: Any) -> Any:
+    """The gradient of the whole batch's loss, if it is one of a replica's own examples."""
+    if step.is_whole or not is_of_examples(step, source) or not isinstance(gradient, tf.Tensor):
+        return gradient
+    result = step.weigh(gradient)
+    step.rows[id(result)] = result
+    return result
+
+
+def is_of_examples(step: Step, source: Any) -> bool:
+    """Whether a source of a gradient is a tensor of the replica's own examples."""
+    stands_in = is_weight(source) or id(source) in of_weights.value
+    return is_symbolic(source) and not stands_in and step.depends(source)
+
+
+def has_weights(sources: Structure, step: Step | None = None) -> bool:
+    """Whether there is a variable among the sources of a gradient, or what all replicas share."""
+    return any(
+        id(each) in of_weights.value
+        or isinstance(each, (keras.Variable, tf.Variable))
         or isinstance(getattr(each, "value", None), tf.Variable)
+        or (step is not None and is_symbolic(each) and not step.depends(each))
         for each in tf.nest.flatten(sources)
     )
 

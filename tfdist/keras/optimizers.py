@@ -22,7 +22,7 @@ from tfdist.keras import zero
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_moved, check_unchanged
 from tfdist.keras.hooks import Hook, exchanged
-from tfdist.keras.losses import has_weights
+from tfdist.keras.losses import has_weights, is_of_examples
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
 from tfdist.keras.updating import step_by_rule
@@ -171,22 +171,25 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
         result, step = original(self, target, sources, *args, **kwargs), current_step()
-        if tf.executing_eagerly() or not has_weights(sources):
+        if tf.executing_eagerly() or not has_weights(sources, step):
             return result
         flat = tf.nest.flatten(result)
         if step is None:
             zero.note_shards(tf.nest.flatten(sources), flat)
             return result
         check_moved(step)
+        is_own = [is_of_examples(step, each) for each in tf.nest.flatten(sources)]
+        shared = [None if own else each for each, own in zip(flat, is_own, strict=True)]
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
-            flat = exchange(flat, step.scaled_losses[id(scaled[0])][1] if scaled else None)
-            for each in flat:
+            shared = exchange(shared, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+            for each in shared:
                 if isinstance(each, tf.Tensor):
                     step.depends.note_shared(each)
-        zero.note_shards(tf.nest.flatten(sources), flat)
-        step.gradients.update((id(each), each) for each in flat if each is not None)
-        return tf.nest.pack_sequence_as(result, flat)
+        zero.note_shards(tf.nest.flatten(sources), shared)
+        step.gradients.update((id(each), each) for each in shared if each is not None)
+        mixed = zip(flat, shared, is_own, strict=True)
+        return tf.nest.pack_sequence_as(result, [a if own else b for a, b, own in mixed])
 
     return gradient
 

@@ -28,6 +28,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
+from tfdist.keras.example_pairs import Examples, Meeting
 from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
@@ -77,7 +78,7 @@ class Step:
         rows: tensors, by `id`, that have one row for each example, of that example alone.
         outputs: the outputs of layers, by `id`.
         settled: those of Keras's layers, and of layers that are known to mix a batch, by `id`, each
-            with whether it has a row for each example.
+            with how it holds the examples.
         calls: the losses, and the functions of metrics, that are being computed, the innermost
             last.
         exchanges_at_tape: whether gradients are exchanged where a tape returns them, since the step
@@ -97,7 +98,7 @@ class Step:
     gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
     rows: dict[int, Any] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
-    settled: dict[int, tuple[Any, bool]] = dataclasses.field(default_factory=dict)
+    settled: dict[int, tuple[Any, Examples]] = dataclasses.field(default_factory=dict)
     calls: list[Call] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False
     index: Tensor | int | None = None
@@ -179,11 +180,11 @@ class Step:
         """Whether this is all of the batch."""
         return self.replicas == 1
 
-    def note_meeting(self, where: str, layer: Layer | None = None) -> None:
+    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
         """Notes that examples of the batch meet, of which a replica has its own only.
 
         Args:
-            where: the op in which they meet.
+            found: where they meet.
             layer: the layer of the program's own in which that is; None for a loss.
         """
         if layer is None:
@@ -202,10 +203,12 @@ class Step:
                 "tf.distribute.get_replica_context().all_gather(inputs, axis=0); for "
                 "normalization take keras.layers.BatchNormalization(synchronized=True)."
             )
+        if found.by_place:
+            such = "MixUp, in groups of neighbours, and where examples are chosen by their places"
         warnings.warn(
-            f"The examples of a batch meet in {subject} (at {where}), as in {such}. Each of the "
-            f"{self.replicas} replicas sees its own examples only, so this is not the {kind} of "
-            f"one process. {remedy}",
+            f"The examples of a batch meet in {subject} (at {found.where}), as in {such}. Each of "
+            f"the {self.replicas} replicas sees its own examples only, so this is not the {kind} "
+            f"of one process. {remedy}",
             EquivalenceWarning,
             stacklevel=2,
         )
@@ -215,6 +218,9 @@ class Step:
         for leaf in tf.nest.flatten(batch):
             if isinstance(leaf, tf.RaggedTensor):
                 self.depends.note_chosen(leaf.flat_values)
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+                parts = tf.nest.flatten(leaf, expand_composites=True)
+                self.depends.components.update((id(each), each) for each in parts)
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Gathers the examples of all replicas, with gradients.
@@ -308,6 +314,9 @@ def keras_state(
 
 
 _current: Current[Step | None] = Current(None)
+
+#: The step whose layers are called, for a strategy that does not make it the current one.
+settling: Current[Step | None] = Current(None)
 
 
 def current_step() -> Step | None:

@@ -15,13 +15,20 @@ import tensorflow as tf
 from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, axes_of, meeting_of
+from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, Examples, examples_of, meeting_of
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.types import Layer, Structure, Tensor
 
-__all__ = ["as_average", "computed_again", "over_whole_batch", "settle", "targets_of"]
+__all__ = [
+    "as_average",
+    "computed_again",
+    "examples_in",
+    "over_whole_batch",
+    "settle",
+    "targets_of",
+]
 
 
 def as_average(step: Step, value: Tensor) -> Tensor:
@@ -90,12 +97,12 @@ def _note_meeting(step: Step, target: Tensor) -> None:
 
     Statistics are looked for from the last layers on: layers that normalize a batch keep them.
     """
-    known = dict.fromkeys(step.gathered, NO_EXAMPLES) | dict.fromkeys(step.rows, ROWS)
+    known = dict.fromkeys(step.gathered, Examples()) | dict.fromkeys(step.rows, Examples(ROWS))
     found = meeting_of(target, step.depends, known)
     if found is None:
-        known |= {key: ROWS for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
-        known |= dict.fromkeys(step.means, NO_EXAMPLES)
-        found = meeting_of(target, step.depends, known, statistics=True)
+        outputs = {key: x for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
+        known |= dict.fromkeys(outputs, Examples(ROWS)) | dict.fromkeys(step.means, Examples())
+        found = meeting_of(target, step.depends, known, statistics=True, places=False)
     if found is not None:
         step.note_meeting(found)
 
@@ -108,24 +115,39 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
 
     Args:
         step: the calling replica's step.
-        layer: a layer that has just been called.
+        layer: a layer or operation that has just been called.
         arguments: the arguments of the call.
         outputs: the tensors that it has returned.
     """
-    known = dict.fromkeys(step.gathered, NO_EXAMPLES)
-    known |= {key: ROWS if has_rows else NO_EXAMPLES for key, (_, has_rows) in step.settled.items()}
-    if is_of_program(type(layer).call) or isinstance(layer, keras.layers.Lambda):
+    known = _settled(step)
+    is_own = is_of_program(type(layer).call) or isinstance(layer, keras.layers.Lambda)
+    if is_own or not isinstance(layer, keras.layers.Layer):  # Such as `keras.ops.mean`.
         meetings = (meeting_of(x, step.depends, known, statistics=True) for x in outputs)
-        where = next((each for each in meetings if each is not None), None)
-        if where is None:
+        found = next((each for each in meetings if each is not None), None)
+        if found is None:
             return
-        step.note_meeting(where, layer)
-        has_rows = True
+        step.note_meeting(found, layer)
+        held = Examples(ROWS, in_order=False)
     else:
         tensors = [x for x in tf.nest.flatten(arguments) if is_symbolic(x) and step.depends(x)]
-        has_rows = any(0 in axes_of(x, step.depends, known) for x in tensors)
-    settled = ((x, has_rows and bool(x.shape.rank)) for x in outputs if step.depends(x))
-    step.settled.update((id(x), (x, rows)) for x, rows in settled)
+        inputs = [examples_of(x, step.depends, known) for x in tensors]
+        in_order = all(each.in_order for each in inputs)
+        by_row = any(0 in each.axes for each in inputs)
+        reduced = not by_row and any(each.reduced for each in inputs)
+        held = Examples(ROWS if by_row else NO_EXAMPLES, in_order, reduced)
+    for x in outputs:
+        if step.depends(x):
+            step.settled[id(x)] = (x, held if x.shape.rank else held._replace(axes=NO_EXAMPLES))
+
+
+def examples_in(step: Step, tensor: Tensor) -> Examples:
+    """The places of the examples in a tensor that layers have computed."""
+    return examples_of(tensor, step.depends, _settled(step))
+
+
+def _settled(step: Step) -> dict[int, Examples]:
+    known = dict.fromkeys(step.gathered, Examples())
+    return known | {key: examples for key, (_, examples) in step.settled.items()}
 
 
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Any
 
@@ -30,6 +29,7 @@ from tfdist._tf.graphs import Function, called_in_line
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, of_weights
+from tfdist.keras.losses import is_of_examples
 from tfdist.keras.optimizers import adam_while
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.parameter_server import optimizers, reporting
@@ -241,7 +241,8 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(stand_ins) and not any(map(is_weight, flat)):
             return original(self, target, sources, *args, **kwargs)
         used = [[v] if each is None else each[0] for v, each in zip(flat, stand_ins, strict=True)]
-        with nullcontext() if remote_step.value is None else of_weights.up():
+        standing = frozenset(id(x) for each in stand_ins if each is not None for x in each[0])
+        with of_weights.set(standing if remote_step.value is not None else frozenset()):
             grads = original(self, target, used, *args, **kwargs)
         result = [
             of_used[0] if each is None else each[1](of_used)
@@ -249,7 +250,8 @@ def _of_local_values(original: Callable[..., Any]) -> Callable[..., Any]:
         ]
         part = current_step()
         if part is not None:
-            part.gradients.update((id(each), each) for each in result if each is not None)
+            shared = [g for x, g in zip(flat, result, strict=True) if not is_of_examples(part, x)]
+            part.gradients.update((id(each), each) for each in shared if each is not None)
         return tf.nest.pack_sequence_as(sources, result)
 
     return gradient

@@ -21,6 +21,7 @@ from tfdist._tf.distribute import feed_from, watch_on_all_tapes
 from tfdist.comm.batch_dependence import WEIGHT
 from tfdist.errors import ConfigError
 from tfdist.keras.assignments import on_whole_batch
+from tfdist.keras.example_pairs import Meeting
 from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.strategies.parameter_server.serialization import move
@@ -93,11 +94,13 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_meeting(self, where: str, layer: Layer | None = None) -> None:
+    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
         """Leaves the whole batch to one worker."""
         if layer is not None:
-            raise NotSplittable(f"mixes the examples of a batch in {layer.name!r}, at {where}")
-        raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
+            raise NotSplittable(
+                f"mixes the examples of a batch in {layer.name!r}, at {found.where}"
+            )
+        raise NotSplittable(f"relates the examples of a batch to each other, at {found.where}")
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Leaves the whole batch to one worker."""

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigError
+from tfdist.keras.example_pairs import Examples
 from tfdist.placement.plan import Plan, costs_of, split
 from tfdist.placement.units import Unit, devices_of, graph_of, nodes_in_order, units_of
 from tfdist.types import Functional, Layer, Model, Structure
@@ -73,6 +74,7 @@ class Cut:
         inputs: the model's inputs, flat.
         chunk_of: the chunk of each unit, by path.
         table: the plan of the chunks in words, if they were measured.
+        held: the places of the examples in what chunks write, filled in when they are traced.
     """
 
     graph: Functional
@@ -80,6 +82,7 @@ class Cut:
     inputs: tuple[Key, ...]
     chunk_of: Mapping[str, int]
     table: str
+    held: dict[Key, Examples] = dataclasses.field(default_factory=dict)
 
 
 def cut(

@@ -13,11 +13,13 @@ from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
-from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import as_average
+from tfdist.keras.example_pairs import Meeting
+from tfdist.keras.losses import settled
+from tfdist.keras.replica_context import Step, settling
+from tfdist.keras.whole_batch import as_average, examples_in
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Cut
-from tfdist.types import Gradient, KerasVariable, StatelessScope, Structure, Tensor
+from tfdist.types import Gradient, KerasVariable, Layer, StatelessScope, Structure, Tensor
 
 __all__ = ["GradientSums", "Microbatch", "Part", "Values", "of_any_size"]
 
@@ -60,6 +62,10 @@ class Microbatch(Step):
         """The sums over all microbatches."""
         return tf.nest.map_structure(self.total_of, values)
 
+    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
+        """Refuses, as `gather` does."""
+        self.gather([], found.where if layer is None else f"{found.where}, in {layer.name!r}")
+
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Refuses: a microbatch is through before the next one comes.
 
@@ -68,9 +74,9 @@ class Microbatch(Step):
         """
         del rows
         raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss or a metric in which the "
-            f"examples of a batch meet (at {where}): each microbatch would see its own only. Set "
-            "microbatches=1, or choose another strategy."
+            f"microbatches={self.microbatches} conflicts with a loss, a metric or a layer in "
+            f"which the examples of a batch meet (at {where}): each microbatch would see its own "
+            "only. Set microbatches=1, or choose another strategy."
         )
 
 
@@ -93,6 +99,7 @@ class Part:
         device: the full name of the device that it runs on.
         is_copy: whether the variables are on another device, that of the first replica of the
             pipeline.
+        microbatches: parts of a batch.
 
     Attributes:
         chunk: the chunk.
@@ -100,8 +107,10 @@ class Part:
         state: its other variables: moving statistics, states of random numbers.
     """
 
-    def __init__(self, cut: Cut, number: int, device: str, *, is_copy: bool) -> None:
-        self._graph, self._is_copy = cut.graph, is_copy
+    def __init__(
+        self, cut: Cut, number: int, device: str, *, is_copy: bool, microbatches: int
+    ) -> None:
+        self._cut, self._is_copy, self._microbatches = cut, is_copy, microbatches
         self.number, self.chunk, self.device = number, cut.chunks[number], device
         layers = self.chunk.layers
         unique = {id(v): v for layer in layers for v in layer.variables}
@@ -175,23 +184,24 @@ class Part:
 
         Raises:
             ConfigError: if a loss that a layer adds is neither a mean nor a sum over the examples,
-                or if a layer assigns a weight that is trained.
+                if a layer mixes these, or if it assigns a weight that is trained.
         """
         microbatch, count, total = tf.unstack(numbers)
-        depends = Dependence([*weights, *state])
-        step = Microbatch(self._graph, count, total, depends=depends, total_of=_refused_total)
+        step = Microbatch(
+            *(self._cut.graph, count, total),
+            depends=Dependence([*weights, *state]),
+            total_of=_refused_total,
+            microbatches=self._microbatches,
+        )
         # A sum over a size that is known looks like one times a constant.
         tensors = [of_any_size(t) for t in values.tensors] if self._adds_losses else values.tensors
-        drawn = [
-            _for_microbatch(v, value, microbatch)
-            for v, value in zip(self.state, state, strict=True)
-        ]
+        drawn = [_for_microbatch(*pair, microbatch) for pair in zip(self.state, state, strict=True)]
         pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
         known = dict(zip(self.chunk.reads, _masked(tensors, values.masks), strict=True))
         # Names of layers may begin as names at the root must not.
         scopes = tf.name_scope(f"chunk{self.number}")
         with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope, scopes:
-            written = self._through(known)
+            written = self._through(known, step)
             if scope.losses and not self._adds_losses:
                 self._adds_losses = True
                 return self.run(weights, state, values, numbers)
@@ -205,7 +215,9 @@ class Part:
         ]
         return Values(outputs, [getattr(o, "_keras_mask", None) for o in outputs]), changed, loss
 
-    def _through(self, known: dict[Any, Any]) -> dict[Any, Any]:
+    def _through(self, known: dict[Any, Any], step: Microbatch) -> dict[Any, Any]:
+        held = ((x, self._cut.held.get(key)) for key, x in known.items() if x is not None)
+        step.settled.update((id(x), (x, examples)) for x, examples in held if examples is not None)
         for call in self.chunk.calls:
             values = {
                 id(symbol): known[key]
@@ -214,9 +226,14 @@ class Part:
             args, kwargs = call.node.arguments.fill_in(values)
             if "training" in getattr(call.node.operation, "_call_context_args", ()):
                 kwargs["training"] = True
-            outputs = call.node.operation(*args, **kwargs)
-            known.update(zip(call.writes, keras.tree.flatten(outputs), strict=True))
-        return known
+            with settling.set(step):
+                outputs = keras.tree.flatten(call.node.operation(*args, **kwargs))
+            if not isinstance(call.node.operation, keras.layers.Layer):
+                settled(step, call.node.operation, (args, kwargs), outputs)
+            known.update(zip(call.writes, outputs, strict=True))
+        written = {key: known[key] for key in self.chunk.writes}
+        self._cut.held.update((key, examples_in(step, x)) for key, x in written.items())
+        return written
 
     def _check_unassigned(self, scope: StatelessScope, weights: Sequence[Any]) -> None:
         for weight, value in zip(self.weights, weights, strict=True):

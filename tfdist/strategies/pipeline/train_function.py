@@ -209,7 +209,13 @@ class PipelineFunction:
         model.train_function = function
         parts = [
             [
-                Part(made, number, names[number % shape.stages], is_copy=replica > 0)
+                Part(
+                    made,
+                    number,
+                    names[number % shape.stages],
+                    is_copy=replica > 0,
+                    microbatches=shape.microbatches,
+                )
                 for number in range(shape.chunks)
             ]
             for replica, names in enumerate(self._devices)
