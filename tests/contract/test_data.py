@@ -59,6 +59,7 @@ def test_passes_that_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> No
     agree("data_cases:passes_that_go_on", seed=seed)
 
 
+@pytest.mark.needs("any model")
 def test_a_generator_validates_every_epoch_with_the_same_steps(run: Agree) -> None:
     """In plain Keras the second epoch's batches depend on how far it has read ahead."""
     for values in run("data_cases:validating_generator"):
