@@ -117,13 +117,24 @@ class Adversarial(HandWrittenMean):
             steep = tf.reduce_sum(tf.square(inner.gradient(loss, x)))
             loss += 10.0 * steep
         weights = self.trainable_variables
-        gradients = tape.gradient(loss, weights)
+        gradients = self.changed(tape.gradient(loss, weights))
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
         self.tracker.update_state(loss)
         return {"loss": self.tracker.result()}
 
+    def changed(self, gradients: Any) -> Any:
+        """The gradients that are applied."""
+        return gradients
+
     def _mean(self, x: Any, y: Any) -> Any:
         return tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True)))
+
+
+class AdversarialClipped(Adversarial):
+    """The same, with gradients that are clipped by hand."""
+
+    def changed(self, gradients: Any) -> Any:
+        return tf.clip_by_global_norm(gradients, 0.5)[0]
 
 
 class OwnUpdate(HandWrittenMean):
@@ -206,6 +217,7 @@ STEPS = {
     "looked_up_again": LookedUpAgain,
     "lagging": Lagging,
     "adversarial": Adversarial,
+    "adversarial_clipped": AdversarialClipped,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,
 }

@@ -109,7 +109,8 @@ class Orders:
         if not found:
             return _NATURAL
         first = found[0]
-        if first is None or any(order != first for order in found):
+        chooses = op.type == "GatherV2" and bool(self._axes(op.inputs[0]))
+        if first is None or (not chooses and any(order != first for order in found)):
             return None
         if op.type == "Reshape":
             return _reshaped(first, _rows_for_each(op, self._axes(op.inputs[0])))
@@ -120,8 +121,6 @@ class Orders:
         if moved is not None:
             undone = op.type in ("ReverseV2", "StridedSlice") and first[-1:] == (moved,)
             return first[:-1] if undone else (*first, moved)
-        if op.type == "GatherV2" and 0 in self._axes(op.inputs[0]):
-            return None  # Rows that are chosen by their values.
         known = op.type in self._combining or op.type in _KEEPING or op.type in _MOVES
         return first if known else None
 
