@@ -117,6 +117,38 @@ def _own_files(ids: np.ndarray) -> Any:
     return make
 
 
+def _with_dropout() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+    )
+
+
+def _of_many_lengths() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((None, 8)), keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+    )
+
+
+def shared_out(strategy: Any, *, kind: str) -> list[str]:
+    """What the strategy says of ordinary steps in `sync`; nothing, if all workers compute them."""
+    x, y = common.table(48)
+    with ruled(strategy, mode="sync"), strategy.scope():
+        strategy.serving._reported.clear()
+        model = _of_many_lengths() if kind == "lengths" else _with_dropout()
+        model.compile("sgd", "mse", metrics=["mae"])
+        if kind == "arrays":
+            model.fit(x, y, 16, 2, verbose=0)
+        elif kind == "generator":
+            batches = ((x[i : i + 16], y[i : i + 16]) for i in range(0, 48, 16))
+            model.fit(batches, steps_per_epoch=3, verbose=0)
+        elif kind == "lengths":
+            for length in (3, 4, 5):
+                model.train_on_batch(np.tile(x[:, None], [1, length, 1]), y)
+        elif kind == "weighted":
+            model.train_on_batch(x, y, sample_weight=np.arange(48.0))
+        return sorted(text for text in strategy.serving._reported if "one worker" in text)
+
+
 def _generated(ids: np.ndarray) -> Iterator[Any]:
     while True:
         for start in range(0, len(ids), BATCH):

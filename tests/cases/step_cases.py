@@ -137,6 +137,24 @@ class AdversarialClipped(Adversarial):
         return tf.clip_by_global_norm(gradients, 0.5)[0]
 
 
+class OfGraph(HandWrittenMean):
+    """Takes gradients by `tf.gradients`, of variables and of their values; moves examples first."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        [slope] = tf.gradients(self._mean(x, y), x)
+        loss = self._mean(x + 3.0 * tf.stop_gradient(slope), y)
+        weights = self.trainable_variables
+        first = tf.gradients(loss, weights[0])
+        gradients = first + tf.gradients(loss, [weight.value for weight in weights[1:]])
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def _mean(self, x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True)))
+
+
 class OwnUpdate(HandWrittenMean):
     """A `train_step` that moves the weights itself, without an optimizer."""
 
@@ -217,6 +235,7 @@ STEPS = {
     "looked_up_again": LookedUpAgain,
     "lagging": Lagging,
     "adversarial": Adversarial,
+    "of_graph": OfGraph,
     "adversarial_clipped": AdversarialClipped,
     "own_update": OwnUpdate,
     "own_normalized_update": OwnNormalizedUpdate,
@@ -230,6 +249,33 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
         model = STEPS[kind]()
         model.compile(keras.optimizers.SGD(0.05))
         return {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
+
+
+class Drawing(keras.layers.Layer):
+    """Draws numbers, in training and in inference, that make no difference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + 0.0 * keras.random.normal((8,), seed=self.seeds)
+
+
+def drawn(strategy: Any) -> dict[str, Any]:
+    """The state of a generator after training, evaluation and prediction."""
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        drawing = Drawing()
+        model = keras.Sequential([keras.Input((8,)), drawing, keras.layers.Dense(3)])
+        model.compile("sgd", common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 2, verbose=0)
+        trained = np.asarray(drawing.seeds.state)
+        model.evaluate(x, y, BATCH, verbose=0)
+        evaluated = np.asarray(drawing.seeds.state)
+        model.predict(x, BATCH, verbose=0)
+        predicted = np.asarray(drawing.seeds.state)
+    return {"trained": trained, "evaluated": evaluated, "predicted": predicted}
 
 
 def adversaries(strategy: Any, *, optimizer: str) -> dict[str, Any]:

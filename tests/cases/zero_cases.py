@@ -332,6 +332,11 @@ class Computing(keras.Model):
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
+        if self.kind == "jacobian":
+            return {"loss": loss, "slope": tape.jacobian(loss, self.dense.kernel)[0, 0]}
+        if self.kind == "curvature":
+            [slope] = tf.gradients(loss, x)
+            return {"loss": loss, "slope": tf.gradients(tf.norm(slope), self.dense.kernel)}
         gradients = tape.gradient(loss, self.trainable_weights)
         if self.kind == "update":
             self.dense.kernel.assign(self.dense.kernel - 0.1 * gradients[0])

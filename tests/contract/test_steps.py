@@ -18,7 +18,7 @@ ON_GRAPHS = ("parameter_server", "pipeline")
     "kind",
     [
         *("hand_written_mean", "compiled_step", "checked_updates", "looked_up_again", "lagging"),
-        "adversarial",
+        *("adversarial", "of_graph"),
     ],
 )
 def test_own_train_step(agree: Agree, kind: str) -> None:
@@ -49,6 +49,11 @@ def test_a_weight_that_starts_by_data_is_named(run: Agree, target: str) -> None:
     for warned in run("step_cases:started_by_data"):
         named = any("initializations by data" in text for text in warned)
         assert named is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("whole batch")
+def test_a_generator_of_seeds_goes_on_as_in_one_process(agree: Agree) -> None:
+    agree("step_cases:drawn")
 
 
 @pytest.mark.needs("any model")

@@ -174,6 +174,18 @@ def test_a_step_that_computes_with_gradients_is_refused(cluster: Pool, kind: str
         assert "zero=3 conflicts with the train_step of Computing, which reads or changes" in error
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("jacobian", "zero=3 conflicts with tape.jacobian of 'computing/dense/kernel'"),
+        ("curvature", "zero=3 conflicts with a gradient of gradients by tf.gradients"),
+    ],
+)
+def test_gradients_that_cannot_be_followed_are_refused(cluster: Pool, kind: str, said: str) -> None:
+    for error in cluster("zero3").call(f"{CASES}:computes_with_gradients", kind=kind):
+        assert said in error
+
+
 def test_weights_are_kept_in_parts(cluster: Pool) -> None:
     for result in cluster("zero3").call(f"{CASES}:weights_held"):
         assert result["whole"] == [128, 16, 48, 3]

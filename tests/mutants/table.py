@@ -323,7 +323,34 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/gathered_loss.py",
         _LOSSES.format("all_replicas"),
-        ("dict.fromkeys(step.gathered, Examples()) | ", ""),
+        (" | step.known", ""),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        "tests/contract/test_steps.py -k 'of_graph and multi_worker' --tier=everything",
+        ("*on_gradients(_of_whole_batch, priority=1)", ""),
+    ),
+    *_of(
+        "tfdist/keras/sharded_weights.py",
+        "tests/contract/test_steps.py -k 'of_graph and zero3' --tier=everything",
+        ("        sources = tf.nest.map_structure(variable_of, sources)\n", ""),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/step_function.py",
+        "tests/contract/test_steps.py -k 'seeds_goes_on and parameter_server' --tier=everything",
+        ("            if not self._sync:\n", "            if True:\n"),
+        ("        self._numbers.note_draws(traced)\n        if parts", "        if parts"),
+        ("self._numbers.note_draws(self._trace(parts[0]))", "self._trace(parts[0])"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/tracing.py",
+        "tests/servers/test_servers.py -k take_part_in_ordinary",
+        ("part.note_held(box, Examples())", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/replica_context.py",
+        "tests/servers/test_servers.py -k take_part_in_ordinary",
+        ("self.note_held(leaf, Examples(ROWS))", "pass"),
     ),
     *_of(
         "tfdist/keras/replica_context.py",
@@ -491,7 +518,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/sharded_weights.py",
         "tests/keras/test_mesh.py -k outputs",
-        ("        _refuse_parts(sources)\n", ""),
+        ("        _refuse_parts(sources)\n        try", "        try"),
         ("part_behind(strategy.link(MODEL), each) is not None", "False"),
     ),
     # Shards of variables: their exchange, their gathering, and files of them.

@@ -104,6 +104,15 @@ def test_backup_workers_leave_the_late_out(counting: Any) -> None:
     assert result["counts"].sum() == EXAMPLES
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("arrays", marks=pytest.mark.core), "generator", "lengths", "weighted"],
+)
+def test_all_workers_take_part_in_ordinary_steps(cluster: Pool, kind: str) -> None:
+    [said] = cluster("parameter_server").call(f"{CASES}:shared_out", kind=kind)
+    assert said == []
+
+
 def test_a_table_in_parts_is_looked_up_on_its_servers(cluster: Pool) -> None:
     expected = cluster.plain(f"{CASES}:table")
     [result] = cluster("parameter_server").call(f"{CASES}:table")

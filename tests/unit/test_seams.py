@@ -210,6 +210,10 @@ SIGNATURES = {
         "parallel_iterations=None, experimental_use_pfor=True)"
     ),
     "GradientTape.watch": "(self, tensor)",
+    "tensorflow.gradients": (
+        "(ys, xs, grad_ys=None, name='gradients', gate_gradients=False, aggregation_method=None, "
+        "stop_gradients=None, unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"
+    ),
     "nn.sparse_softmax_cross_entropy_with_logits": "(labels, logits, name=None)",
     "nn.softmax_cross_entropy_with_logits": "(labels, logits, axis=-1, name=None)",
     "tensorflow.numpy.argmax": "(x, axis=None, keepdims=False)",

@@ -125,6 +125,13 @@ HOOK_ORDER = {
         "keras.sharded_weights",
         "strategies.parameter_server.hooks",
     ],
+    "tensorflow.gradients": [
+        "keras.losses",
+        "keras.optimizers",
+        "keras.sharded_weights",
+        "strategies.parameter_server.hooks",
+    ],
+    "GradientTape.jacobian": ["keras.loops", "keras.sharded_weights"],
 }
 
 #: Import paths that the documentation names.

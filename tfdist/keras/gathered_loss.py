@@ -82,8 +82,7 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     examples = tf.nest.flatten(arguments)
     if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
         return values, mask
-    known = {id(each): Examples(ROWS) for each in examples}
-    known |= dict.fromkeys(step.gathered, Examples()) | dict.fromkeys(step.rows, Examples(ROWS))
+    known = {id(each): Examples(ROWS) for each in examples} | step.known
     found = meeting_of(values, step.depends, known, statistics=True)
     where = None if found is None else found.where
     if where is None and values.shape.rank == 0:

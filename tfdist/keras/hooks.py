@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from tfdist.utils.thread_state import Current, Flag
 
 #: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
@@ -175,6 +177,34 @@ class HookSet:
         with contextlib.ExitStack() as undoing:
             for hook in installed:
                 undoing.callback(_remove, hook)
+
+
+def on_gradients(make: Callable[[Any], Any], priority: int = 0) -> list[Hook]:
+    """Hooks on the two ways to take gradients, a tape's and that of TensorFlow's graphs.
+
+    Args:
+        make: makes a method like `tf.GradientTape.gradient` from the original one.
+        priority: see `Hook`.
+    """
+
+    @functools.wraps(make)
+    def of_graph(original: Callable[..., Any]) -> Callable[..., Any]:
+        def of_tape(_: object, target: Any, sources: Any, given: Any = None, **kwargs: Any) -> Any:
+            flat = original(tf.nest.flatten(target), tf.nest.flatten(sources), given, **kwargs)
+            return tf.nest.pack_sequence_as(sources, flat)
+
+        taken = make(of_tape)
+
+        @functools.wraps(original)
+        def gradients(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
+            return tf.nest.flatten(taken(None, ys, xs, grad_ys, **kwargs))
+
+        return gradients
+
+    return [
+        Hook(tf.GradientTape, "gradient", make, priority),
+        Hook(tf, "gradients", of_graph, priority),
+    ]
 
 
 # The activity of a thread, for hooks that act differently meanwhile.

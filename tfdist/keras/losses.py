@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfdist._keras import Trainer, loss_module
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.keras import gathered_loss, metric_updates
+from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.gathered_loss import of_whole_batch
-from tfdist.keras.hooks import Hook, of_weights, on_whole_batch
+from tfdist.keras.hooks import Hook, of_weights, on_gradients, on_whole_batch
 from tfdist.keras.reductions import batch_axis, holds_chosen
 from tfdist.keras.replica_context import Step, current_step, settling
 from tfdist.keras.whole_batch import as_average, settle, targets_of
@@ -30,7 +31,7 @@ def hooks() -> list[Hook]:
         Hook(loss_module, "unscale_loss_for_distribution", _unscaled),
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
-        Hook(tf.GradientTape, "gradient", _of_whole_batch, priority=1),
+        *on_gradients(_of_whole_batch, priority=1),
         Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
         Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
         Hook(tf.nn, "scale_regularization_loss", _regularization_as_if_alone),
@@ -171,7 +172,8 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
             if is_symbolic(old) and is_symbolic(new) and old.shape.rank:
                 at = axis % old.shape.rank
                 new.set_shape([None if i == at else size for i, size in enumerate(old.shape)])
-        step.gathered.update((id(each), each) for each in tf.nest.flatten(gathered))
+        for each in tf.nest.flatten(gathered):
+            step.note_held(each, Examples())
         return gathered
 
     return all_gather
@@ -257,7 +259,7 @@ def _own(step: Step, source: Any, gradient: Any) -> Any:
     if step.is_whole or not is_of_examples(step, source) or not isinstance(gradient, tf.Tensor):
         return gradient
     result = step.weigh(gradient)
-    step.rows[id(result)] = result
+    step.note_held(result, Examples(ROWS))
     return result
 
 

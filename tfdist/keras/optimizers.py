@@ -21,7 +21,7 @@ from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_moved, check_unchanged
-from tfdist.keras.hooks import Hook, exchanged
+from tfdist.keras.hooks import Hook, exchanged, on_gradients
 from tfdist.keras.losses import has_weights, is_of_examples
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
@@ -87,7 +87,7 @@ def hooks() -> list[Hook]:
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
         Hook(LossScaleOptimizer, "scale_loss", _weigh_scaled_loss),
-        Hook(tf.GradientTape, "gradient", _note_gradients, priority=2),
+        *on_gradients(_note_gradients, priority=2),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
         Hook(Adam, "update_step", adam_while(exchanged)),
     ]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist._keras import tensorflow_numpy
 from tfdist.comm.replica_collectives import Link
 from tfdist.config.mesh import MODEL
+from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.hooks import Hook
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
@@ -113,5 +114,5 @@ def _by_row(losses: Tensor, logits: Tensor, part: Tensor) -> Tensor:
     shaped = tf.ensure_shape(shaped, logits.shape[:-1])
     step = current_step()
     if step is not None:
-        step.rows[id(shaped)] = shaped
+        step.note_held(shaped, Examples(ROWS))
     return shaped

@@ -28,7 +28,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.example_pairs import Examples, Meeting
+from tfdist.keras.example_pairs import ROWS, Examples, Meeting
 from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
@@ -74,8 +74,8 @@ class Step:
             with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: whether a tensor of the step's graph depends on the batch.
-        gathered: tensors, by `id`, of the rows of all replicas.
-        rows: tensors, by `id`, that have one row for each example, of that example alone.
+        held: tensors, by `id`, each with how it holds the examples: the batch, and what is known of
+            others, such as those of the rows of all replicas. A search goes no further.
         outputs: the outputs of layers, by `id`.
         settled: those of Keras's layers, and of layers that are known to mix a batch, by `id`, each
             with how it holds the examples.
@@ -95,8 +95,7 @@ class Step:
     scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
-    gathered: dict[int, Any] = dataclasses.field(default_factory=dict)
-    rows: dict[int, Any] = dataclasses.field(default_factory=dict)
+    held: dict[int, tuple[Any, Examples]] = dataclasses.field(default_factory=dict)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
     settled: dict[int, tuple[Any, Examples]] = dataclasses.field(default_factory=dict)
     calls: list[Call] = dataclasses.field(default_factory=list)
@@ -213,14 +212,30 @@ class Step:
             stacklevel=2,
         )
 
-    def note_ragged(self, batch: Structure) -> None:
-        """Notes that an example of a ragged tensor has any number of its flat values."""
+    def note_held(self, tensor: Tensor, examples: Examples) -> None:
+        """Notes how a tensor holds the examples."""
+        self.held[id(tensor)] = (tensor, examples)
+
+    @property
+    def known(self) -> dict[int, Examples]:
+        """For tensors, by `id`, how they hold the examples."""
+        return {key: examples for key, (_, examples) in self.held.items()}
+
+    def note_batch(self, batch: Structure) -> None:
+        """Notes the tensors of the batch, in whose making no examples meet.
+
+        An example of a ragged tensor has any number of its flat values.
+        """
         for leaf in tf.nest.flatten(batch):
             if isinstance(leaf, tf.RaggedTensor):
                 self.depends.note_chosen(leaf.flat_values)
             if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
                 parts = tf.nest.flatten(leaf, expand_composites=True)
                 self.depends.components.update((id(each), each) for each in parts)
+                for part in parts:
+                    self.note_held(part, Examples(ROWS, in_order=False))
+            elif isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+                self.note_held(leaf, Examples(ROWS))
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Gathers the examples of all replicas, with gradients.

@@ -162,7 +162,7 @@ def _examples(batch: Structure, step: Step) -> Structure:
         batch = batch.batch
     elif not step.even:
         batch = at_least_one(batch, step.count)
-    step.note_ragged(batch)
+    step.note_batch(batch)
     return batch
 
 

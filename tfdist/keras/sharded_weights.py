@@ -17,7 +17,7 @@ from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, on_gradients
 from tfdist.keras.layouts import layout_of
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
@@ -33,6 +33,7 @@ from tfdist.sharding.variables import (
     at_hand,
     initialize,
     initialize_weight,
+    variable_of,
 )
 from tfdist.types import Gradient, KerasVariable, Model, Optimizer, Strategy, Structure
 from tfdist.utils.thread_state import Current
@@ -53,7 +54,8 @@ def hooks() -> list[Hook]:
         Hook(TFOptimizer, "_overwrite_model_variables_with_average_value", _shards_by_averages),
         Hook(TFOptimizer, "add_variable_from_reference", _like_shard, priority=1),
         Hook(keras.layers.Layer, "__call__", _gathered_for_the_call, priority=1),
-        Hook(tf.GradientTape, "gradient", _gathered_again, priority=3),
+        *on_gradients(_gathered_again, priority=3),
+        Hook(tf.GradientTape, "jacobian", _refuse_divided, priority=1),
     ]
 
 
@@ -177,11 +179,42 @@ def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(
         self: object, target: object, sources: Structure, *args: object, **kwargs: object
     ) -> object:
+        sources = tf.nest.map_structure(variable_of, sources)
         _refuse_parts(sources)
-        with gather_again():
-            return original(self, target, sources, *args, **kwargs)
+        try:
+            with gather_again():
+                return original(self, target, sources, *args, **kwargs)
+        except LookupError as error:
+            if "Collective" not in str(error):
+                raise
+            raise ConfigError(
+                f"{asked(tf.distribute.get_strategy())} conflicts with a gradient of gradients by "
+                "tf.gradients, and with tape.batch_jacobian: weights are gathered for them, and "
+                "TensorFlow has no gradient of that there. Nest tf.GradientTapes instead, or take "
+                "tf.stop_gradient of the first gradient."
+            ) from error
 
     return gradient
+
+
+def _refuse_divided(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A Jacobian of a process's part would be taken for that of the whole weight."""
+
+    @functools.wraps(original)
+    def jacobian(
+        self: object, target: object, sources: Structure, *args: object, **kwargs: object
+    ) -> object:
+        _refuse_parts(sources)
+        for each in map(variable_of, tf.nest.flatten(sources)):
+            if isinstance(each, ShardedVariable):
+                raise ConfigError(
+                    f"{asked(tf.distribute.get_strategy())} conflicts with tape.jacobian of "
+                    f"{each.path!r}, which is divided over the processes. Take the gradient of a "
+                    "number (tape.gradient), or leave the option out."
+                )
+        return original(self, target, sources, *args, **kwargs)
+
+    return jacobian
 
 
 def _refuse_parts(sources: Structure) -> None:

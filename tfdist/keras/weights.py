@@ -32,7 +32,7 @@ from tfdist.sharding.exchange import own_shard
 from tfdist.sharding.variables import ShardedVariable
 from tfdist.types import Tensor
 
-__all__ = ["average_assigned", "hooks", "note_assigned", "warn_of_own_start"]
+__all__ = ["assignable", "average_assigned", "hooks", "note_assigned", "warn_of_own_start"]
 
 
 def hooks() -> list[Hook]:
@@ -125,7 +125,7 @@ def _as_assigned(original: property) -> property:
             return original.fget(self)  # type: ignore[misc]
         # On one device a gradient does not pass through an assignment either.
         read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)
-        return _assignable(self._maybe_autocast(read), self)
+        return assignable(self._maybe_autocast(read), self)
 
     return property(value)
 
@@ -163,7 +163,7 @@ def warn_of_own_start(weight: types.KerasVariable) -> None:
         )
 
 
-def _assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:
+def assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:
     """A weight's value that can be assigned as TensorFlow's variable, which it stands for."""
     for name in ("assign", "assign_add", "assign_sub"):
         setattr(read, name, getattr(weight, name))

@@ -97,7 +97,7 @@ def _note_meeting(step: Step, target: Tensor) -> None:
 
     Statistics are looked for from the last layers on: layers that normalize a batch keep them.
     """
-    known = dict.fromkeys(step.gathered, Examples()) | dict.fromkeys(step.rows, Examples(ROWS))
+    known = step.known
     found = meeting_of(target, step.depends, known)
     if found is None:
         outputs = {key: x for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
@@ -146,8 +146,7 @@ def examples_in(step: Step, tensor: Tensor) -> Examples:
 
 
 def _settled(step: Step) -> dict[int, Examples]:
-    known = dict.fromkeys(step.gathered, Examples())
-    return known | {key: examples for key, (_, examples) in step.settled.items()}
+    return step.known | {key: examples for key, (_, examples) in step.settled.items()}
 
 
 def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -171,7 +170,7 @@ def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list
     total = computed_again(value, found, leaves)
     parts = []
     sources = [*leaves, *found.shared]
-    factors = tf.gradients(total, sources, stop_gradients=sources)
+    factors = tf.compat.v1.gradients(total, sources, stop_gradients=sources)
     for leaf, scale, factor in zip(found.leaves, scales, factors, strict=False):
         if factor is not None and leaf.tensor.dtype.is_floating:
             if found.linear and leaf.is_sum:

@@ -85,7 +85,7 @@ def _between(step: Step, value: Tensor) -> list[Tensor]:
 
 
 def _is_given(step: Step, tensor: Tensor) -> bool:
-    if id(tensor) in step.gathered or tensor.op.type == "Placeholder":
+    if id(tensor) in step.held or tensor.op.type == "Placeholder":
         return True
     return id(tensor) in step.outputs and _has_rows(step, tensor)
 

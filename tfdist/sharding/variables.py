@@ -40,6 +40,7 @@ __all__ = [
     "initialize_weight",
     "noted",
     "read_together",
+    "variable_of",
 ]
 
 
@@ -56,6 +57,9 @@ class InStep(NamedTuple):
     note_assigned: Callable[[KerasVariable, Any], None]
     note_read: Callable[[KerasVariable], None]
 
+
+#: The attribute of a value for its variable.
+_VARIABLE = "_tfdist_variable"
 
 #: Seconds that a process waits for the others at a divided variable that it reads.
 READ_SECONDS = 300.0
@@ -140,6 +144,14 @@ class WholeWeight(_Shard):
             super()._direct_assign(value)
 
 
+def variable_of(source: Any) -> Any:
+    """The divided variable that a source of a gradient is the value of, or the source itself.
+
+    In Keras a variable's value is TensorFlow's variable, of which a tape knows all uses.
+    """
+    return getattr(source, _VARIABLE, source)
+
+
 class ShardedVariable(_Shard):
     """A variable of which each process keeps a part only.
 
@@ -169,6 +181,11 @@ class ShardedVariable(_Shard):
         return self.kept.handle
 
     def _whole(self) -> Any:
+        whole = self._read_whole()
+        setattr(whole, _VARIABLE, self)
+        return whole
+
+    def _read_whole(self) -> Any:
         if self.is_at_hand:
             return self._maybe_autocast(tf.convert_to_tensor(_at_hand.value[id(self)].value))
         if noted.value is not None:

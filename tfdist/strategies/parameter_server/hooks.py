@@ -28,10 +28,11 @@ from tfdist._keras import (
 from tfdist._tf.graphs import Function, called_in_line
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import Hook, of_weights
+from tfdist.keras.hooks import Hook, of_weights, on_gradients
 from tfdist.keras.losses import is_of_examples
 from tfdist.keras.optimizers import adam_while
 from tfdist.keras.replica_context import current_step
+from tfdist.keras.weights import assignable
 from tfdist.strategies.parameter_server import optimizers, reporting
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.remote_step import (
@@ -55,7 +56,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _embed),
-        Hook(tf.GradientTape, "gradient", _of_local_values),
+        *on_gradients(_of_local_values),
         Hook(Adam, "update_step", adam_while(applying)),
         Hook(Trainer, "compile", _without_xla),
         Hook(TensorFlowTrainer, "make_train_function", partial(_on_workers, serving, "train")),
@@ -145,7 +146,7 @@ def _local_value(original: property) -> property:
         step = _step_for(self)
         if step is None:
             return stock(self)
-        return self._maybe_autocast(step.read(self))
+        return assignable(self._maybe_autocast(step.read(self)), self)
 
     return property(value)
 
@@ -192,7 +193,10 @@ def _atomic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Seeds that differ from step to step without a state that all workers would have to share."""
+    """Seeds that differ from step to step without a state that all workers would have to share.
+
+    The chief advances the state by what steps have drawn, as `Numbers` does.
+    """
 
     @wraps(original)
     def next_seed(self: types.SeedGenerator, ordered: bool = True) -> Tensor:
@@ -201,8 +205,8 @@ def _seed_of_step(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, ordered)
         with tf.init_scope():
             start = self.state._value.numpy()
-        step.draws += 1
-        offset = tf.stack([0, step.job * 1009 + step.draws])
+        step.draws.append(self.state)
+        offset = tf.stack([0, step.job * 1009 + len(step.draws)])
         return tf.constant(start) + tf.cast(offset, self.state._value.dtype)
 
     return next_seed

@@ -137,7 +137,7 @@ class RemoteStep:
         self.graph = tf.compat.v1.get_default_graph()
         self.metrics: dict[int, Any] = {}
         self.updates = 0
-        self.draws = 0
+        self.draws: list[Any] = []
         self.scales: dict[int, Any] = {}
         self._after: list[Any] = []
         self._local: dict[int, Any] = {}

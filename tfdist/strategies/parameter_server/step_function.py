@@ -300,6 +300,8 @@ class StepFunction:
             self._finished += len(loads)
             if self._method == "train_step":
                 self._serving.steps[worker] += len(loads)
+            if not self._sync:
+                self._numbers.note_draws(traced, len(loads))
             if returned is not None:
                 self._numbers.add(traced, traced.returned.unpack(returned), numbers[0])
             done.append(numbers[0])
@@ -328,6 +330,7 @@ class StepFunction:
             numbers = {job.number for job in jobs}
             gone = serving.dispatcher.cancel_waiting(lambda job: job.number in numbers)
             serving.cancelled += gone
+        self._numbers.note_draws(traced)
         if parts > 1:
             serving.note_round(made=traced.tally is not None)
 
@@ -387,27 +390,31 @@ class PredictFunction:
         self._serving, self._model = serving, model
         self._traced: dict[Any, TracedStep] = {}
         self._lengths = feeding.Lengths()
+        self._numbers = Numbers()
 
     def __call__(self, batches: list[Any]) -> Structure:
         """Predicts batches, each spread over the workers; the rows keep their order."""
         results: dict[int, Any] = {}
-        loads = [
-            load
-            for batch in batches
-            for load in feeding.split(batch, self._serving.dispatcher.workers)
-            if load.rows
-        ]
+        loads: list[feeding.Load] = []
+        for batch in batches:
+            parts = feeding.split(batch, self._serving.dispatcher.workers)
+            loads += [load for load in parts if load.rows]
+            self._numbers.note_draws(self._trace(parts[0]))
         for index, load in enumerate(loads):
             self._serving.dispatcher.submit(self._job(load, index, results))
         self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
+        self._numbers.flush()
         ordered = [results[index] for index in range(len(loads))]
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
-    def _job(self, load: feeding.Load, index: int, results: dict[int, Any]) -> Job:
+    def _trace(self, load: feeding.Load) -> TracedStep:
         load.widen(self._lengths)
         if load.key not in self._traced:
             self._traced[load.key] = self._serving.trace(self._model, "predict_step", load)
-        traced = self._traced[load.key]
+        return self._traced[load.key]
+
+    def _job(self, load: feeding.Load, index: int, results: dict[int, Any]) -> Job:
+        traced = self._trace(load)
         number = self._serving.dispatcher.next_number()
 
         def run(worker: int) -> Structure:

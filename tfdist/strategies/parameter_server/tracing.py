@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import OnlyReplica
 from tfdist.errors import ConfigError
 from tfdist.keras import replica_context as keras_step
+from tfdist.keras.example_pairs import Examples
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.stateful import is_stateful
 from tfdist.keras.whole_batch import as_average
@@ -28,7 +29,7 @@ from tfdist.strategies.parameter_server.remote_step import (
 from tfdist.strategies.parameter_server.serialization import BOX, Vector, parted, unbox
 from tfdist.strategies.parameter_server.servers import Servers
 from tfdist.strategies.parameter_server.transaction_log import Tally
-from tfdist.types import ConcreteFunction, Model, Structure, Tensor
+from tfdist.types import Array, ConcreteFunction, KerasVariable, Model, Structure, Tensor
 
 __all__ = ["Numbers", "TracedStep", "trace"]
 
@@ -60,6 +61,7 @@ class TracedStep:
             scalar among the numbers, or None for what is neither.
         scalars: how many scalars there are.
         updates: how many updates a step makes.
+        draws: the states of the generators that a step draws seeds from, once for each.
         small: whether the model is so small that a call to a worker costs more than a step.
     """
 
@@ -70,6 +72,7 @@ class TracedStep:
     logs: object = None
     scalars: int = 0
     updates: int = 0
+    draws: list[Any] = dataclasses.field(default_factory=list)
     small: bool = False
 
     @property
@@ -122,8 +125,9 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
             if method == "predict_step":
                 outputs = model.predict_step(batch)
                 step.close_pending_reads()
+                traced.draws = step.draws
                 return outputs
-            return _run_step(traced, step, model, method, batch, count, total)
+            return _run_step(traced, step, model, method, box, batch, count, total)
 
     traced.functions[1] = _function_of(run, [*load.resources, BOX])
     size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
@@ -147,6 +151,7 @@ def _run_step(
     step: RemoteStep,
     model: Model,
     method: str,
+    box: Tensor,
     batch: Structure,
     count: Tensor,
     total: Tensor,
@@ -156,7 +161,8 @@ def _run_step(
     with noticed, contextlib.ExitStack() as stack:
         if step.parts > 1:
             part = Part(model, count, total, None, step.parts, index=step.part)
-            part.note_ragged(batch)
+            part.note_held(box, Examples())  # the batch is unpacked from it, and numbers are
+            part.note_batch(batch)
             stack.enter_context(keras_step.entered(part))
             share = part.share(tf.float64)
         logs = getattr(model, method)(batch)
@@ -167,7 +173,7 @@ def _run_step(
         traced.logs = tf.nest.map_structure(
             lambda leaf: _source_of(leaf, results, scalars, part), logs
         )
-        changes = step.metric_changes()
+        changes, traced.draws = step.metric_changes(), step.draws
         traced.metrics, traced.scalars = [variable for variable, _ in changes], len(scalars)
         numbers = [*(value * share for value in scalars), share, *(c for _, c in changes)]
         return _hand_over(traced, step, numbers)
@@ -201,7 +207,7 @@ def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) ->
 
 
 class Numbers:
-    """Adds up what steps return or have added up on the servers.
+    """Adds up what steps return or have added up on the servers, and what they have drawn.
 
     They are kept in NumPy, where adding costs little, and go to the metrics' variables when these
     are looked at.
@@ -214,7 +220,7 @@ class Numbers:
         self.latest: TracedStep
         self._step = -1
         self._scalars: list[Any] = []
-        self._sums: dict[int, tuple[Any, np.ndarray[Any, Any]]] = {}
+        self._sums: dict[int, tuple[KerasVariable, Array]] = {}
 
     @property
     def pending(self) -> bool:
@@ -236,11 +242,19 @@ class Numbers:
             self.latest, self._step = traced, self._step if step is None else step
             self._scalars = [number / steps for number in numbers[: traced.scalars]]
         for variable, value in zip(traced.metrics, numbers[traced.scalars + 1 :], strict=True):
-            known = self._sums.get(id(variable))
-            self._sums[id(variable)] = (variable, value if known is None else known[1] + value)
+            self._add(variable, value)
+
+    def note_draws(self, traced: TracedStep, steps: int = 1) -> None:
+        """Advances the generators of a kind of step as often as each step has drawn from them."""
+        for state in traced.draws:
+            self._add(state, np.array([0, steps]))
+
+    def _add(self, variable: KerasVariable, value: Array) -> None:
+        known = self._sums.get(id(variable))
+        self._sums[id(variable)] = (variable, value if known is None else known[1] + value)
 
     def flush(self) -> list[Any]:
-        """Brings the metrics' variables up to date, and returns the latest scalars."""
+        """Brings the variables up to date, and returns the latest scalars."""
         for variable, value in self._sums.values():
             variable._value.assign_add(value.astype(variable._value.dtype.as_numpy_dtype))
         self._sums.clear()
