@@ -325,6 +325,10 @@ class Computing(keras.Model):
         self.dense = keras.layers.Dense(3)
         self.kind = kind
 
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.sum = self.add_weight(shape=self.dense.kernel.shape, trainable=False, name="sum")
+
     def call(self, x: Any) -> Any:
         return self.dense(x)
 
@@ -338,6 +342,8 @@ class Computing(keras.Model):
             [slope] = tf.gradients(loss, x)
             return {"loss": loss, "slope": tf.gradients(tf.norm(slope), self.dense.kernel)}
         gradients = tape.gradient(loss, self.trainable_weights)
+        if self.kind == "sum":
+            self.sum.assign_add(gradients[0])
         if self.kind == "update":
             self.dense.kernel.assign(self.dense.kernel - 0.1 * gradients[0])
             return {"loss": loss}
@@ -348,12 +354,25 @@ class Computing(keras.Model):
         return {"loss": loss} if norm is None else {"loss": loss, "norm": norm}
 
 
+class Centring(keras.optimizers.SGD):
+    """Takes the mean from each gradient."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        return super().apply([g - keras.ops.mean(g) for g in grads], trainable_variables)
+
+
 def computes_with_gradients(strategy: Any, kind: str) -> str:
-    """The error of a step that computes with its gradients."""
+    """The error of a step that computes with its gradients, or of such an optimizer."""
     with scope(strategy):
-        model = Computing(kind)
+        model = (
+            keras.Sequential([keras.layers.Dense(3)]) if kind == "optimizer" else Computing(kind)
+        )
     try:
-        _fit(strategy, lambda: keras.optimizers.SGD(0.1), model)
+        _fit(
+            strategy,
+            lambda: (Centring if kind == "optimizer" else keras.optimizers.SGD)(0.1),
+            model,
+        )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

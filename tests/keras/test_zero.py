@@ -168,10 +168,11 @@ def test_weights_in_slices_and_whole_ones_are_not_mixed(cluster: Pool) -> None:
         assert "on 2 processes: each of them updates whole weights, and only 1 have one" in error
 
 
-@pytest.mark.parametrize("kind", ["clip", "update", "norm"])
+@pytest.mark.parametrize("kind", ["clip", "update", "norm", "sum", "optimizer"])
 def test_a_step_that_computes_with_gradients_is_refused(cluster: Pool, kind: str) -> None:
+    reader = "optimizer Centring" if kind == "optimizer" else "train_step of Computing"
     for error in cluster("zero3").call(f"{CASES}:computes_with_gradients", kind=kind):
-        assert "zero=3 conflicts with the train_step of Computing, which reads or changes" in error
+        assert f"zero=3 conflicts with the {reader}, which reads or changes" in error
 
 
 @pytest.mark.parametrize(

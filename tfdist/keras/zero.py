@@ -27,7 +27,7 @@ from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.mesh import DATA, MODEL, Axis
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.hooks import Hook, exchanged
+from tfdist.keras.hooks import Hook, exchanged, is_of_program
 from tfdist.keras.replica_context import weighed
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
 from tfdist.sharding.handed_out import HandedOut, handed_out
@@ -144,12 +144,15 @@ def to_optimizer() -> contextlib.AbstractContextManager[None]:
 
 
 def _check_reads(shards: HandedOut, model: Model, failure: Exception | None = None) -> None:
-    if shards.read_by_program():
+    if shards.read_by_program() or (failure is not None and shards.are_in(failure)):
+        reader = f"train_step of {type(model).__name__}"
+        if not is_of_program(type(model).train_step):
+            reader = f"optimizer {type(model.optimizer).__name__}"
         raise ConfigError(
-            f"{asked(tf.distribute.get_strategy())} conflicts with the train_step of "
-            f"{type(model).__name__}, which reads or changes gradients itself: a process has "
-            "shards of them only, so that a norm, for one, would be of a part. To clip, use the "
-            "optimizer's clipnorm, global_clipnorm or clipvalue; or leave the option out."
+            f"{asked(tf.distribute.get_strategy())} conflicts with the {reader}, which reads or "
+            "changes gradients itself: a process has shards of them only, so that a norm, for one, "
+            "would be of a part. To clip, use the optimizer's clipnorm, global_clipnorm or "
+            "clipvalue; or leave the option out."
         ) from failure
 
 

@@ -40,6 +40,11 @@ class HandedOut:
         """Whether anything has read one outside of an optimizer."""
         return bool(self._readers() - self._allowed)
 
+    def are_in(self, failure: Exception) -> bool:
+        """Whether an op that could not be made would have read one, as with a whole tensor."""
+        text = str(failure)
+        return any(each.op.name in text for each in self._shards)
+
     def _readers(self) -> set[Any]:
         return {each for shard in self._shards for each in shard.consumers()}
 
