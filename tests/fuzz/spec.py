@@ -240,12 +240,13 @@ def _counts_no_steps(spec: Spec) -> bool:
     """Whether neither what is trained nor what is shown depends on the number of steps.
 
     At the end of a data set of unknown length stock Keras counts one step too many, in
-    `optimizer.iterations`, in the mean of the steps' losses that an own step keeps, and in weights
-    that a step changes whatever the batch is, since nothing makes these wait for the batch.
+    `optimizer.iterations`, in the mean of the steps' losses that an own step keeps, in the losses of
+    a model's several outputs, and in weights that a step changes whatever the batch is, since
+    nothing makes these wait for the batch.
     """
-    mean_of_steps = spec.step not in ("", "override") and len(spec.heads) == 1
     return (
-        not mean_of_steps
+        spec.step in ("", "override")
+        and len(spec.heads) == 1
         and not {"counter", "spectral"} & {*spec.parts}
         and (
             spec.optimizer in ("SGD", "Adagrad", "RMSprop", "Adadelta")
