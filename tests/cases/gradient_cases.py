@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import scope
+from tfdist.errors import EquivalenceWarning
 
 EXAMPLES = 77
 ops = keras.ops
@@ -140,6 +142,46 @@ class BalancesNorms(keras.Model):
 
 
 STEPS = {"sharpness": Sharpness, "norm": ShowsNorm, "penalty": PenalizesGradients}
+
+
+@tf.custom_gradient
+def clipped(x: Any) -> Any:
+    """The same, with a gradient in which no element is large."""
+    return tf.identity(x), lambda upstream: tf.clip_by_value(upstream, -0.003, 0.003)
+
+
+@tf.custom_gradient
+def averaged(x: Any) -> Any:
+    """The same, with a gradient that is divided by the number of examples."""
+
+    def backward(upstream: Any) -> Any:
+        return upstream / tf.cast(tf.shape(upstream)[0], tf.float32)
+
+    return tf.identity(x), backward
+
+
+class Changing(keras.layers.Layer):
+    """Changes the gradients of the layers before it."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def call(self, inputs: Any) -> Any:
+        return self.change(inputs)
+
+
+def between_layers(strategy: Any, *, change: str) -> dict[str, Any]:
+    """A model in which the gradients are changed on their way, and what is warned of."""
+    x, y = common.table(77)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquivalenceWarning)
+        inputs = keras.Input((8,))
+        hidden = Changing(globals()[change])(keras.layers.Dense(8, "tanh")(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(8, "relu")(hidden)))
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        done = common.fitted(model, x, y)
+    return {**done, "warned": [str(each.message) for each in caught]}
 
 
 def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:

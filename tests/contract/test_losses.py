@@ -144,6 +144,17 @@ def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
 
 
+def test_gradients_that_a_function_of_the_program_clips(agree: Agree) -> None:
+    agree("gradient_cases:between_layers", change="clipped")
+
+
+def test_a_gradient_that_counts_examples_is_named(cluster: Pool) -> None:
+    case = "tests.cases.gradient_cases:between_layers"
+    for result in cluster("multi_worker").call(case, change="averaged"):
+        [warned] = result["warned"]
+        assert "The gradient function of 'averaged' (tf.custom_gradient) computes with" in warned
+
+
 @pytest.mark.needs("whole batch")
 def test_weights_that_count(agree: Agree) -> None:
     results = agree("loss_cases:counters")

@@ -75,6 +75,9 @@ STEPS = {
     + "factor = tf.where(self.optimizer.iterations % 2 == 0, 0.9, 1.0)\n"
     + "for weight in self.trainable_variables:\n"
     + "    weight.assign(weight * tf.cast(factor, weight.dtype))\n",
+    "graph": f"p = self(x, training=True)\nloss = {_COMPUTED}\n"
+    + "grads = tf.gradients(loss, [v.value for v in self.trainable_variables])\n"
+    + "self.optimizer.apply_gradients(zip(grads, self.trainable_variables))\n",
     "own": _LOSS.format(loss=f"tf.reduce_mean({_SQUARES})")
     + "grads = tape.gradient(loss, self.trainable_variables)\n"
     + "for weight, grad in zip(self.trainable_variables, grads):\n"

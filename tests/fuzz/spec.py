@@ -44,6 +44,7 @@ STEPS = (
     "adversarial",
     "reversed",
     "counted",
+    "graph",
     "own",
     "twice",
 )
@@ -227,6 +228,7 @@ def fits(spec: Spec) -> bool:
             not spec.callbacks or "fit" in spec.calls,
             spec.source != "dataset_dropped" or spec.examples >= spec.batch,
             not {"run_eagerly=True", "steps_per_execution=2"} <= {*spec.compiled},
+            spec.step != "graph" or "run_eagerly=True" not in spec.compiled,
         )
     )
 
@@ -240,9 +242,9 @@ def _counts_no_steps(spec: Spec) -> bool:
     """Whether neither what is trained nor what is shown depends on the number of steps.
 
     At the end of a data set of unknown length stock Keras counts one step too many, in
-    `optimizer.iterations`, in the mean of the steps' losses that an own step keeps, in the losses of
-    a model's several outputs, and in weights that a step changes whatever the batch is, since
-    nothing makes these wait for the batch.
+    `optimizer.iterations`, in the mean of the steps' losses that an own step keeps, in those of a
+    model's several outputs, and in weights that a step changes whatever the batch is, since nothing
+    makes these wait for the batch.
     """
     return (
         spec.step in ("", "override")

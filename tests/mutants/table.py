@@ -331,6 +331,20 @@ MUTANTS: list[Mutant] = [
         ("*on_gradients(_of_whole_batch, priority=1)", ""),
     ),
     *_of(
+        "tfdist/keras/losses.py",
+        "tests/contract/test_losses.py --tier=everything "
+        "-k '(clips and mirrored) or counts_examples'",
+        ("whole = tf.nest.map_structure(step.weigh, gradients)", "whole = gradients"),
+        ("return tf.nest.map_structure(step.unweigh, taken)", "return taken"),
+        ("if any(_counts_examples(step, each, whole)", "if any(False"),
+    ),
+    *_of(
+        "tfdist/keras/example_order.py",
+        "tests/unit/test_dependence.py",
+        ("return start == 0 and delta == 1 and self._is_length(op.inputs[1])", "return True"),
+        ("            op = op.inputs[int(is_choice)].op", "            op = op.inputs[0].op"),
+    ),
+    *_of(
         "tfdist/keras/sharded_weights.py",
         "tests/contract/test_steps.py -k 'of_graph and zero3' --tier=everything",
         ("        sources = tf.nest.map_structure(variable_of, sources)\n", ""),
@@ -642,7 +656,7 @@ MUTANTS: list[Mutant] = [
         ("return len(orders) > 1", "return False"),
         ("return each is not None and each < 1", "return False"),
         ("return (*order, _Rows(each))", "return order"),
-        (' or (op.type == "GatherV2" and _is_read_off(op.inputs[1]))', ""),
+        (' or (op.type == "GatherV2" and self._keeps_all(op.inputs[1]))', ""),
         ('op.type in ("ReverseV2", "StridedSlice") and first', "first"),
         ("and not has_rows and", "and"),
     ),

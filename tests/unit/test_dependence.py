@@ -143,6 +143,8 @@ def _of_some(x: Any) -> Any:
         lambda b: tf.reshape(_numbers(b), [-1, 2, 4])[:, ::-1] + tf.ones([4]),
         lambda b: tf.concat([_numbers(b), tf.zeros_like(_numbers(b))], 1),
         lambda b: tf.reduce_mean(tf.reverse(_numbers(b), [0])),
+        lambda b: tf.gather(_numbers(b), tf.range(tf.shape(b)[0])) + _numbers(b),
+        lambda b: tf.vectorized_map(tf.reduce_sum, _numbers(b)) + _numbers(b)[:, 0],
     ],
 )
 def test_examples_that_keep_apart(make: Callable[[Any], Any]) -> None:
@@ -172,6 +174,7 @@ def test_examples_that_keep_apart(make: Callable[[Any], Any]) -> None:
         (lambda b: tf.gather(_numbers(b), [0, 1]), True),
         (lambda b: tf.boolean_mask(_numbers(b), b[:, 0] > 0)[:3], True),
         (lambda b: tf.gather(_numbers(b), tf.range(0, tf.shape(b)[0], 2)), True),
+        (lambda b: tf.gather(_numbers(b), tf.range(tf.shape(b)[0] // 2)), True),
     ],
 )
 def test_examples_that_meet_by_their_places(make: Callable[[Any], Any], chooses: bool) -> None:

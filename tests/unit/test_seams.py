@@ -210,6 +210,7 @@ SIGNATURES = {
         "parallel_iterations=None, experimental_use_pfor=True)"
     ),
     "GradientTape.watch": "(self, tensor)",
+    "tensorflow.python.ops.custom_gradient._graph_mode_decorator": "(f, args, kwargs)",
     "tensorflow.gradients": (
         "(ys, xs, grad_ys=None, name='gradients', gate_gradients=False, aggregation_method=None, "
         "stop_gradients=None, unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"

@@ -132,6 +132,7 @@ HOOK_ORDER = {
         "strategies.parameter_server.hooks",
     ],
     "GradientTape.jacobian": ["keras.loops", "keras.sharded_weights"],
+    "GradientTape.watch": ["keras.loops", "keras.sharded_weights"],
 }
 
 #: Import paths that the documentation names.

@@ -17,6 +17,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
+from tensorflow.python.ops import custom_gradient as custom_gradients
 
 from tfdist import types
 from tfdist.types import ConcreteFunction, FuncGraph, Operation
@@ -27,6 +28,7 @@ __all__ = [
     "body_of",
     "called_in_line",
     "constant_value_as_shape",
+    "custom_gradients",
     "flat_call",
     "on_one_replica",
     "ordered_apart",

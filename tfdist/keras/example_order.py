@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
-__all__ = ["Orders"]
+__all__ = ["Orders", "is_length"]
 
 #: The moves of the examples, a key for each; empty for the order of the batch. None if it is not
 #: known, as behind batches that were put end to end.
@@ -138,9 +138,25 @@ class Orders:
         if along is None or rank is None:
             return None
         moves = {int(axis) % rank for axis in along.reshape([-1])} & self._axes(op.inputs[0])
-        if not moves or (op.type == "GatherV2" and _is_read_off(op.inputs[1])):
+        if not moves or (op.type == "GatherV2" and self._keeps_all(op.inputs[1])):
             return None
         return (op.type, self._key_of(op.inputs[1], _DEPTH))
+
+    def _keeps_all(self, indices: Tensor) -> bool:
+        """Whether indices are read off values, or are all places in order.
+
+        `tf.vectorized_map` takes these, under the condition that there is more than one.
+        """
+        op = indices.op
+        while op.type in ("Cast", "Identity", "SelectV2"):
+            is_choice = op.type == "SelectV2"
+            if is_choice and op.inputs[0].shape.rank != 0:
+                break
+            op = op.inputs[int(is_choice)].op
+        if op.type == "Range":
+            start, delta = (tf.get_static_value(op.inputs[i]) for i in (0, 2))
+            return start == 0 and delta == 1 and self._is_length(op.inputs[1])
+        return _is_read_off(indices)
 
     def _key_of(self, tensor: Tensor, depth: int) -> int:
         """A number that tensors have in common that are computed alike from the same ones."""
@@ -190,14 +206,14 @@ class Orders:
         return bool(op.get_attr("end_mask") >> i & 1) or self._is_length(end)
 
     def _is_length(self, number: Any) -> bool:
-        """Whether a number is the length of the first dimension of a tensor of the batch."""
-        if not isinstance(number, tf.Tensor):
-            return False
-        while number.op.type in ("Cast", "Identity"):
-            number = number.op.inputs[0]
-        return number.op.type == "StridedSlice" and (
-            number.op.inputs[0].op.type == "Shape" and self._depends(number)
-        )
+        return isinstance(number, tf.Tensor) and is_length(number) and self._depends(number)
+
+
+def is_length(number: Tensor) -> bool:
+    """Whether a symbolic number is a length of a tensor, or the largest of several."""
+    while number.op.type in ("Cast", "Identity", "Max", "Pack"):
+        number = number.op.inputs[0]
+    return number.op.type == "StridedSlice" and number.op.inputs[0].op.type == "Shape"
 
 
 def _has_rows(order: Order) -> bool:

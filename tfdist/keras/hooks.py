@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.types import Structure
 from tfdist.utils.thread_state import Current, Flag
 
 #: Priorities of the sets of hooks of a strategy, of Horovod's API, and of what only observes. These
@@ -189,14 +190,22 @@ def on_gradients(make: Callable[[Any], Any], priority: int = 0) -> list[Hook]:
 
     @functools.wraps(make)
     def of_graph(original: Callable[..., Any]) -> Callable[..., Any]:
-        def of_tape(_: object, target: Any, sources: Any, given: Any = None, **kwargs: Any) -> Any:
+        def of_tape(
+            _: object,
+            target: Structure,
+            sources: Structure,
+            given: Structure = None,
+            **kwargs: object,
+        ) -> Structure:
             flat = original(tf.nest.flatten(target), tf.nest.flatten(sources), given, **kwargs)
             return tf.nest.pack_sequence_as(sources, flat)
 
         taken = make(of_tape)
 
         @functools.wraps(original)
-        def gradients(ys: Any, xs: Any, grad_ys: Any = None, **kwargs: Any) -> list[Any]:
+        def gradients(
+            ys: Structure, xs: Structure, grad_ys: Structure = None, **kwargs: object
+        ) -> Structure:
             return tf.nest.flatten(taken(None, ys, xs, grad_ys, **kwargs))
 
         return gradients
@@ -217,6 +226,9 @@ fitting = Flag()
 
 #: Set while a loss is computed on the examples of all replicas.
 on_whole_batch = Flag()
+
+#: Set while gradients of numbers of single examples are taken, of which a replica has all.
+by_example = Flag()
 
 #: Tensors, by `id`, that stand for weights while a tape is asked for their gradients by these.
 of_weights: Current[frozenset[int]] = Current(frozenset())

@@ -128,6 +128,10 @@ class Step:
         """`value * share`; exactly zero if this replica has no examples, even of NaN."""
         return self._times(value, self.share(value.dtype))
 
+    def unweigh(self, value: SomeGradient | None) -> SomeGradient | None:
+        """`value / share`; exactly zero if this replica has no examples, and None of None."""
+        return None if value is None else self._times(value, self.per_share(value.dtype))
+
     def scale_gradient(self, value: Tensor, *, inverse: bool = False) -> Tensor:
         """A tensor as it is, whose gradient is multiplied by the replica's share, or divided by it.
 

@@ -56,6 +56,7 @@ def hooks() -> list[Hook]:
         Hook(keras.layers.Layer, "__call__", _gathered_for_the_call, priority=1),
         *on_gradients(_gathered_again, priority=3),
         Hook(tf.GradientTape, "jacobian", _refuse_divided, priority=1),
+        Hook(tf.GradientTape, "watch", _watch_variable, priority=1),
     ]
 
 
@@ -100,6 +101,8 @@ def _of_shard(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def var_key(self: Optimizer, variable: object) -> object:
+        if not isinstance(variable, ShardedVariable):  # its value may be that of a step
+            return original(self, getattr(variable, "_value", variable))
         with as_shards.up():
             return original(self, variable)
 
@@ -195,6 +198,21 @@ def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return gradient
+
+
+def _kept(source: Any) -> Any:
+    variable = variable_of(source)
+    return variable.kept if isinstance(variable, ShardedVariable) else source
+
+
+def _watch_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape that is to watch the value of a divided weight watches the part that is kept."""
+
+    @functools.wraps(original)
+    def watch(self: object, tensor: Structure) -> object:
+        return original(self, tf.nest.map_structure(_kept, tensor))
+
+    return watch
 
 
 def _refuse_divided(original: Callable[..., Any]) -> Callable[..., Any]:
