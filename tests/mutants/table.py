@@ -339,6 +339,17 @@ MUTANTS: list[Mutant] = [
         ("if any(_counts_examples(step, each, whole)", "if any(False"),
     ),
     *_of(
+        "tfdist/keras/reductions.py",
+        "tests/unit/test_dependence.py",
+        ("    if part is not None:  # gathered", "    if False:  # gathered"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/train_function.py",
+        "tests/contract/test_gradients.py -k 'change_gradients_themselves and pipeline' "
+        "--tier=everything",
+        ("apply_gradients(zip(grads, weights, strict=True))", "apply(grads, weights)"),
+    ),
+    *_of(
         "tfdist/keras/example_order.py",
         "tests/unit/test_dependence.py",
         ("return start == 0 and delta == 1 and self._is_length(op.inputs[1])", "return True"),

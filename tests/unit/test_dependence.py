@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Dependence, rows_of
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, examples_of, meeting_of
+from tfdist.keras.reductions import reduction_of
+from tfdist.sharding.relayout import Part, remember
 
 
 def traced(make: Callable[[Any], Any]) -> Any:
@@ -57,6 +59,17 @@ def _drawn(x: Any) -> Any:
 )
 def test_dependence(make: Callable[[Any], Any], depends: bool) -> None:
     assert Dependence()(traced(make)) is depends
+
+
+def test_what_is_gathered_of_sums_is_a_sum() -> None:
+    def make(batch: Any) -> Any:
+        values = tf.cast(batch, tf.float32)
+        part = tf.matmul(values, values, transpose_a=True)
+        return remember(tf.identity_n([tf.concat([part, part], 1), part])[0], Part(part, 1))
+
+    [leaf] = reduction_of(traced(make), Dependence(), {}).leaves
+    assert leaf.is_sum
+    assert leaf.tensor.op.type == "IdentityN"
 
 
 def test_dependence_through_captures() -> None:

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import constant_value_as_shape
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.sharding.relayout import remembered
 from tfdist.types import Operation, Tensor
 
 __all__ = [
@@ -185,6 +186,10 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
     op = tensor.op
     if id(tensor) in means:
         return Leaf(tensor, is_sum=False)
+    part = remembered(tensor)
+    if part is not None:  # gathered of the parts of a layer that is divided, each of which is one
+        leaf = leaf_of(part.value, depends, means)
+        return None if leaf is None else dataclasses.replace(leaf, tensor=tensor)
     if op.type == "L2Loss" and batch_axis(op.inputs[0], depends) is not None:
         return Leaf(tensor, is_sum=True)
     if _counts_examples(op, depends):

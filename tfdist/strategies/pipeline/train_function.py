@@ -277,7 +277,7 @@ class PipelineFunction:
 
         def on_replica() -> None:
             with exchanged.up():
-                optimizer.apply(grads, weights)
+                optimizer.apply_gradients(zip(grads, weights, strict=True))
 
         self._strategy.run(on_replica)
 
