@@ -41,6 +41,15 @@ def _products(values: Any) -> Any:
     return tf.matmul(values, values, transpose_a=True)
 
 
+def _uncorrelated(y: Any, p: Any) -> Any:
+    """Less the more the predictions correlate with the labels, as in correlation analysis."""
+    both, count = tf.concat([p, tf.square(p)], 1), tf.cast(tf.shape(p)[0], tf.float32)
+    own = _products(both) / count + 0.1 * tf.eye(2)
+    shared = tf.matmul(both, tf.cast(y, tf.float32), transpose_a=True) / count
+    explained = tf.linalg.inv(own) @ shared @ tf.transpose(shared)
+    return 0.1 * tf.linalg.logdet(own) - tf.linalg.trace(explained)
+
+
 #: Functions of labels and predictions that return a number.
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "mean": lambda y, p: tf.reduce_mean(_error(y, p)),
@@ -71,6 +80,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "by example": lambda y, p: _error(y, p)[:, 0],
     "gram": lambda y, p: 0.01 * tf.reduce_mean(_products(tf.concat([p, 2.0 - p], 1)) ** 2) ** 0.5,
+    "correlated": _uncorrelated,
     "gram of transposed": lambda y, p: tf.reduce_mean(tf.transpose(p) @ (p - 1.0)),
 }
 

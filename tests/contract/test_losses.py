@@ -122,7 +122,7 @@ def test_losses_of_two_types(agree: Agree) -> None:
     "name",
     # The seldom ones are sums of the others, and compiled losses have them too.
     [
-        *("sum", "root", "ratio", "average", "by example"),
+        *("sum", "root", "ratio", "average", "by example", "correlated"),
         *map(seldom, ("sum and mean", "over global batch")),
     ],
 )

@@ -340,6 +340,12 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/reductions.py",
+        "tests/contract/test_losses.py -k 'reduces_by_hand and correlated and mirrored' "
+        "--tier=everything",
+        ("return None if _is_of_statistics(op, depends) else 0", "return 0"),
+    ),
+    *_of(
+        "tfdist/keras/reductions.py",
         "tests/unit/test_dependence.py",
         ("    if part is not None:  # gathered", "    if False:  # gathered"),
     ),

@@ -68,6 +68,15 @@ _MOVING = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 )
 _REDUCING = frozenset({"Sum", "Mean"})
+#: Ops on matrices, which have a row for each example only if a matrix that they are given has.
+_OF_MATRICES = frozenset(
+    {
+        *("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Transpose", "Einsum", "MatrixInverse"),
+        *("Cholesky", "MatrixSolve", "MatrixTriangularSolve", "Svd", "Qr", "SelfAdjointEigV2"),
+        *("MatrixDeterminant", "LogMatrixDeterminant", "MatrixDiagPartV3", "MatrixDiagV3"),
+        *("MatrixBandPart", "MatrixSetDiagV3", "MatrixSquareRoot"),
+    }
+)
 #: Ops that add rows up by classes: which inputs are the rows' classes, and the number of classes.
 _SUMS_BY_CLASS = {
     "UnsortedSegmentSum": (1, 2),
@@ -161,7 +170,7 @@ def _visit(
         found.leaves.append(leaf)
         return
     op = tensor.op
-    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING, "L2Loss") or any(
+    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING, *_OF_MATRICES, "L2Loss") or any(
         depends(x) and batch_axis(x, depends) is not None for x in op.inputs
     ):
         # Also a sum of what was divided by the number of examples in another way than a mean is.
@@ -412,7 +421,14 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
         return batch_axis(op.inputs[tensor.value_index], depends)
     if op.type in ("Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Slice"):
         return None if batch_axis(op.inputs[0], depends) is None else 0
-    return 0
+    return None if _is_of_statistics(op, depends) else 0
+
+
+def _is_of_statistics(op: Operation, depends: Dependence) -> bool:
+    """Whether an op computes with matrices that hold no examples, such as a covariance."""
+    own = [x for x in op.inputs if depends(x)]
+    without = all(x.dtype.is_floating and batch_axis(x, depends) is None for x in own)
+    return op.type in _OF_MATRICES and bool(own) and without
 
 
 #: Ops of which a result has no row for each example, though an input has.
