@@ -89,27 +89,51 @@ def codebook(strategy: Any) -> dict[str, Any]:
         return common.fitted(model, x, x)
 
 
-class RunningMaximum(keras.layers.Layer):
-    """Divides by the largest value so far."""
+def _by_numpy(x: Any) -> Any:
+    return tf.ensure_shape(tf.numpy_function(lambda a: a.mean(0), [x], tf.float32), (8,))
+
+
+#: Values of the examples that are neither means nor sums, each with the op that hides this.
+HIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "maximum": (lambda x: tf.fill((8,), tf.reduce_max(x)), "Max"),
+    "maxima": (lambda x: tf.reduce_max(x, 0), "Max"),
+    "product": (lambda x: tf.reduce_prod(tf.tanh(x), 0), "Prod"),
+    "largest": (lambda x: tf.reduce_mean(tf.math.top_k(tf.transpose(x), 3)[0], 1), "TopKV2"),
+    "condition": (
+        lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: tf.reduce_mean(x, 0), lambda: x[0] * 0.0),
+        "If",
+    ),
+    "numpy": (_by_numpy, "PyFunc"),
+}
+
+
+class Tracks(keras.layers.Layer):
+    """Keeps a moving average of a value of `HIDDEN`, and does not use it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
 
     def build(self, shape: Any) -> None:
-        """Makes the maximum."""
-        del shape
-        self.most = self.add_weight(name="most", initializer="ones", trainable=False)
+        """Makes the average."""
+        start = "zeros"
+        self.kept = self.add_weight(
+            name="kept", shape=shape[-1:], initializer=start, trainable=False
+        )
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        """The inputs, of at most 1."""
+        """The inputs."""
         if training:
-            self.most.assign(tf.maximum(self.most.value, tf.reduce_max(tf.abs(inputs))))
-        return inputs / self.most
+            self.kept.assign(0.9 * self.kept + 0.1 * HIDDEN[self.kind][0](inputs))
+        return inputs
 
 
-def running_maximum(strategy: Any) -> list[str]:
-    """The warnings of a model whose weight is a maximum over the examples."""
+def hidden(strategy: Any, *, kind: str) -> list[str]:
+    """The warnings of a model whose weight is given a value of `HIDDEN`."""
     x, y = common.table(EXAMPLES)
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = keras.Sequential([keras.Input((8,)), RunningMaximum(), keras.layers.Dense(3)])
+        model = keras.Sequential([keras.Input((8,)), Tracks(kind), keras.layers.Dense(3)])
         model.compile("sgd", common.sparse_crossentropy())
         model.fit(x, y, BATCH, 1, verbose=0)
     return [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]

@@ -50,6 +50,11 @@ def _uncorrelated(y: Any, p: Any) -> Any:
     return 0.1 * tf.linalg.logdet(own) - tf.linalg.trace(explained)
 
 
+@tf.function
+def _root(y: Any, p: Any) -> Any:
+    return tf.sqrt(tf.reduce_mean(_error(y, p)))
+
+
 #: Functions of labels and predictions that return a number.
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "mean": lambda y, p: tf.reduce_mean(_error(y, p)),
@@ -82,6 +87,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "gram": lambda y, p: 0.01 * tf.reduce_mean(_products(tf.concat([p, 2.0 - p], 1)) ** 2) ** 0.5,
     "correlated": _uncorrelated,
     "gram of transposed": lambda y, p: tf.reduce_mean(tf.transpose(p) @ (p - 1.0)),
+    "root in a function": _root,
 }
 
 
@@ -404,6 +410,9 @@ PAIRS: dict[str, Any] = {
     "correlation": lambda y, z: -tf.reduce_mean(_centred(z[:, 0]) * _centred(z[:, 1])),
     "share of a sum": lambda y, z: tf.reduce_sum(
         tf.square(z[:, 0]) * tf.math.softmax(z[:, 1] * tf.cast(y[:, 0], tf.float32))
+    ),
+    "softmax of the batch": lambda y, z: tf.reduce_mean(
+        tf.reduce_sum(z * keras.ops.softmax(z * tf.cast(y, tf.float32), axis=0), 0)
     ),
     "hidden": lambda y, z: (
         0.1 * tf.reduce_logsumexp(z)

@@ -86,12 +86,24 @@ def centers(strategy: Any, *, kind: str, even: bool = False) -> dict[str, Any]:
     return {"history": common.history(done), "weights": common.weights(model)}
 
 
+@tf.function
+def _root_of_squares(x: Any) -> Any:
+    return ops.sqrt(ops.sum(x * x, 0))
+
+
+def _iterated(moments: Any) -> Any:
+    start = (0, tf.ones_like(moments))
+    return tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, ops.sqrt(v + moments)), start)[1]
+
+
 #: From the inputs of a batch and the running mean's variable, a mean and a variance.
 MOMENTS: dict[str, Callable[[Any, Any], Any]] = {
     "two passes": lambda x, mean: ops.mean((x - ops.mean(x, 0)) ** 2, 0),
     "keras": lambda x, mean: ops.moments(x, axes=[0])[1],
     "tensorflow": lambda x, mean: tf.nn.moments(x, [0])[1],
     "deviation": lambda x, mean: ops.std(x, axis=0),
+    "in a function": lambda x, mean: _root_of_squares(x),
+    "in a loop": lambda x, mean: _iterated(ops.mean(x * x, 0)),
     "around what was assigned": lambda x, mean: ops.mean((x - mean.value) ** 2, 0),
     "standardized": lambda x, mean: ops.mean(
         ops.abs((x - ops.mean(x, 0)) / (1e-3 + ops.std(x, axis=0))) ** 3, 0
@@ -318,6 +330,38 @@ class Scores(keras.metrics.Metric):
         }
 
 
+class OfFunction(_Own):
+    """Adds what a compiled function makes of Python's, NumPy's and TensorFlow's numbers."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        total, count = self.sums(y_pred, np.float32(2.0), power=2)
+        self.total.assign_add(total)
+        self.n.assign_add(count)
+
+    @tf.function
+    def sums(self, values: Any, factor: Any, power: int) -> Any:
+        assert tf.is_tensor(factor), factor
+        return factor * tf.reduce_sum(values**power), tf.cast(tf.shape(values)[0], tf.float32)
+
+
+class Distinct(_Own):
+    """Counts the different roundings of a batch's predictions."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        found, _ = tf.unique(tf.round(8.0 * y_pred[:, 0]))
+        self.total.assign_add(tf.cast(tf.size(found), tf.float32))
+        self.n.assign_add(1.0)
+
+
+class ByNumPy(_Own):
+    """Adds a number that NumPy computes from a batch's predictions."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        mean = tf.numpy_function(np.mean, [y_pred], tf.float32)
+        self.total.assign_add(tf.ensure_shape(mean, ()))
+        self.n.assign_add(1.0)
+
+
 class CountsElements(_Own):
     """Counts by a constant of the program's, which tfdist cannot tell from a number of examples."""
 
@@ -333,6 +377,11 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
     "keras": keras.metrics.R2Score,
     "batches": MeanOfBatches,
 }
+#: Metrics that add what hides how it depends on the examples, with the op that hides it.
+HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "distinct": (Distinct, "Size"),
+    "numpy": (ByNumPy, "PyFunc"),
+}
 
 METRICS: dict[str, Callable[[], Any]] = {
     "r2": lambda: _r2,
@@ -344,6 +393,7 @@ METRICS: dict[str, Callable[[], Any]] = {
     "deviations": MeanDeviation,
     "smoothed": Smoothed,
     "dictionary": Scores,
+    "of a function": OfFunction,
 }
 
 
@@ -408,7 +458,7 @@ def named(strategy: Any, *, kind: str, options: dict[str, Any]) -> list[str]:
 
     Args:
         strategy: what to train on.
-        kind: a metric of `CONSTANTS`, a layer of `LAYERS`, or "" for Keras's own alone.
+        kind: a metric of `CONSTANTS` or `HIDDEN`, a layer of `LAYERS`, or "" for Keras's own alone.
         options: of `compile`.
     """
     x, y = common.table(64)
@@ -416,7 +466,8 @@ def named(strategy: Any, *, kind: str, options: dict[str, Any]) -> list[str]:
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         layers = [LAYERS[kind]()] if kind in LAYERS else []
-        metrics = [CONSTANTS[kind]()] if kind in CONSTANTS else ["mae"]
+        made = {**CONSTANTS, **{name: metric for name, (metric, _) in HIDDEN.items()}}
+        metrics = [made[kind]()] if kind in made else ["mae"]
         model = keras.Sequential(
             [keras.Input((8,)), keras.layers.Dense(6), *layers, keras.layers.Dense(1)]
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases.assigned_cases import GIVEN
+from tests.cases.assigned_cases import GIVEN, HIDDEN
 from tests.cases.common import BATCH
 from tests.cases.loss_cases import LOSSES, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
@@ -122,7 +122,7 @@ def test_losses_of_two_types(agree: Agree) -> None:
     "name",
     # The seldom ones are sums of the others, and compiled losses have them too.
     [
-        *("sum", "root", "ratio", "average", "by example", "correlated"),
+        *("sum", "root", "ratio", "average", "by example", "correlated", "root in a function"),
         *map(seldom, ("sum and mean", "over global batch")),
     ],
 )
@@ -186,9 +186,11 @@ def test_rows_of_batches_of_a_static_size(cluster: Pool, given: str) -> None:
             assert "'sequential/given_rows/queue' is given rows of the batch" in result["refused"]
 
 
-def test_weights_that_are_maxima_of_examples_are_named(cluster: Pool) -> None:
-    for messages in cluster("multi_worker").call("tests.cases.assigned_cases:running_maximum"):
-        assert any("Max computes from the examples" in message for message in messages)
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_weights_that_are_neither_means_nor_sums_are_named(cluster: Pool, kind: str) -> None:
+    for messages in cluster("mirrored").call("tests.cases.assigned_cases:hidden", kind=kind):
+        told = f"'sequential/tracks/kept' is given a value that {HIDDEN[kind][1]}"
+        assert any(told in message for message in messages), messages
 
 
 @pytest.mark.needs("any model")
@@ -203,6 +205,7 @@ def test_metrics_that_are_no_sums_are_named(run: Agree, target: str) -> None:
     [
         *((name, False) for name in PAIRS),
         *((name, True) for name in ("contrast", "einsum", "variance", "largest")),
+        ("softmax of the batch", True),
         *((name, True) for name in ("neighbours", "backwards", "first rows", "groups")),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases.statistic_cases import CENTERS, CONSTANTS, METRICS, MOMENTS
+from tests.cases.statistic_cases import CENTERS, CONSTANTS, HIDDEN, METRICS, MOMENTS
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, CallError, Pool
 
@@ -75,6 +75,16 @@ def test_a_constant_that_may_belong_to_the_examples_is_named(
     doubtful = kind in ("smoothed", "elements") and TARGETS[target].replicas > 1
     for warned in run("statistic_cases:named", kind=kind, options={}):
         assert any("is added a constant" in text for text in warned) is doubtful, warned
+
+
+@pytest.mark.needs("replicas")
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_what_a_metric_adds_by_an_op_that_hides_it_is_named(
+    run: Agree, target: str, kind: str
+) -> None:
+    told = f"is added what {HIDDEN[kind][1]} computes from the examples"
+    for warned in run("statistic_cases:named", kind=kind, options={}):
+        assert any(told in text for text in warned) is (TARGETS[target].replicas > 1), warned
 
 
 @pytest.mark.needs("replicas", "eager")

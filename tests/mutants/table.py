@@ -698,4 +698,32 @@ MUTANTS: list[Mutant] = [
         ("with settling.set(step):", "with settling.set(None):"),
         ("settled(step, call.node.operation, (args, kwargs), outputs)", "pass"),
     ),
+    # Functions, and ops that hide what they do with the examples.
+    *_of(
+        "tfdist/keras/functions.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and function'",
+        ("current_step() is None or tf", "True or tf"),
+        ("tf.nest.map_structure(_as_argument, args, specs)", "args"),
+    ),
+    *_of(
+        "tfdist/keras/reductions.py",
+        "tests/contract/test_losses.py --tier=everything -k 'neither_means'",
+        ("if op.type in _REDUCING | CHOOSING:", "if op.type in _REDUCING:"),
+        ("            return str(op.type)\n", "            break\n"),
+    ),
+    *_of(
+        "tfdist/keras/reductions.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and hides'",
+        ("return None if _are_distinct(_counted(op)) else Leaf", "return Leaf"),
+    ),
+    *_of(
+        "tfdist/keras/assignments.py",
+        "tests/contract/test_losses.py --tier=everything -k 'neither_means'",
+        ("result.unknown & CHOOSING if of_keras else result.unknown", "result.unknown & CHOOSING"),
+    ),
+    *_of(
+        "tfdist/_tf/graphs.py",
+        "tests/contract/test_losses.py --tier=everything -k 'mirrored and softmax'",
+        ("inputs = [constant_of(each) for each in tensor.op.inputs]", "inputs = [None]"),
+    ),
 ]

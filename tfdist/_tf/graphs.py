@@ -20,13 +20,14 @@ from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import custom_gradient as custom_gradients
 
 from tfdist import types
-from tfdist.types import ConcreteFunction, FuncGraph, Operation
+from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
 
 __all__ = [
     "FlatFunction",
     "Function",
     "body_of",
     "called_in_line",
+    "constant_of",
     "constant_value_as_shape",
     "custom_gradients",
     "flat_call",
@@ -177,14 +178,32 @@ def called_in_line(function: types.Function, *args: object, **kwargs: object) ->
         return autograph_util.py_func_from_autograph(python, options)(*args, **kwargs)
 
 
+def constant_of(tensor: Tensor) -> Any:
+    """The value of a tensor that is computed from constants alone; None of another one.
+
+    `tf.get_static_value` knows few ops: a sum of constants is none that it knows.
+    """
+    value = tf.get_static_value(tensor)
+    if value is not None or not tensor.op.inputs or tensor.op.op_def.is_stateful:
+        return value
+    inputs = [constant_of(each) for each in tensor.op.inputs]
+    if any(each is None for each in inputs):
+        return None
+    with tf.init_scope():
+        return run_again(tensor.op, inputs)[tensor.value_index].numpy()
+
+
 def run_again(op: Operation, inputs: list[Any]) -> list[Any]:
     """Runs an op of the same type and attributes on other inputs."""
     supply = iter(inputs)
     run = getattr(tf.raw_ops, op.type)
     arguments: dict[str, Any] = {}
     for argument in op.op_def.input_arg:
-        name = argument.number_attr
-        several = [next(supply) for _ in range(op.get_attr(name))] if name else None
+        several = None
+        if argument.number_attr:
+            several = [next(supply) for _ in range(op.get_attr(argument.number_attr))]
+        elif argument.type_list_attr:
+            several = [next(supply) for _ in op.get_attr(argument.type_list_attr)]
         renamed = _RENAMED.get(argument.name, argument.name)
         arguments[renamed] = next(supply) if several is None else several
     attributes = {_RENAMED.get(each.name, each.name): each.name for each in op.op_def.attr}

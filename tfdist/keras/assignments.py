@@ -62,9 +62,9 @@ def on_whole_batch(step: Step, weight: KerasVariable, value: Tensor) -> Tensor |
     if not step.depends(again):
         return again
     result = reduction_of(again, step.depends, step.averages())
-    chosen = result.unknown & CHOOSING
-    if chosen:
-        _warn_of_chosen(step, chosen, weight.path)
+    hidden = result.unknown & CHOOSING if of_keras else result.unknown
+    if hidden:
+        _warn_of_hidden(step, hidden, weight.path)
     if again is value and (result.unknown or result.is_mean):
         return None
     return computed_again(again, result, over_whole_batch(step, result.leaves))
@@ -77,10 +77,11 @@ def _weights_of_keras(model: Model) -> Iterator[KerasVariable]:
             yield from layer._non_trainable_variables
 
 
-def _warn_of_chosen(step: Step, found: set[str], name: str) -> None:
+def _warn_of_hidden(step: Step, found: set[str], name: str) -> None:
     warnings.warn(
         f"The weight {name!r} is given a value that {', '.join(sorted(found))} computes "
-        f"from the examples, such as a maximum. Each of the {step.replicas} replicas has examples "
+        "from the examples, which is no mean or sum of them as far as tfdist can tell, such as a "
+        f"maximum or a median. Each of the {step.replicas} replicas has examples "
         "of its own, and the weight gets the average of the replicas' values: if the value is not "
         "a mean over the examples, that is another one than on one device. Compute it from means "
         "and sums, or gather the examples first "

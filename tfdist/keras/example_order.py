@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
@@ -115,7 +116,7 @@ class Orders:
         if op.type == "Reshape":
             return _reshaped(first, _rows_for_each(op, self._axes(op.inputs[0])))
         if op.type == "ConcatV2":
-            at, rank = tf.get_static_value(op.inputs[-1]), op.outputs[0].shape.rank
+            at, rank = constant_of(op.inputs[-1]), op.outputs[0].shape.rank
             return None if at is None or rank is None or int(at) % rank in own else first
         moved = self._move_of(op)
         if moved is not None:
@@ -134,7 +135,7 @@ class Orders:
             return ("backwards", *backwards) if backwards else None
         if op.type not in _MOVES:
             return None
-        along, rank = tf.get_static_value(op.inputs[_MOVES[op.type]]), op.inputs[0].shape.rank
+        along, rank = constant_of(op.inputs[_MOVES[op.type]]), op.inputs[0].shape.rank
         if along is None or rank is None:
             return None
         moves = {int(axis) % rank for axis in along.reshape([-1])} & self._axes(op.inputs[0])
@@ -177,7 +178,7 @@ class Orders:
 
     def _takes_by_place(self, op: Operation, axes: frozenset[int]) -> bool:
         if op.type in _SPLITS:
-            along = tf.get_static_value(op.inputs[_SPLITS[op.type][1]])
+            along = constant_of(op.inputs[_SPLITS[op.type][1]])
             rank = op.outputs[0].shape.rank
             return len(op.outputs) > 1 and _is_among(along, rank, axes)
         if op.type == "Unpack":
@@ -185,7 +186,7 @@ class Orders:
         if op.type == "StridedSlice":
             return any(axis in axes and not self._is_all(op, i) for i, axis in _axes_read(op))
         if op.type == "Slice":
-            begin, size = (tf.get_static_value(each) for each in op.inputs[1:])
+            begin, size = (constant_of(each) for each in op.inputs[1:])
             known = begin is not None and size is not None
             return known and any(begin[axis] != 0 or size[axis] != -1 for axis in axes)
         return op.type == "GatherV2" and bool(self._move_of(op)) and _is_of_places(op.inputs[1])

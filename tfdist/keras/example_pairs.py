@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
+from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.keras.example_order import Orders
 from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
@@ -190,7 +191,7 @@ def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
     """Whether each element of the result is computed from those of all examples."""
     if op.type not in (*_ALONG_LAST, *_ALONG_GIVEN) or not op.inputs[0].shape.rank:
         return False
-    at = -1 if op.type in _ALONG_LAST else tf.get_static_value(op.inputs[1])
+    at = -1 if op.type in _ALONG_LAST else constant_of(op.inputs[1])
     return at is not None and int(at) % op.inputs[0].shape.rank in axes(op.inputs[0])
 
 
@@ -201,6 +202,9 @@ def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
 
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
     op, rank = tensor.op, tensor.shape.rank
+    if tensor.dtype == tf.variant:  # A list of rows, as `tf.map_fn` makes.
+        rows = any(0 in axes(x) for x in op.inputs)
+        return ROWS if rows else NO_EXAMPLES
     if not rank or op.type in _SIZES or not depends(tensor):
         return NO_EXAMPLES
     if op.type in _RULES:
@@ -234,7 +238,7 @@ def _reduced(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 
 def _transposed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
-    order = tf.get_static_value(op.inputs[1])
+    order = constant_of(op.inputs[1])
     own = axes(op.inputs[0])
     return (
         NO_EXAMPLES if order is None else frozenset(i for i, a in enumerate(order) if int(a) in own)
@@ -242,7 +246,7 @@ def _transposed(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 
 def _expanded(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
-    at = tf.get_static_value(op.inputs[1])
+    at = constant_of(op.inputs[1])
     if at is None or op.outputs[0].shape.rank is None:
         return NO_EXAMPLES
     new = int(at.reshape([-1])[0]) % op.outputs[0].shape.rank
@@ -332,7 +336,7 @@ def _summed_products(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 def _concatenated(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """An axis of examples beside something else, such as positions, does not count as one."""
     *parts, at = op.inputs
-    axis, rank = tf.get_static_value(at), op.outputs[0].shape.rank
+    axis, rank = constant_of(at), op.outputs[0].shape.rank
     if axis is None or rank is None:
         return NO_EXAMPLES
     everywhere = frozenset.intersection(*(axes(part) for part in parts))
@@ -357,7 +361,7 @@ def _unpacked(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     values, indices, at = op.inputs
-    axis, more = tf.get_static_value(at), indices.shape.rank
+    axis, more = constant_of(at), indices.shape.rank
     if axis is None or more is None or values.shape.rank is None or op.get_attr("batch_dims"):
         return ROWS if 0 in axes(values) & axes(indices) else NO_EXAMPLES
     axis = int(axis) % values.shape.rank

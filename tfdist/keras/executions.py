@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer
-from tfdist._tf.graphs import Function, called_in_line
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook
 from tfdist.types import Model
@@ -36,7 +33,7 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = self.distribute_strategy
         if strategy.num_replicas_in_sync == 1 and host_collectives.worker_count(strategy) == 1:
             return original(self, step_function)
-        function = original(self, _in_line(self, step_function))
+        function = original(self, step_function)
 
         def execute(iterator: Iterator[Any]) -> object:
             if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
@@ -55,24 +52,6 @@ def _step_by_step(original: Callable[..., Any]) -> Callable[..., Any]:
         return execute
 
     return make_function
-
-
-def _in_line(model: Model, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that is a `tf.function` of the program's own as a method in the graph around it.
-
-    A function's graph does not show the replica's step what the model does with the examples.
-    """
-    if not isinstance(step, Function):
-        return step
-    of_class = inspect.getattr_static(type(model), step.__name__, None)
-
-    @functools.wraps(step.python_function)
-    def method(self: Model, *args: object, **kwargs: object) -> object:
-        if isinstance(of_class, Function) and step.__name__ not in vars(self):
-            return called_in_line(of_class, self, *args, **kwargs)
-        return called_in_line(step, *args, **kwargs)
-
-    return types.MethodType(method, model)
 
 
 @contextlib.contextmanager

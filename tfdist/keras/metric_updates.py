@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._keras import reduction_metrics
-from tfdist._tf.graphs import run_again
+from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
@@ -167,8 +167,10 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
         return step.added_once(again)
     found = reduction_of(again, step.depends, step.averages())
     if found.unknown:
-        if found.unknown & CHOOSING:
-            _warn_of_chosen(variable, found)
+        of_program = is_of_program(type(_owner_of(step, variable)))
+        hidden = found.unknown if of_program else found.unknown & CHOOSING
+        if hidden:
+            _warn_of_hidden(variable, hidden)
         return again
     if found.linear and all(leaf.is_sum for leaf in found.leaves) and not _is_offset(step, found):
         return again
@@ -186,28 +188,21 @@ def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
     """
     if step.size is None:
         return False
-    constant = _constant(term)
+    constant = constant_of(term)
     if constant is None or not np.any(constant):
         return False
     if np.all(constant == step.size):
         return True
     is_multiple = step.size > 1 and not np.any(constant % step.size)
-    owners = (m for m in single_metrics(step.model) if any(v is variable for v in m.variables))
-    if np.any(constant != 1) and is_of_program(type(next(owners, None))):
+    if np.any(constant != 1) and is_of_program(type(_owner_of(step, variable))):
         _warn_of_constant(step, variable, is_multiple)
     return is_multiple
 
 
-def _constant(tensor: Tensor) -> Any:
-    """The value of a tensor that is computed from constants alone; None of another one."""
-    value = tf.get_static_value(tensor)
-    if value is not None or not tensor.op.inputs:
-        return value
-    inputs = [_constant(each) for each in tensor.op.inputs]
-    if any(each is None for each in inputs):
-        return None
-    with tf.init_scope():
-        return run_again(tensor.op, inputs)[tensor.value_index].numpy()
+def _owner_of(step: Step, variable: KerasVariable) -> Metric | None:
+    """The metric of the model that a variable belongs to; None if the model does not have it."""
+    owners = (m for m in single_metrics(step.model) if any(v is variable for v in m.variables))
+    return next(owners, None)
 
 
 def _is_offset(step: Step, found: Reduction) -> bool:
@@ -268,12 +263,14 @@ def _warn_of_replaced(variable: KerasVariable) -> None:
     )
 
 
-def _warn_of_chosen(variable: KerasVariable, found: Reduction) -> None:
+def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
     warnings.warn(
         f"To the metric's variable {variable.path!r} is added what "
-        f"{', '.join(sorted(found.unknown & CHOOSING))} computes from the examples, such as a "
-        "batch's maximum. Each replica has examples of its own, and the replicas' numbers are "
-        "added up: what this metric shows is not what one process shows. Use a metric whose "
+        f"{', '.join(sorted(found))} computes from the examples, which is no mean or sum of them "
+        "as far as tfdist can tell, such as a batch's maximum. Each replica has examples of its "
+        "own, and the replicas' numbers are "
+        "added up: if the number is not a sum over the examples, this metric does not show what "
+        "one process shows. Use a metric whose "
         "states are sums over the examples, or compute this one in evaluate on one replica.",
         EquivalenceWarning,
         stacklevel=6,

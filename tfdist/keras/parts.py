@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf.graphs import run_again
+from tfdist._tf.graphs import constant_of, run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import Link
 from tfdist.keras.reductions import ELEMENTWISE
@@ -66,7 +66,7 @@ class _Search:
         if op.type == "EnsureShape":
             return self.part_of(op.inputs[0], depth)
         if op.type == "Transpose":
-            order = tf.get_static_value(op.inputs[1])
+            order = constant_of(op.inputs[1])
             part = None if order is None else self.part_of(op.inputs[0], depth)
             if part is None:
                 return None

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf.graphs import constant_value_as_shape
+from tfdist._tf.graphs import constant_of, constant_value_as_shape
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.sharding.relayout import remembered
 from tfdist.types import Operation, Tensor
@@ -84,6 +84,8 @@ _SUMS_BY_CLASS = {
     "DenseBincount": (0, 1),
     "Bincount": (0, 1),
 }
+#: Ops whose results are functions of the same means and sums as their inputs, if of any.
+_FOLLOWED = ELEMENTWISE | _MOVING | _REDUCING | _OF_MATRICES | {"L2Loss"}
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
 _SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
@@ -170,11 +172,11 @@ def _visit(
         found.leaves.append(leaf)
         return
     op = tensor.op
-    if op.type not in (*ELEMENTWISE, *_MOVING, *_REDUCING, *_OF_MATRICES, "L2Loss") or any(
+    if op.type not in _FOLLOWED or any(
         depends(x) and batch_axis(x, depends) is not None for x in op.inputs
     ):
         # Also a sum of what was divided by the number of examples in another way than a mean is.
-        found.unknown.add(op.type)
+        found.unknown.add(_hiding(op, depends))
         found.leaves.append(Leaf(tensor, is_sum=False))
         return
     for each in op.inputs:
@@ -182,6 +184,18 @@ def _visit(
     found.linear = found.linear and _is_linear(op, depends)
     if op not in found.between:
         found.between.append(op)
+
+
+def _hiding(op: Operation, depends: Dependence) -> str:
+    """The type of the op behind an op's examples that hides how these are reduced."""
+    found = op
+    while found.type in _FOLLOWED:
+        rows = (x for x in found.inputs if depends(x) and batch_axis(x, depends) is not None)
+        source = next(rows, None)
+        if source is None or source.op.type == "Placeholder":
+            return str(op.type)
+        found = source.op
+    return str(found.type)
 
 
 def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf | None:
@@ -202,9 +216,11 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
     if op.type == "L2Loss" and batch_axis(op.inputs[0], depends) is not None:
         return Leaf(tensor, is_sum=True)
     if _counts_examples(op, depends):
-        return Leaf(tensor, is_sum=True)
+        return None if _are_distinct(_counted(op)) else Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
         source = op.inputs[0]
+        if _are_distinct(source):
+            return None
         divided = _times_divided(source, depends, {}) + (op.type == "Mean")
         if op.type == "Mean" and divided == 1 and holds_chosen(source, depends):
             return Leaf(tensor, is_sum=False, chosen=(source, batch_axis(source, depends) or 0))
@@ -330,8 +346,7 @@ def _is_number_of_examples(tensor: Tensor, depends: Dependence) -> bool:
     """Whether a tensor is the number of examples, or that many times a constant."""
     op = tensor.op
     if _counts_examples(op, depends):
-        counted = op.inputs[0] if op.type == "Size" else op.inputs[0].op.inputs[0]
-        return not holds_chosen(counted, depends)
+        return not holds_chosen(_counted(op), depends)
     own = [x for x in op.inputs if depends(x)]
     passes = op.type in ("Cast", "Identity", "Reshape", "ExpandDims", "Mul")
     return passes and len(own) == 1 and _is_number_of_examples(own[0], depends)
@@ -345,10 +360,29 @@ def _counts_examples(op: Operation, depends: Dependence) -> bool:
         return batch_axis(op.inputs[0].op.inputs[0], depends) is not None
     if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
         return False
-    start = tf.get_static_value(op.inputs[1])
+    start = constant_of(op.inputs[1])
     single = op.get_attr("shrink_axis_mask") == 1
     axis = batch_axis(op.inputs[0].op.inputs[0], depends)
     return single and axis is not None and start is not None and int(start[0]) == axis
+
+
+def _counted(op: Operation) -> Tensor:
+    """The tensor whose examples an op counts."""
+    return op.inputs[0] if op.type == "Size" else op.inputs[0].op.inputs[0]
+
+
+def _are_distinct(rows: Tensor) -> bool:
+    """Whether rows are the different values of a batch, of which replicas have some in common."""
+    waiting, seen = [rows], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type.startswith("Unique"):
+            if tensor.value_index != 1:  # The second result has a number for each example.
+                return True
+        elif id(tensor) not in seen and tensor.op.type in ELEMENTWISE | _MOVING:
+            waiting.extend(tensor.op.inputs)
+        seen.add(id(tensor))
+    return False
 
 
 def _contracted(op: Operation, depends: Dependence) -> list[bool]:
@@ -366,7 +400,7 @@ def _reduces_batch(op: Operation, depends: Dependence) -> bool:
 def reduced_axes(op: Operation) -> list[int]:
     """The axes that an op reduces; all of them if they are not known."""
     rank = op.inputs[0].shape.rank or 0
-    axes = tf.get_static_value(op.inputs[1])
+    axes = constant_of(op.inputs[1])
     if axes is not None:
         return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
     widened = _widened_axes(op.inputs[1])
@@ -395,7 +429,7 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     op = tensor.op
     if op.type in ELEMENTWISE:
         return _aligned_axis(op, tensor, depends)
-    if op.type in _REDUCING:
+    if op.type in _REDUCING | CHOOSING:
         return _axis_after_reduction(op, depends)
     if op.type == "Pack":
         inner = batch_axis(op.inputs[0], depends)
@@ -406,7 +440,7 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     if op.type in ("Shape", "ShapeN"):
         return None
     if op.type == "Transpose":
-        order, axis = tf.get_static_value(op.inputs[1]), batch_axis(op.inputs[0], depends)
+        order, axis = constant_of(op.inputs[1]), batch_axis(op.inputs[0], depends)
         return axis if order is None or axis is None else [int(i) for i in order].index(axis)
     if op.type == "MatMul" and any(_contracted(op, depends)):
         return None

@@ -265,6 +265,7 @@ class Function(Protocol):
 
     _autograph: bool
     _experimental_autograph_options: Any
+    _jit_compile: bool | None
 
     @property
     def python_function(self) -> Callable[..., Any]: ...

@@ -25,7 +25,6 @@ from tfdist._keras import (
     pythonify_logs,
     saving_lib,
 )
-from tfdist._tf.graphs import Function, called_in_line
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook, of_weights, on_gradients
@@ -53,7 +52,6 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_add", partial(_atomic, "assign_add")),
         Hook(KerasVariable, "assign_sub", partial(_atomic, "assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
-        Hook(Function, "__call__", _in_line),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _embed),
         *on_gradients(_of_local_values),
@@ -165,18 +163,6 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
             original(self, value)
 
     return direct_assign
-
-
-def _in_line(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Builds a step's inner functions into its own graph, where its weights and updates are."""
-
-    @wraps(original)
-    def call(self: types.Function, *args: object, **kwargs: object) -> object:
-        if remote_step.value is None:
-            return original(self, *args, **kwargs)
-        return called_in_line(self, *args, **kwargs)
-
-    return call
 
 
 def _atomic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,51 @@
+"""Functions that a program compiles by itself (`tf.function`) and calls within a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import types
+from tfdist._tf.graphs import Function, called_in_line
+from tfdist.keras.hooks import Hook
+from tfdist.keras.replica_context import current_step
+
+
+def hooks() -> list[Hook]:
+    """The seam at which a compiled function is called."""
+    return [Hook(Function, "__call__", _in_line)]
+
+
+def _in_line(original: Callable[..., object]) -> Callable[..., object]:
+    """A call hides what a function does with a replica's examples, so its ops join the step's.
+
+    A function that XLA compiles is called as it is.
+    """
+
+    @functools.wraps(original)
+    def call(self: types.Function, *args: object, **kwargs: object) -> object:
+        if current_step() is None or tf.executing_eagerly() or self._jit_compile:
+            return original(self, *args, **kwargs)
+        signature = self.input_signature
+        specs = signature if signature and len(signature) == len(args) else args
+        args = tuple(tf.nest.map_structure(_as_argument, args, specs))
+        kwargs = tf.nest.map_structure(_as_argument, kwargs)
+        return tf.nest.map_structure(_as_result, called_in_line(self, *args, **kwargs))
+
+    return call
+
+
+def _as_argument(value: object, spec: object = None) -> object:
+    """A function gets tensors in place of NumPy's arrays; of Python's numbers by its signature."""
+    if isinstance(spec, tf.TensorSpec):
+        return tf.convert_to_tensor(value, spec.dtype)
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _as_result(value: object) -> object:
+    """A function returns tensors in place of numbers and variables."""
+    numbers = bool | int | float | complex | str | bytes | np.ndarray | np.generic | tf.Variable
+    return tf.convert_to_tensor(value) if isinstance(value, numbers) else value
