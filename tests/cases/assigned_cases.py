@@ -95,13 +95,13 @@ def _by_numpy(x: Any) -> Any:
 
 #: Values of the examples that are neither means nor sums, each with the op that hides this.
 HIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "maximum": (lambda x: tf.fill((8,), tf.reduce_max(x)), "Max"),
+    "maximum": (lambda x: tf.reduce_max(x) * tf.ones(8), "Max"),
     "maxima": (lambda x: tf.reduce_max(x, 0), "Max"),
     "product": (lambda x: tf.reduce_prod(tf.tanh(x), 0), "Prod"),
     "largest": (lambda x: tf.reduce_mean(tf.math.top_k(tf.transpose(x), 3)[0], 1), "TopKV2"),
     "condition": (
         lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: tf.reduce_mean(x, 0), lambda: x[0] * 0.0),
-        "If",
+        "StatelessIf",
     ),
     "numpy": (_by_numpy, "PyFunc"),
 }

@@ -55,6 +55,27 @@ class CompiledStep(HandWrittenMean):
     train_step = tf.function(HandWrittenMean.train_step)
 
 
+class InFunctions(HandWrittenMean):
+    """A `train_step` whose gradients and clipped update are functions of `tf.function`."""
+
+    @tf.function
+    def slopes(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - self(x)))
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+    @tf.function
+    def update(self, gradients: Any) -> Any:
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.3)
+        self.optimizer.apply_gradients(zip(clipped, self.trainable_variables, strict=True))
+        return norm
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        loss, gradients = self.slopes(*data)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "norm": self.update(gradients)}
+
+
 class CheckedUpdates(HandWrittenMean):
     """Two updates in a step, whose values are checked: TensorFlow runs checks in their order."""
 
@@ -231,6 +252,7 @@ class Adversaries(keras.Model):
 STEPS = {
     "hand_written_mean": HandWrittenMean,
     "compiled_step": CompiledStep,
+    "in_functions": InFunctions,
     "checked_updates": CheckedUpdates,
     "looked_up_again": LookedUpAgain,
     "lagging": Lagging,

@@ -46,6 +46,8 @@ def seldom(*values: Any) -> Any:
         ("multi_worker", "schedule"),
         ("multi_worker", "nan"),
         ("multi_worker", "ema"),
+        ("zero3", "ema_epoch"),
+        seldom("mesh", "ema"),
         seldom("multi_worker", "ema_epoch"),
     ],
 )

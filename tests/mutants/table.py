@@ -702,7 +702,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/functions.py",
         "tests/contract/test_statistics.py --tier=everything -k 'mirrored and function'",
-        ("current_step() is None or tf", "True or tf"),
+        ("current_step() is not None and", "False and"),
         ("tf.nest.map_structure(_as_argument, args, specs)", "args"),
     ),
     *_of(

@@ -25,6 +25,7 @@ HOOK_ORDER = {
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
     "BaseOptimizer.build": ["keras.updating", "keras.zero", "keras.layouts"],
+    "Function.__call__": ["keras.functions", "keras.functions"],
     "Embedding.call": ["keras.tensor_parallel", "strategies.parameter_server.hooks"],
     "Layer.__call__": [
         "keras.losses",

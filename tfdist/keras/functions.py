@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial, wraps
 
 import numpy as np
 import tensorflow as tf
@@ -13,21 +13,22 @@ from tfdist._tf.graphs import Function, called_in_line
 from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import current_step
 
+__all__ = ["hooks", "in_line"]
+
 
 def hooks() -> list[Hook]:
     """The seam at which a compiled function is called."""
-    return [Hook(Function, "__call__", _in_line)]
+    return [Hook(Function, "__call__", partial(in_line, _is_in_step))]
 
 
-def _in_line(original: Callable[..., object]) -> Callable[..., object]:
-    """A call hides what a function does with a replica's examples, so its ops join the step's.
+def in_line(
+    joins: Callable[[types.Function], bool], original: Callable[..., object]
+) -> Callable[..., object]:
+    """A call hides what a function does with a step's examples, so its ops join the step's."""
 
-    A function that XLA compiles is called as it is.
-    """
-
-    @functools.wraps(original)
+    @wraps(original)
     def call(self: types.Function, *args: object, **kwargs: object) -> object:
-        if current_step() is None or tf.executing_eagerly() or self._jit_compile:
+        if tf.executing_eagerly() or not joins(self):
             return original(self, *args, **kwargs)
         signature = self.input_signature
         specs = signature if signature and len(signature) == len(args) else args
@@ -36,6 +37,11 @@ def _in_line(original: Callable[..., object]) -> Callable[..., object]:
         return tf.nest.map_structure(_as_result, called_in_line(self, *args, **kwargs))
 
     return call
+
+
+def _is_in_step(function: types.Function) -> bool:
+    """Whether a replica's step is being traced; a function that XLA compiles does not join it."""
+    return current_step() is not None and not function._jit_compile
 
 
 def _as_argument(value: object, spec: object = None) -> object:

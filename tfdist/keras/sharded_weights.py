@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.callbacks import SwapEMAWeights
 
 from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
 from tfdist.comm.batch_dependence import is_symbolic
@@ -52,6 +53,12 @@ def hooks() -> list[Hook]:
         Hook(keras.Model, "export", _refuse_export),
         Hook(TFOptimizer, "_var_key", _of_shard),
         Hook(TFOptimizer, "_overwrite_model_variables_with_average_value", _shards_by_averages),
+        Hook(SwapEMAWeights, "_tf_swap_variables", _whole_values("_backend_swap_variables")),
+        Hook(
+            SwapEMAWeights,
+            "_tf_finalize_ema_values",
+            _whole_values("_backend_finalize_ema_values"),
+        ),
         Hook(TFOptimizer, "add_variable_from_reference", _like_shard, priority=1),
         Hook(keras.layers.Layer, "__call__", _gathered_for_the_call, priority=1),
         *on_gradients(_gathered_again, priority=3),
@@ -127,6 +134,21 @@ def _shards_by_averages(original: Callable[..., Any]) -> Callable[..., Any]:
                 variable.assign(average.value)
 
     return overwrite
+
+
+def _whole_values(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        """The callback adds TensorFlow's variables up, which shards are not; whole values do."""
+
+        @functools.wraps(original)
+        def exchange(self: Any, optimizer: Optimizer) -> None:
+            kept = (*optimizer._trainable_variables, *optimizer._model_variables_moving_average)
+            divided = any(isinstance(each, ShardedVariable) for each in kept)
+            getattr(self, name)(optimizer) if divided else original(self, optimizer)
+
+        return exchange
+
+    return make
 
 
 def _like_shard(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,8 +25,10 @@ from tfdist._keras import (
     pythonify_logs,
     saving_lib,
 )
+from tfdist._tf.graphs import Function
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
+from tfdist.keras.functions import in_line
 from tfdist.keras.hooks import Hook, of_weights, on_gradients
 from tfdist.keras.losses import is_of_examples
 from tfdist.keras.optimizers import adam_while
@@ -52,6 +54,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_add", partial(_atomic, "assign_add")),
         Hook(KerasVariable, "assign_sub", partial(_atomic, "assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
+        Hook(Function, "__call__", partial(in_line, _is_remote)),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _embed),
         *on_gradients(_of_local_values),
@@ -163,6 +166,11 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
             original(self, value)
 
     return direct_assign
+
+
+def _is_remote(_: types.Function) -> bool:
+    """Whether a worker's step is being traced, which has the weights and updates as its own."""
+    return remote_step.value is not None
 
 
 def _atomic(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
