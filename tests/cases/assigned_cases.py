@@ -97,6 +97,11 @@ def _by_numpy(x: Any) -> Any:
 HIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
     "maximum": (lambda x: tf.reduce_max(x) * tf.ones(8), "Max"),
     "maxima": (lambda x: tf.reduce_max(x, 0), "Max"),
+    "mean of maxima": (lambda x: tf.reduce_mean(tf.reduce_max(x, 0)) * tf.ones(8), "Max"),
+    "divided twice": (
+        lambda x: tf.reduce_sum((x / tf.cast(tf.shape(x)[0], tf.float32)) ** 2, 0),
+        "Sum",
+    ),
     "product": (lambda x: tf.reduce_prod(tf.tanh(x), 0), "Prod"),
     "largest": (lambda x: tf.reduce_mean(tf.math.top_k(tf.transpose(x), 3)[0], 1), "TopKV2"),
     "condition": (

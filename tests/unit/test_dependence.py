@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -135,6 +136,15 @@ def _in_another_order(x: Any) -> Any:
     return tf.gather(x, order) * tf.gather(tf.exp(x), order)
 
 
+def _recurrent(x: Any) -> Any:
+    """Dot products between the time steps of each example, after a loop over these."""
+    states, start = tf.transpose(x, [1, 0, 2]), tf.zeros_like(x[:, 0])
+    outputs = tf.transpose(
+        tf.scan(lambda state, each: 0.5 * state + each, states, start), [1, 0, 2]
+    )
+    return tf.matmul(outputs, outputs, transpose_b=True)
+
+
 def _of_some(x: Any) -> Any:
     return tf.boolean_mask(x, x[:, 0] > 0) * tf.boolean_mask(2 * x, tf.logical_not(x[:, 0] <= 0))
 
@@ -158,6 +168,8 @@ def _of_some(x: Any) -> Any:
         lambda b: tf.reduce_mean(tf.reverse(_numbers(b), [0])),
         lambda b: tf.gather(_numbers(b), tf.range(tf.shape(b)[0])) + _numbers(b),
         lambda b: tf.vectorized_map(tf.reduce_sum, _numbers(b)) + _numbers(b)[:, 0],
+        lambda b: tf.map_fn(lambda row: 2.0 * row, _numbers(b)) + _numbers(b),
+        lambda b: _recurrent(_steps(b)),
     ],
 )
 def test_examples_that_keep_apart(make: Callable[[Any], Any]) -> None:
@@ -195,3 +207,17 @@ def test_examples_that_meet_by_their_places(make: Callable[[Any], Any], chooses:
     assert found is not None
     assert found.by_place
     assert found.chooses is chooses
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x - tf.reduce_mean(tf.map_fn(lambda row: 2.0 * row, x), 0),
+        lambda x: keras.ops.softmax(x, axis=0),
+        lambda x: tf.cumsum(x, axis=tf.rank(x) - 2),
+    ],
+)
+def test_examples_that_meet_in_their_statistics(make: Callable[[Any], Any]) -> None:
+    target = traced(lambda batch: make(_numbers(batch)))
+    assert meeting_of(target, Dependence(), {}, statistics=True) is not None
+    assert meeting_of(target, Dependence(), {}) is None

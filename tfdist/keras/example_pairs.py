@@ -203,7 +203,8 @@ def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
     op, rank = tensor.op, tensor.shape.rank
     if tensor.dtype == tf.variant:  # A list of rows, as `tf.map_fn` makes.
-        rows = any(0 in axes(x) for x in op.inputs)
+        made = op.type == "TensorListFromTensor"
+        rows = any(0 in axes(x) for x in op.inputs if made or x.dtype == tf.variant)
         return ROWS if rows else NO_EXAMPLES
     if not rank or op.type in _SIZES or not depends(tensor):
         return NO_EXAMPLES
