@@ -56,6 +56,13 @@ def _drawn(x: Any) -> Any:
         (lambda batch: _drawn(batch), True),
         (lambda batch: tf.random.stateless_uniform([2], [1, 2]), True),
         (lambda batch: tf.cond(tf.size(batch) > 3, lambda: 1, lambda: 2), True),
+        (lambda batch: tf.cond(_VARIABLE[0] > 3, lambda: 1, lambda: _VARIABLE[1] + 1), False),
+        (
+            lambda batch: tf.cond(
+                _VARIABLE[0] > 3, lambda: tf.constant([1, 2]), lambda: _drawn(batch)
+            ),
+            True,
+        ),
     ],
 )
 def test_dependence(make: Callable[[Any], Any], depends: bool) -> None:

@@ -15,6 +15,7 @@ from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import custom_gradient as custom_gradients
@@ -25,7 +26,9 @@ from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
 __all__ = [
     "FlatFunction",
     "Function",
+    "TfMethodTarget",
     "body_of",
+    "branches_of",
     "called_in_line",
     "constant_of",
     "constant_value_as_shape",
@@ -39,6 +42,13 @@ __all__ = [
 
 #: Arguments of ops that `tf.raw_ops` calls otherwise.
 _RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis", "dim": "axis"}
+
+#: The attributes of an op that name the functions of its branches.
+_BRANCHES = {
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+    **dict.fromkeys(("While", "StatelessWhile"), ("cond", "body")),
+}
 
 #: From flat tensors to flat tensors.
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
@@ -166,6 +176,14 @@ def body_of(op: Operation) -> FuncGraph | None:
         return None
     function = op.graph._get_function(op.get_attr("f").name)
     return None if function is None else function.graph
+
+
+def branches_of(op: Operation) -> list[FuncGraph]:
+    """The graphs of a condition's branches or of a loop; none for other operations."""
+    named = [op.get_attr(name) for name in _BRANCHES.get(op.type, ())]
+    flat = [each for one in named for each in (one if isinstance(one, list) else [one])]
+    functions = [op.graph._get_function(each.name) for each in flat]
+    return [function.graph for function in functions if function is not None]
 
 
 def called_in_line(function: types.Function, *args: object, **kwargs: object) -> object:

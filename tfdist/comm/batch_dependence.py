@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import tensorflow as tf
 
-from tfdist._tf.graphs import body_of
+from tfdist._tf.graphs import body_of, branches_of
 from tfdist.types import Graph, Tensor
 
 __all__ = [
@@ -162,6 +162,11 @@ def _is_own(tensor: Tensor) -> bool:
         return True
     if body_of(op) is not None:
         return _inside_of_call(tensor)[1]
+    if branches := branches_of(op):  # They count as stateful, whatever is in them.
+        results = [
+            each for graph in branches for one in graph.get_operations() for each in one.outputs
+        ]
+        return any(_is_own(each) for each in results if each.op.type != "Placeholder")
     return bool(op.op_def.is_stateful) and op.type not in _READS | _SHARED
 
 

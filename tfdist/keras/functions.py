@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
+from types import MethodType
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import types
-from tfdist._tf.graphs import Function, called_in_line
+from tfdist._tf.graphs import Function, TfMethodTarget, called_in_line
 from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import current_step
 
-__all__ = ["hooks", "in_line"]
+__all__ = ["as_method", "hooks", "in_line"]
 
 
 def hooks() -> list[Hook]:
@@ -39,9 +41,27 @@ def in_line(
     return call
 
 
+def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that calls `fn`, if that is a `tf.function` made of a method; else `fn` itself."""
+    if not isinstance(fn, Function):
+        return fn
+    owner = getattr(getattr(fn, "__wrapped__", fn.python_function), "__self__", None)
+    owner = owner.target if isinstance(owner, TfMethodTarget) else owner
+
+    @wraps(fn.python_function)
+    def method(_: object, *args: object, **kwargs: object) -> object:
+        return fn(*args, **kwargs)
+
+    return fn if owner is None else MethodType(method, owner)
+
+
 def _is_in_step(function: types.Function) -> bool:
-    """Whether a replica's step is being traced; a function that XLA compiles does not join it."""
-    return current_step() is not None and not function._jit_compile
+    """Whether a replica's step is being traced, which a function for XLA joins as well.
+
+    It does not if there is one replica, which has nothing to exchange.
+    """
+    step = current_step()
+    return step is not None and not (step.is_whole and function._jit_compile)
 
 
 def _as_argument(value: object, spec: object = None) -> object:

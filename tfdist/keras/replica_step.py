@@ -21,6 +21,7 @@ from tfdist.keras import weights
 from tfdist.keras.batch_logs import exchange_in_step
 from tfdist.keras.building import on_built_model
 from tfdist.keras.custom_gradients import step_changes_gradients
+from tfdist.keras.functions import as_method
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.logs import (
     NoticedResults,
@@ -47,12 +48,13 @@ predicting = Flag()
 _STEPS = ("train_step", "test_step")
 
 
-def step_model(fn: Callable[..., Any]) -> Model | None:
-    """The model whose `train_step` or `test_step` is `fn`, or None for any other function."""
-    model = getattr(fn, "__self__", None)
-    if isinstance(model, keras.Model) and getattr(fn, "__name__", "") in _STEPS:
-        return model
-    return None
+def keras_step(fn: Callable[..., Any]) -> tuple[Model | None, Callable[..., Any]]:
+    """The model whose `train_step` or `test_step` is `fn`, and that method; else None and `fn`."""
+    method = as_method(fn)
+    model = getattr(method, "__self__", None)
+    if isinstance(model, keras.Model) and getattr(method, "__name__", "") in _STEPS:
+        return model, method
+    return None, fn
 
 
 def run_keras_step(

@@ -33,11 +33,11 @@ from tfdist.keras.logs import is_agreed
 from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import keras_state
 from tfdist.keras.replica_step import (
+    keras_step,
     on_only_replica,
     predicting,
     run_keras_step,
     run_prediction,
-    step_model,
 )
 from tfdist.strategies import constructors
 from tfdist.types import Dataset, Model, Strategy, Structure
@@ -149,7 +149,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         are weighted by examples (`tfdist.keras.replica_context`).
         """
         inner = super().run  # type: ignore[misc]
-        model = step_model(fn)
+        model, fn = keras_step(fn)
         if self.num_replicas_in_sync == 1 and self.rule.is_plain:
             if model is None:
                 return inner(fn, args, kwargs, options)

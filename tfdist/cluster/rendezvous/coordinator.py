@@ -125,7 +125,7 @@ class Gathering:
         self._confirmed: set[Task] = set()
         self._differs: dict[Task, dict[str, str]] = {}
         self._apart: dict[Task, float] = {}
-        self._answers: dict[str, dict[Task, Message]] = {"checked": {}, "closed": {}}
+        self._answers: dict[str, dict[Task, Message]] = {"checked": {}, "closed": {}, "kept": {}}
         self._notes: list[str] = []
         self._failure: str | None = None
         self._changed = asyncio.Event()
@@ -167,7 +167,10 @@ class Gathering:
             raise StartError(self._too_late()) from None
 
     async def _start(self) -> None:
-        """Has the tasks look at each other and close their ports, then sends "go"."""
+        """Has the tasks look at each other and close their ports, then sends "go".
+
+        Connections are kept only when the others have: what is sent before goes to the protocol.
+        """
         trouble = [
             text
             for answer in (await self._ask_all("check", "checked")).values()
@@ -182,10 +185,13 @@ class Gathering:
             )
         await self._ask_all("close", "closed")
         self._door.close()
-        await self._broadcast(kind="go", offer=self._offer)
+        if self._meeting.keep_lines:
+            await self._ask_all("go", "kept", offer=self._offer)
+        else:
+            await self._broadcast(kind="go", offer=self._offer)
 
-    async def _ask_all(self, question: str, answer: str) -> dict[Task, Message]:
-        await self._broadcast(kind=question)
+    async def _ask_all(self, question: str, answer: str, **more: object) -> dict[Task, Message]:
+        await self._broadcast(kind=question, **more)
         answers = self._answers[answer]
         try:
             async with asyncio.timeout(_SECONDS_TO_AGREE):

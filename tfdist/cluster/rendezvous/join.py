@@ -9,6 +9,7 @@ started only when everybody is there. The tasks meet on the very ports that Tens
    is seen from outside; then each task asks the others in the same way.
 4. The chief has all others close their ports; when they have, it closes its own and sends "go".
    After "go" no task can mistake this protocol for TensorFlow's.
+5. Tasks that keep their connections to the chief, for what comes later, answer that they have them.
 
 Pure Python sockets, no TensorFlow.
 """
@@ -102,8 +103,11 @@ class Joining:
                 line = await self._reach_chief()
             try:
                 offer = await self._follow(line)
-                lines = (line.keep(),) if self._meeting.keep_lines else ()
-                return self._meeting.report_of(offer, lines)
+                if not self._meeting.keep_lines:
+                    return self._meeting.report_of(offer)
+                kept = line.keep()
+                await line.send(kind="kept")
+                return self._meeting.report_of(offer, (kept,))
             except ContactError as error:
                 self._joined, self._seen = False, f"{error} after this task had joined"
                 await asyncio.sleep(_RETRY_SECONDS)

@@ -80,7 +80,11 @@ class Line:
             await self.writer.drain()
 
     def keep(self) -> socket.socket:
-        """A second handle of this connection, which stays open when the line is closed."""
+        """A second handle of this connection, which stays open when the line is closed.
+
+        The line reads no more of it.
+        """
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]  # Of TCP, so it can.
         return socket.socket(fileno=os.dup(self.writer.get_extra_info("socket").fileno()))
 
     async def receive(self) -> Message:
