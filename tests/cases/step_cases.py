@@ -194,6 +194,88 @@ class OwnUpdate(HandWrittenMean):
         return {"loss": self.tracker.result()}
 
 
+class TakenBack(OwnUpdate):
+    """Steps of a descent that are taken back if they make the loss larger than it was meant to."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        y = keras.ops.cast(y, "float32")[:, None]
+        self(x)
+        before = [tf.identity(weight.value) for weight in self.trainable_variables]
+        logs = super().train_step(data)
+        loss = keras.ops.mean((y - self(x)) ** 2)
+        for weight, old in zip(self.trainable_variables, before, strict=True):
+            weight.assign(tf.where(loss > 0.5, 0.7 * old + 0.3 * weight.value, weight.value))
+        return {**logs, "after": loss}
+
+
+class Kept:
+    """Variables that a model does not know to be its own."""
+
+    def __init__(self) -> None:
+        self.root = keras.Variable(1.0, trainable=False)
+
+
+class ByLoss(HandWrittenMean):
+    """The rate, the gradients and a variable outside of the model depend on the batch's loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        root = self.kept.root
+        with tf.GradientTape() as tape:
+            errors = tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True))
+            loss = tf.reduce_mean(errors) * root
+        weights = self.trainable_variables
+        scale = tf.where(loss > 0.5, 0.5, 1.0)
+        changed = [
+            scale * each + 0.01 * tf.random.stateless_normal(each.shape, [1, 2])
+            for each in tape.gradient(loss, weights)
+        ]
+        self.optimizer.learning_rate.assign(0.1 * tf.minimum(loss, 1.0))
+        self.optimizer.apply_gradients(zip(changed, weights, strict=True))
+        root.assign(0.9 * root + 0.1 * tf.sqrt(tf.reduce_mean(errors)))
+        return {"loss": loss, "root": root.value}
+
+
+class PlainVariables(HandWrittenMean):
+    """A `train_step` that assigns variables of TensorFlow's own, and goes on with their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tf.Variable(1.0, trainable=False)
+        self.seen = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.SUM)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(tf.cast(y, tf.float32)[:, None] - self(x, training=True))
+            self.root.assign(0.9 * self.root + 0.1 * tf.sqrt(tf.reduce_mean(errors)))
+            loss = tf.reduce_mean(errors) / tf.stop_gradient(self.root)
+        self.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss, "root": self.root + 0.0, "seen": self.seen + 0.0}
+
+
+class GradientsByHand(HandWrittenMean):
+    """Gradients that no tape computes, which add the examples up."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        hidden = self.hidden(x)
+        error = self.out(hidden) - tf.cast(y, tf.float32)[:, None]
+        pairs = [
+            (0.02 * tf.matmul(hidden, error, transpose_a=True), self.out.kernel),
+            (0.02 * tf.reduce_sum(error, 0), self.out.bias),
+        ]
+        self.optimizer.apply_gradients(pairs)
+        return {"error": tf.reduce_mean(tf.square(error))}
+
+
 class OwnNormalizedUpdate(OwnUpdate):
     """Steps that are no linear function of the gradients, in which examples are added up."""
 
@@ -260,6 +342,10 @@ STEPS = {
     "of_graph": OfGraph,
     "adversarial_clipped": AdversarialClipped,
     "own_update": OwnUpdate,
+    "taken_back": TakenBack,
+    "by_loss": ByLoss,
+    "plain_variables": PlainVariables,
+    "gradients_by_hand": GradientsByHand,
     "own_normalized_update": OwnNormalizedUpdate,
 }
 

@@ -27,7 +27,11 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
 
 @pytest.mark.needs("own steps", "whole gradients")
 @pytest.mark.parametrize(
-    "kind", ["own_update", "own_normalized_update", "adversarial_clipped", "in_functions"]
+    "kind",
+    [
+        *("own_update", "own_normalized_update", "adversarial_clipped", "in_functions"),
+        *("taken_back", "by_loss", "plain_variables", "gradients_by_hand"),
+    ],
 )
 def test_own_train_step_that_computes_with_gradients(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)

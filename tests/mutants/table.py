@@ -470,7 +470,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/reductions.py",
         _CHOSEN,
         ("if each.op.type in _BY_VALUE or id(each) in depends.chosen:", "if False:"),
-        ("any(leaf.is_sum or leaf.chosen for", "any(leaf.is_sum for"),
+        ("leaf.is_sum or leaf.chosen or leaf.is_drawn", "leaf.is_sum or leaf.is_drawn"),
     ),
     *_of(
         "tfdist/keras/normalization.py",
@@ -699,10 +699,33 @@ MUTANTS: list[Mutant] = [
         ("settled(step, call.node.operation, (args, kwargs), outputs)", "pass"),
     ),
     # Functions, and ops that hide what they do with the examples.
+    # Values that a step goes on with: states of optimizers, gradients, TensorFlow's variables.
+    *_of(
+        "tfdist/keras/weights.py",
+        "tests/contract/test_steps.py --tier=everything -k 'mirrored and (taken_back or by_loss)'",
+        ("    check_moved(step)\n", ""),
+        ("return id(weight) in step.optimizer_states", "return False"),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        "tests/contract/test_steps.py --tier=everything -k 'mirrored and by_'",
+        ("grads = [_of_one_device(step, *pair) for pair in", "[pair for pair in"),
+    ),
+    *_of(
+        "tfdist/keras/plain_variables.py",
+        "tests/contract/test_steps.py --tier=everything -k 'mirrored and plain_variables'",
+        ("return at_once(step, value, ", "return (lambda *each: each[1])(step, value, "),
+    ),
+    *_of(
+        "tfdist/keras/example_pairs.py",
+        "tests/unit/test_dependence.py",
+        ('"If", "StatelessIf", ', ""),
+        ("or self._is_count(tensor)", ""),
+    ),
     *_of(
         "tfdist/keras/functions.py",
         "tests/contract/test_statistics.py --tier=everything -k 'mirrored and function'",
-        ("current_step() is not None and", "False and"),
+        ("step is not None and not", "False and not"),
         ("tf.nest.map_structure(_as_argument, args, specs)", "args"),
     ),
     *_of(

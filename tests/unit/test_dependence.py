@@ -222,9 +222,45 @@ def test_examples_that_meet_by_their_places(make: Callable[[Any], Any], chooses:
         lambda x: x - tf.reduce_mean(tf.map_fn(lambda row: 2.0 * row, x), 0),
         lambda x: keras.ops.softmax(x, axis=0),
         lambda x: tf.cumsum(x, axis=tf.rank(x) - 2),
+        lambda x: tf.cond(tf.reduce_mean(x) > 0.0, lambda: 2.0 * x, lambda: x),
     ],
 )
 def test_examples_that_meet_in_their_statistics(make: Callable[[Any], Any]) -> None:
     target = traced(lambda batch: make(_numbers(batch)))
     assert meeting_of(target, Dependence(), {}, statistics=True) is not None
     assert meeting_of(target, Dependence(), {}) is None
+
+
+def test_the_number_of_examples_is_one_of_their_statistics_in_a_layer() -> None:
+    target = traced(lambda batch: _numbers(batch) / tf.cast(tf.shape(batch)[0], tf.float32))
+    assert meeting_of(target, Dependence(), {}, statistics=True, counts=True) is not None
+    assert meeting_of(target, Dependence(), {}, statistics=True) is None
+    by_length = traced(lambda batch: _numbers(batch) / tf.cast(tf.shape(batch)[1], tf.float32))
+    assert meeting_of(by_length, Dependence(), {}, statistics=True, counts=True) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "is_sum"),
+    [
+        (lambda x: tf.reduce_sum(tf.squeeze(x[:, 0]) * x[:, 1]), True),
+        (lambda x: tf.reduce_mean(tf.squeeze(x[:, 0])), False),
+        (lambda x: tf.reduce_mean(tf.concat([x, tf.zeros([1, 8])], 0), 0), None),
+        (lambda x: tf.reduce_mean(tf.concat([x, tf.zeros_like(x)], 1), 0), False),
+    ],
+)
+def test_reductions(make: Callable[[Any], Any], is_sum: bool | None) -> None:
+    found = reduction_of(traced(lambda batch: make(_numbers(batch))), Dependence(), {})
+    assert bool(found.unknown) is (is_sum is None)
+    assert [leaf.is_sum for leaf in found.leaves] == [bool(is_sum)]
+
+
+def test_random_numbers_are_drawn_once_for_all_replicas() -> None:
+    def make(batch: Any) -> Any:
+        noise = tf.random.stateless_normal([8], [1, 2])
+        return tf.reduce_mean(_numbers(batch), 0) + noise + tf.random.normal([8])
+
+    found = reduction_of(traced(make), Dependence(), {})
+    assert sorted(leaf.is_drawn for leaf in found.leaves) == [False, True, True]
+    assert not found.is_mean
+    by_example = traced(lambda batch: tf.reduce_mean(tf.random.normal(tf.shape(batch)), 0))
+    assert reduction_of(by_example, Dependence(), {}).is_mean

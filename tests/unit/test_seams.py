@@ -81,6 +81,7 @@ SIGNATURES = {
     "ReplicaContext.merge_call": "(self, merge_fn, args=(), kwargs=None)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
+    "MirroredVariable._update_replica": "(self, update_fn, value, **kwargs)",
     "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
         "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)"

@@ -28,7 +28,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2Extended,
 )
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
-from tensorflow.python.distribute.values import SyncOnReadVariable
+from tensorflow.python.distribute.values import MirroredVariable, SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
@@ -51,6 +51,7 @@ __all__ = [
     "GraphCollectives",
     "Line",
     "LocalExtended",
+    "MirroredVariable",
     "OnlyReplica",
     "PlainInput",
     "ServerExtended",

@@ -11,6 +11,7 @@ from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import (
     CHOOSING,
     ELEMENTWISE,
+    Reduction,
     batch_axis,
     passes_examples,
     reduction_of,
@@ -20,7 +21,7 @@ from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 
-__all__ = ["on_whole_batch"]
+__all__ = ["at_once", "is_of_keras", "on_whole_batch"]
 
 #: Ops that put rows into a tensor, or choose some of its rows.
 _MOVING_ROWS = frozenset(
@@ -32,13 +33,16 @@ _MOVING_ROWS = frozenset(
 )
 
 
-def on_whole_batch(step: Step, weight: KerasVariable, value: Tensor) -> Tensor | None:
+def on_whole_batch(
+    step: Step, value: Tensor, subject: str, *, of_keras: bool = False
+) -> Tensor | None:
     """The value that a weight would have been given on one device.
 
     Args:
         step: the calling replica's step.
-        weight: the weight.
         value: its new value on this replica.
+        subject: the weight, at the beginning of a sentence.
+        of_keras: whether it is a weight of a layer of Keras's own.
 
     Returns:
         None if the replicas' values are to be averaged, or are the same.
@@ -48,26 +52,55 @@ def on_whole_batch(step: Step, weight: KerasVariable, value: Tensor) -> Tensor |
     """
     if not is_symbolic(value) or not step.depends(value):
         return None
+    again, result = _judged(step, value, subject, of_keras)
+    if result is None or (again is value and (result.unknown or result.is_mean)):
+        return again if result is None else None
+    return computed_again(again, result, over_whole_batch(step, result.leaves))
+
+
+def at_once(step: Step, value: Tensor, subject: str) -> Tensor:
+    """The value on one device, exchanged where it is computed: the step goes on with it.
+
+    For the arguments and errors see `on_whole_batch`.
+    """
+    if not is_symbolic(value) or not step.depends(value):
+        return value
+    again, result = _judged(step, value, subject, of_keras=False)
+    if result is not None:
+        again = computed_again(again, result, over_whole_batch(step, result.leaves))
+        step.depends.note_shared(again)
+    return again
+
+
+def _judged(
+    step: Step, value: Tensor, subject: str, of_keras: bool
+) -> tuple[Tensor, Reduction | None]:
+    """A value with the statistics of the whole batch, and how it is reduced from the examples.
+
+    The latter is None if nothing is left that depends on them.
+    """
     if _holds_examples(step, value):
         raise ConfigError(
-            f"The weight {weight.path!r} is given rows of the batch, like a memory bank or a "
+            f"{subject} is given rows of the batch, like a memory bank or a "
             f"queue of examples. With {step.replicas} replicas each has rows of its own, and "
             "tfdist keeps one value of a weight. Gather the rows first "
             "(tf.distribute.get_replica_context().all_gather(rows, axis=0)), or train on one "
             "replica."
         )
     # Keras's BatchNormalization normalizes by a replica's own statistics, and keeps these.
-    of_keras = any(weight is each for each in _weights_of_keras(step.model))
     again = value if of_keras else with_whole_statistics(step, value)
     if not step.depends(again):
-        return again
+        return again, None
     result = reduction_of(again, step.depends, step.averages())
     hidden = result.unknown & CHOOSING if of_keras else result.unknown
     if hidden:
-        _warn_of_hidden(step, hidden, weight.path)
-    if again is value and (result.unknown or result.is_mean):
-        return None
-    return computed_again(again, result, over_whole_batch(step, result.leaves))
+        _warn_of_hidden(step, hidden, subject)
+    return again, result
+
+
+def is_of_keras(step: Step, weight: KerasVariable) -> bool:
+    """Whether a weight that is not trained is one of a layer of Keras's own."""
+    return any(weight is each for each in _weights_of_keras(step.model))
 
 
 def _weights_of_keras(model: Model) -> Iterator[KerasVariable]:
@@ -77,12 +110,12 @@ def _weights_of_keras(model: Model) -> Iterator[KerasVariable]:
             yield from layer._non_trainable_variables
 
 
-def _warn_of_hidden(step: Step, found: set[str], name: str) -> None:
+def _warn_of_hidden(step: Step, found: set[str], subject: str) -> None:
     warnings.warn(
-        f"The weight {name!r} is given a value that {', '.join(sorted(found))} computes "
+        f"{subject} is given a value that {', '.join(sorted(found))} computes "
         "from the examples, which is no mean or sum of them as far as tfdist can tell, such as a "
         f"maximum or a median. Each of the {step.replicas} replicas has examples "
-        "of its own, and the weight gets the average of the replicas' values: if the value is not "
+        "of its own, and it gets the average of the replicas' values: if the value is not "
         "a mean over the examples, that is another one than on one device. Compute it from means "
         "and sums, or gather the examples first "
         "(tf.distribute.get_replica_context().all_gather(rows, axis=0)).",

@@ -53,9 +53,11 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
     present = [g for g in grads if g is not None]
     if tf.executing_eagerly() or all(id(g) in step.gradients for g in present):
         return
-    if not step.gradients:
-        return  # gradients that no tape has computed
     rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
+    if not step.gradients:  # No tape has computed them.
+        if rule.is_plain and not step.is_whole:
+            _exchange_at_tape(step.model, "applies gradients that no tape has computed")
+        return
     if not rule.is_plain:
         warnings.warn(
             f"The train_step of {type(step.model).__name__} changes gradients before it applies "
@@ -69,12 +71,13 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
 
 
 def check_moved(step: Step) -> None:
-    """Notes it if a step takes gradients after it has moved weights by gradients of its own.
+    """Notes it if a step goes on with weights that it has moved by gradients of its own.
 
-    The second gradient of sharpness-aware minimization would be at other weights on each replica.
+    The second gradient of sharpness-aware minimization would be at other weights on each replica,
+    and so would a loss by which a step of the descent is taken back.
 
     Args:
-        step: the step, which computes gradients.
+        step: the step, which reads weights or computes gradients.
 
     Raises:
         ConfigError: if that has become known too late.
@@ -85,7 +88,7 @@ def check_moved(step: Step) -> None:
     for weight, value in step.assigned.values():
         traced = weight.trainable and tf.is_symbolic_tensor(value)
         if traced and _is_computed_from(value, step.gradients):
-            what = f"moves the weight {weight.path!r} by gradients before it takes others"
+            what = f"moves the weight {weight.path!r} by gradients and then uses it"
             _exchange_at_tape(step.model, what)
 
 

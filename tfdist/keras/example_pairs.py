@@ -87,6 +87,7 @@ def meeting_of(
     *,
     statistics: bool = False,
     places: bool = True,
+    counts: bool = False,
 ) -> Meeting | None:
     """Finds where examples meet on the way to a tensor.
 
@@ -97,11 +98,12 @@ def meeting_of(
         statistics: whether an example also meets the others in a number that is reduced from all of
             them, such as the batch's mean.
         places: whether examples also meet by their places in the batch.
+        counts: whether their number is such a number too, when it is computed with.
 
     Returns:
         The first op found, or None.
     """
-    search = _Search(depends, known)
+    search = _Search(depends, known, counts)
 
     def meets(op: Operation, own: Axes, from_reduced: bool) -> bool:
         mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
@@ -123,10 +125,13 @@ class _Search:
     Args:
         depends: see `meeting_of`.
         known: see `meeting_of`.
+        counts: see `meeting_of`.
     """
 
-    def __init__(self, depends: Dependence, known: Mapping[int, Examples]) -> None:
-        self._depends = depends
+    def __init__(
+        self, depends: Dependence, known: Mapping[int, Examples], counts: bool = False
+    ) -> None:
+        self._depends, self._counts = depends, counts
         self._axes = {key: each.axes for key, each in known.items()}
         self._reduced = {key for key, each in known.items() if each.reduced}
         joined = [key for key, each in known.items() if not each.in_order]
@@ -172,10 +177,20 @@ class _Search:
             if ends(op, own, from_reduced):
                 return op
             self.orders.follow(tensor, own)
-            if not own and (from_reduced or _is_reduction(op, self.axes)):
+            is_reduced = from_reduced or _is_reduction(op, self.axes) or self._is_count(tensor)
+            if not own and is_reduced:
                 self._reduced.add(id(tensor))
             waiting.pop()
         return None
+
+    def _is_count(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the number of examples as a number to compute with, not a size."""
+        if not self._counts or tensor.op.type != "Cast" or not tensor.dtype.is_floating:
+            return False
+        [source] = tensor.op.inputs
+        while source.op.type in _OF_SIZES:
+            source = source.op.inputs[0]
+        return source.op.type in _SIZES and self._depends(tensor)
 
 
 def _values_of(op: Operation) -> list[Tensor]:
@@ -381,8 +396,8 @@ _BESIDE_EACH_OTHER = frozenset(
         *("SoftmaxCrossEntropyWithLogits", "InTopKV2"),
     }
 )
-#: Ops that put values of several inputs into one row.
-_BESIDE = frozenset({"GatherV2", "ConcatV2"})
+#: Ops that put values of several inputs into one row, or choose by one what is done to others.
+_BESIDE = frozenset({"GatherV2", "ConcatV2", "If", "StatelessIf", "Case", "StatelessCase"})
 _CONTRACTING = frozenset({"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
 _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Transpose": _transposed,
@@ -402,6 +417,8 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "RandomShuffle": lambda op, axes: axes(op.inputs[0]),
 }
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
+#: Ops that make another size of the sizes that come first among their inputs.
+_OF_SIZES = frozenset({"StridedSlice", "Prod", "Mul", "Cast", "GatherV2", "Identity", "Reshape"})
 #: The places of inputs that are lengths, or numbers of copies.
 _LENGTHS = {"Range": (0, 1, 2), "Tile": (1,), "Reshape": (1,), "BroadcastTo": (1,), "Fill": (0,)}
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2"})

@@ -221,6 +221,9 @@ def on_gradients(make: Callable[[Any], Any], priority: int = 0) -> list[Hook]:
 #: Set while gradients are applied that have been exchanged already.
 exchanged = Flag()
 
+#: Set while a variable is assigned for which another hook, or an update rule, answers.
+noted = Flag()
+
 #: Set while `fit` runs, in which all workers make the same calls.
 fitting = Flag()
 

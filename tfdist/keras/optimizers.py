@@ -19,12 +19,19 @@ from tfdist._keras import Adam, BaseOptimizer, LossScaleOptimizer, TFOptimizer
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
+from tfdist.keras.assignments import at_once
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_moved, check_unchanged
-from tfdist.keras.hooks import Hook, exchanged, on_gradients
+from tfdist.keras.hooks import Hook, exchanged, noted, on_gradients
 from tfdist.keras.losses import has_weights, is_of_examples
 from tfdist.keras.model_optimizers import note_applied
-from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
+from tfdist.keras.replica_context import (
+    Step,
+    as_of_halves,
+    current_step,
+    is_of_halves,
+    weighed,
+)
 from tfdist.keras.updating import step_by_rule
 from tfdist.types import Adam as AdamOptimizer
 from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
@@ -139,9 +146,14 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
                 check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
-            step_by_rule(updater, self, grads, trainable_variables)
+            with noted.set(True):
+                step_by_rule(updater, self, grads, trainable_variables)
             return None
         if step is not None and step.exchanges_at_tape:
+            changed = (
+                self._trainable_variables if trainable_variables is None else trainable_variables
+            )
+            grads = [_of_one_device(step, *pair) for pair in zip(grads, changed, strict=True)]
             return zero.apply_reduced(original, self, grads, trainable_variables)
         weights = self._trainable_variables if trainable_variables is None else trainable_variables
         to_shards = zero.stage(tf.distribute.get_strategy()) > 1
@@ -151,6 +163,13 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         return zero.apply_reduced(original, self, grads, trainable_variables, shards=to_shards)
 
     return apply
+
+
+def _of_one_device(step: Step, grad: Any, weight: KerasVariable) -> Any:
+    """A gradient that a step has changed by numbers of its examples, such as its loss."""
+    if not isinstance(grad, tf.Tensor):
+        return grad
+    return at_once(step, grad, f"The gradient of {weight.path!r}")
 
 
 def _reduce(grads: list[Any], weights: Sequence[Any], optimizer: Optimizer) -> list[Any]:

@@ -100,11 +100,13 @@ class Leaf:
         is_sum: whether it is a sum; else a mean.
         chosen: of a mean over rows that were chosen by their values, the tensor of these rows, and
             its axis. Replicas have chosen other shares of them than they have of the examples.
+        is_drawn: whether it is random numbers, of which one process draws as many, and no mean.
     """
 
     tensor: Tensor
     is_sum: bool
     chosen: tuple[Any, int] | None = None
+    is_drawn: bool = False
 
     def count(self) -> Tensor:
         """The number of rows that this replica has chosen, in the type of the tensor."""
@@ -135,7 +137,9 @@ class Reduction:
     @property
     def is_mean(self) -> bool:
         """Whether an average over the replicas is right as it is, as far as is known."""
-        return self.linear and not any(leaf.is_sum or leaf.chosen for leaf in self.leaves)
+        return self.linear and not any(
+            leaf.is_sum or leaf.chosen or leaf.is_drawn for leaf in self.leaves
+        )
 
 
 def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Reduction:
@@ -209,6 +213,8 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
     op = tensor.op
     if id(tensor) in means:
         return Leaf(tensor, is_sum=False)
+    if is_drawn(op, depends):
+        return Leaf(tensor, is_sum=False, is_drawn=True)
     part = remembered(tensor)
     if part is not None:  # gathered of the parts of a layer that is divided, each of which is one
         leaf = leaf_of(part.value, depends, means)
@@ -219,7 +225,7 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
         return None if _are_distinct(_counted(op)) else Leaf(tensor, is_sum=True)
     if op.type in _REDUCING and _reduces_batch(op, depends):
         source = op.inputs[0]
-        if _are_distinct(source):
+        if _are_distinct(source) or _are_beside_others(source, depends):
             return None
         divided = _times_divided(source, depends, {}) + (op.type == "Mean")
         if op.type == "Mean" and divided == 1 and holds_chosen(source, depends):
@@ -230,6 +236,12 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
     if op.type in _DIVISIONS and _is_number_of_examples(op.inputs[1], depends):
         return Leaf(tensor, is_sum=False) if _is_sum(op.inputs[0], depends, means) else None
     return None
+
+
+def is_drawn(op: Operation, depends: Dependence) -> bool:
+    """Whether an op draws random numbers, and not for each example."""
+    own = [x for x in op.inputs if depends(x)]
+    return "Random" in op.type and all(is_drawn(x.op, depends) for x in own)
 
 
 def _adds_rows_up(op: Operation, depends: Dependence) -> bool:
@@ -385,6 +397,24 @@ def _are_distinct(rows: Tensor) -> bool:
     return False
 
 
+def _are_beside_others(rows: Tensor, depends: Dependence) -> bool:
+    """Whether rows of the batch stand before or after others, which each replica has as well."""
+    waiting, seen = [rows], set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or not depends(tensor):
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "ConcatV2":
+            *parts, at = tensor.op.inputs
+            along = constant_of(at) == batch_axis(tensor, depends)
+            if along and any(batch_axis(x, depends) is None for x in parts):
+                return True
+        elif tensor.op.type in ELEMENTWISE:
+            waiting.extend(tensor.op.inputs)
+    return False
+
+
 def _contracted(op: Operation, depends: Dependence) -> list[bool]:
     """For each factor of a product, whether the axis that is summed over holds the examples."""
     summed = (int(not op.get_attr("transpose_a")), int(op.get_attr("transpose_b")))
@@ -399,12 +429,19 @@ def _reduces_batch(op: Operation, depends: Dependence) -> bool:
 
 def reduced_axes(op: Operation) -> list[int]:
     """The axes that an op reduces; all of them if they are not known."""
-    rank = op.inputs[0].shape.rank or 0
+    rank = op.inputs[0].shape.rank
+    if rank is None and op.inputs[1].op.type == "Range":  # As after a squeeze without an axis.
+        return list(range(_LARGEST_RANK))
+    rank = rank or 0
     axes = constant_of(op.inputs[1])
     if axes is not None:
         return [int(axis) % max(rank, 1) for axis in axes.reshape([-1])]
     widened = _widened_axes(op.inputs[1])
     return list(range(rank)) if widened is None else widened
+
+
+#: Axes that a tensor may have whose rank is not known.
+_LARGEST_RANK = 8
 
 
 def _widened_axes(axes: Tensor) -> list[int] | None:
@@ -437,7 +474,7 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     if op.type == "ConcatV2":
         result = [batch_axis(x, depends) for x in op.inputs[:-1]]
         return next((axis for axis in result if axis is not None), None)
-    if op.type in ("Shape", "ShapeN"):
+    if op.type in ("Shape", "ShapeN") or is_drawn(op, depends):
         return None
     if op.type == "Transpose":
         order, axis = constant_of(op.inputs[1]), batch_axis(op.inputs[0], depends)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import threading
 import warnings
@@ -29,6 +30,7 @@ from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.example_pairs import ROWS, Examples, Meeting
+from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
@@ -159,6 +161,11 @@ class Step:
         self.means[id(tensor)] = tensor
         return tensor
 
+    @functools.cached_property
+    def optimizer_states(self) -> dict[int, Any]:
+        """The variables of the model's optimizers, by `id`, as they are when first asked for."""
+        return {id(each): each for one in optimizers_of(self.model) for each in one.variables}
+
     @property
     def even(self) -> bool:
         """Whether all replicas are known to hold the same number of examples."""
@@ -170,8 +177,10 @@ class Step:
         The first replica has all of a whole number. Its value is computed on the others too: they
         may have to take part in an exchange for it.
         """
-        if value.dtype.is_floating:
-            return self.weigh(value)
+        return self.weigh(value) if value.dtype.is_floating else self.of_first(value)
+
+    def of_first(self, value: Tensor) -> Tensor:
+        """The first replica's part of a sum that is its value; zeros on the others."""
         index = self.index
         if index is None:
             index = tf.distribute.get_replica_context().replica_id_in_sync_group

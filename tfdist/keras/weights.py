@@ -21,8 +21,9 @@ from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.assignments import on_whole_batch
-from tfdist.keras.hooks import Hook, exchanged
+from tfdist.keras.assignments import at_once, is_of_keras, on_whole_batch
+from tfdist.keras.custom_gradients import check_moved
+from tfdist.keras.hooks import Hook, exchanged, noted
 from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
@@ -32,7 +33,14 @@ from tfdist.sharding.exchange import own_shard
 from tfdist.sharding.variables import ShardedVariable
 from tfdist.types import Tensor
 
-__all__ = ["assignable", "average_assigned", "hooks", "note_assigned", "warn_of_own_start"]
+__all__ = [
+    "assignable",
+    "average_assigned",
+    "hooks",
+    "note_assigned",
+    "warn_of_own_start",
+    "warn_of_own_value",
+]
 
 
 def hooks() -> list[Hook]:
@@ -60,23 +68,27 @@ def average_assigned(step: Step) -> None:
     """
     if leaves_to_updates(step.model):
         return
-    owned = {id(weight) for weight in step.model.weights}
-    given = [pair for key, pair in step.assigned.items() if key in owned]
     averaged = []
-    for weight, value in given:
+    for weight, value in step.assigned.values():
         if isinstance(weight, ShardedVariable):
             _correct_part(step, weight, value)
             continue
-        whole = on_whole_batch(step, weight, value)
+        of_keras = is_of_keras(step, weight)
+        whole = on_whole_batch(step, value, f"The weight {weight.path!r}", of_keras=of_keras)
         if whole is not None:
-            weight._value.assign(tf.cast(whole, weight.dtype))
+            _assign(weight, tf.cast(whole, weight.dtype))
         elif tf.as_dtype(weight.dtype).is_floating:
             averaged.append(weight)
     if not averaged:
         return
     weighed = [step.weigh(tf.convert_to_tensor(v._value)) for v in averaged]
     for weight, mean in zip(averaged, sum_over_replicas(weighed), strict=True):
-        weight._value.assign(mean)
+        _assign(weight, mean)
+
+
+def _assign(weight: types.KerasVariable, value: Tensor) -> None:
+    with noted.set(True):
+        weight._value.assign(value)
 
 
 def _correct_part(step: Step, weight: ShardedVariable, value: Tensor) -> None:
@@ -89,7 +101,7 @@ def _correct_part(step: Step, weight: ShardedVariable, value: Tensor) -> None:
     if value.graph is not tf.compat.v1.get_default_graph():
         _warn_of_own_part(step, weight)
         return
-    whole = on_whole_batch(step, weight, value)
+    whole = on_whole_batch(step, value, f"The weight {weight.path!r}")
     if whole is None:
         whole = sum_over_replicas([step.weigh(value)])[0]
     change = tf.cast(whole - value, weight.kept.dtype)
@@ -149,6 +161,7 @@ def warn_of_own_start(weight: types.KerasVariable) -> None:
     step, value = current_step(), _given_by_examples(weight)
     if step is None or value is None or step.is_whole or exchanged.is_up:
         return
+    check_moved(step)
     found = reduction_of(value, step.depends, step.averages())
     of_gradients = any(id(leaf.tensor) in step.gradients for leaf in found.leaves)
     if not (found.unknown or of_gradients):
@@ -181,36 +194,54 @@ def note_assigned(weight: types.KerasVariable, value: Tensor) -> None:
 def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
     """Keras lets each replica keep the values that its own examples gave a weight."""
 
+    def assign(self: types.KerasVariable, value: Tensor) -> None:
+        with noted.set(True):
+            return original(self, value)
+
     @functools.wraps(original)
     def direct_assign(self: types.KerasVariable, value: Tensor) -> None:
         if exchanged.is_up:
             return original(self, value)
         step = current_step()
         if step is None:
-            _warn_of_own_value(self, value)
-            return original(self, value)
+            is_floating = tf.as_dtype(self.dtype).is_floating
+            if is_floating and self.synchronization != "on_read" and not holds_own_rows(self):
+                warn_of_own_value(f"the weight {self.path!r}", value)
+            return assign(self, value)
         if self.synchronization == "on_read":
             old = tf.convert_to_tensor(self.value)
             value = of_replica(step, self, value, old=None)
-            return original(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
+            return assign(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
+        if _is_of_optimizer(step, self):
+            subject = f"The state {self.path!r} of an optimizer"
+            return assign(self, tf.cast(at_once(step, value, subject), self.dtype))
         if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
             step.assigned[id(self)] = (self, value)
-        return original(self, value)
+        return assign(self, value)
 
     return direct_assign
 
 
-def _warn_of_own_value(weight: types.KerasVariable, value: Tensor) -> None:
-    """Warns of a weight that a loop written by hand gives another value on each replica."""
+def _is_of_optimizer(step: Step, weight: types.KerasVariable) -> bool:
+    """Whether a weight is a state of an optimizer, such as its learning rate."""
+    if step.is_whole or leaves_to_updates(step.model):
+        return False
+    return id(weight) in step.optimizer_states
+
+
+def warn_of_own_value(subject: str, value: object) -> None:
+    """Warns of a variable that a loop written by hand gives another value on each replica.
+
+    Args:
+        subject: the variable, in the middle of a sentence.
+        value: its new value on this replica.
+    """
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1 or tf.distribute.get_replica_context() is None:
         return
-    if holds_own_rows(weight):
-        return
-    own = not is_symbolic(value) or Dependence(exchanged_in_loop())(value)
-    if own and weight.synchronization != "on_read" and tf.as_dtype(weight.dtype).is_floating:
+    if not is_symbolic(value) or Dependence(exchanged_in_loop())(value):
         warnings.warn(
-            f"Within Strategy.run the weight {weight.path!r} is given a value that depends on the "
+            f"Within Strategy.run {subject} is given a value that depends on the "
             "replica's own examples, as moving statistics do, and each of the "
             f"{strategy.num_replicas_in_sync} replicas keeps its own. Average the value first: "
             "tf.distribute.get_replica_context().all_reduce('MEAN', value); or train by "

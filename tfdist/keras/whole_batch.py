@@ -6,6 +6,7 @@ computed, in terms that the exchange of gradients averages (`step.py`).
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -122,7 +123,8 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
     known = _settled(step)
     is_own = is_of_program(type(layer).call) or isinstance(layer, keras.layers.Lambda)
     if is_own or not isinstance(layer, keras.layers.Layer):  # Such as `keras.ops.mean`.
-        meetings = (meeting_of(x, step.depends, known, statistics=True) for x in outputs)
+        meets = functools.partial(meeting_of, depends=step.depends, known=known)
+        meetings = (meets(x, statistics=True, counts=True) for x in outputs)
         found = next((each for each in meetings if each is not None), None)
         if found is None:
             return
@@ -199,6 +201,8 @@ def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
         if leaf.chosen is not None:
             counts[len(own)] = leaf.count() * step.present(tensor.dtype)
             own.append(tf.math.multiply_no_nan(tensor, counts[len(own)]))
+        elif leaf.is_drawn:
+            own.append(step.of_first(tensor))
         else:
             own.append(tensor * step.present(tensor.dtype) if leaf.is_sum else step.weigh(tensor))
     sums = step.sum([tf.stop_gradient(tensor) for tensor in [*own, *counts.values()]])

@@ -180,7 +180,9 @@ class RemoteStep:
             value = of_replica(part, variable, value, before)
             value = value if part is None else part.keep_if_empty(value, before)
         elif part is not None and self.parts > 1:
-            on_whole_batch(part, variable, value)  # ends a step that needs the other parts
+            on_whole_batch(
+                part, value, f"The weight {variable.path!r}"
+            )  # ends a step that needs the other parts
         # A gradient does not pass through an assignment.
         self._local[id(variable)] = tf.stop_gradient(value)
         if not is_metric(variable):
