@@ -81,6 +81,12 @@ SIGNATURES = {
     "ReplicaContext.merge_call": "(self, merge_fn, args=(), kwargs=None)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
+    **{
+        f"ResourceVariable.{name}": (
+            f"(self, {what}, use_locking=None, name=None, read_value=True)"
+        )
+        for name, what in [("assign", "value"), ("assign_add", "delta"), ("assign_sub", "delta")]
+    },
     "MirroredVariable._update_replica": "(self, update_fn, value, **kwargs)",
     "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "

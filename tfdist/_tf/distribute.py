@@ -31,6 +31,7 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.distribute.values import MirroredVariable, SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist.config.mesh import DATA, Axis
 from tfdist.types import (
@@ -54,6 +55,7 @@ __all__ = [
     "MirroredVariable",
     "OnlyReplica",
     "PlainInput",
+    "ResourceVariable",
     "ServerExtended",
     "ServerStrategy",
     "ShardedVariable",

@@ -53,11 +53,9 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
     present = [g for g in grads if g is not None]
     if tf.executing_eagerly() or all(id(g) in step.gradients for g in present):
         return
+    if not step.gradients:
+        return  # No tape has computed them.
     rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
-    if not step.gradients:  # No tape has computed them.
-        if rule.is_plain and not step.is_whole:
-            _exchange_at_tape(step.model, "applies gradients that no tape has computed")
-        return
     if not rule.is_plain:
         warnings.warn(
             f"The train_step of {type(step.model).__name__} changes gradients before it applies "

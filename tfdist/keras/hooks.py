@@ -222,7 +222,7 @@ def on_gradients(make: Callable[[Any], Any], priority: int = 0) -> list[Hook]:
 exchanged = Flag()
 
 #: Set while a variable is assigned for which another hook, or an update rule, answers.
-noted = Flag()
+accounted = Flag()
 
 #: Set while `fit` runs, in which all workers make the same calls.
 fitting = Flag()

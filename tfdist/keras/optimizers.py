@@ -22,7 +22,7 @@ from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_moved, check_unchanged
-from tfdist.keras.hooks import Hook, exchanged, noted, on_gradients
+from tfdist.keras.hooks import Hook, accounted, exchanged, on_gradients
 from tfdist.keras.losses import has_weights, is_of_examples
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import (
@@ -33,6 +33,7 @@ from tfdist.keras.replica_context import (
     weighed,
 )
 from tfdist.keras.updating import step_by_rule
+from tfdist.sharding.exchange import own_shard
 from tfdist.types import Adam as AdamOptimizer
 from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
 from tfdist.utils.thread_state import Flag
@@ -146,16 +147,14 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
                 check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
-            with noted.set(True):
+            with accounted.set(True):
                 step_by_rule(updater, self, grads, trainable_variables)
             return None
-        if step is not None and step.exchanges_at_tape:
-            changed = (
-                self._trainable_variables if trainable_variables is None else trainable_variables
-            )
-            grads = [_of_one_device(step, *pair) for pair in zip(grads, changed, strict=True)]
-            return zero.apply_reduced(original, self, grads, trainable_variables)
         weights = self._trainable_variables if trainable_variables is None else trainable_variables
+        if step is not None and (step.exchanges_at_tape or not step.gradients):
+            grads = [_of_one_device(step, *pair) for pair in zip(grads, weights, strict=True)]
+        if step is not None and step.exchanges_at_tape:
+            return zero.apply_reduced(original, self, grads, trainable_variables)
         to_shards = zero.stage(tf.distribute.get_strategy()) > 1
         with zero.to_optimizer():
             reduce = zero.reduce_to_shards if to_shards else _reduce
@@ -165,11 +164,13 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def _of_one_device(step: Step, grad: Any, weight: KerasVariable) -> Any:
-    """A gradient that a step has changed by numbers of its examples, such as its loss."""
+def _of_one_device(step: Step, grad: Any, weight: Any) -> Any:
+    """A gradient that a step has changed by numbers of its examples, or computed without a tape."""
     if not isinstance(grad, tf.Tensor):
         return grad
-    return at_once(step, grad, f"The gradient of {weight.path!r}")
+    whole = at_once(step, grad, f"The gradient of {weight.path!r}")
+    by_hand = not step.gradients and zero.is_reduced_by_tape(weight)
+    return own_shard(whole, weight.kept_layout) if by_hand else whole
 
 
 def _reduce(grads: list[Any], weights: Sequence[Any], optimizer: Optimizer) -> list[Any]:

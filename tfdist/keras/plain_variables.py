@@ -19,7 +19,7 @@ from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.assignments import at_once
-from tfdist.keras.hooks import Hook, exchanged, noted
+from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.updating import leaves_to_updates
 from tfdist.keras.weights import warn_of_own_value
@@ -36,7 +36,11 @@ def _exchanged_first(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update(self: Any, update_fn: Callable[..., Any], value: Any, **kwargs: object) -> object:
         step = current_step()
-        if exchanged.is_up or noted.is_up or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        if (
+            exchanged.is_up
+            or accounted.is_up
+            or tf.distribute.get_strategy().num_replicas_in_sync == 1
+        ):
             return original(self, update_fn, value, **kwargs)
         if step is None or leaves_to_updates(step.model):
             _warn_of_loop(self, value)

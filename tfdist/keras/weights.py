@@ -23,7 +23,7 @@ from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.assignments import at_once, is_of_keras, on_whole_batch
 from tfdist.keras.custom_gradients import check_moved
-from tfdist.keras.hooks import Hook, exchanged, noted
+from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
@@ -70,6 +70,8 @@ def average_assigned(step: Step) -> None:
         return
     averaged = []
     for weight, value in step.assigned.values():
+        if holds_own_rows(weight):
+            continue
         if isinstance(weight, ShardedVariable):
             _correct_part(step, weight, value)
             continue
@@ -87,7 +89,7 @@ def average_assigned(step: Step) -> None:
 
 
 def _assign(weight: types.KerasVariable, value: Tensor) -> None:
-    with noted.set(True):
+    with accounted.set(True):
         weight._value.assign(value)
 
 
@@ -195,7 +197,7 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
     """Keras lets each replica keep the values that its own examples gave a weight."""
 
     def assign(self: types.KerasVariable, value: Tensor) -> None:
-        with noted.set(True):
+        with accounted.set(True):
             return original(self, value)
 
     @functools.wraps(original)

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.comm.replica_collectives import with_distinct_rows
-from tfdist.keras.hooks import exchanged
+from tfdist.keras.hooks import accounted, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.replica_context import Step, as_of_halves, current_step, is_of_halves
 from tfdist.strategies.parameter_server.payload import (
@@ -79,6 +79,11 @@ def send(step: RemoteStep, update: Update, results: Results | None) -> object:
             f"The training step makes more than {UPDATES_A_STEP} updates, which the parameter "
             "servers cannot tell apart. Make fewer in one step."
         )
+    with accounted.set(True):
+        return _sent(step, update, results)
+
+
+def _sent(step: RemoteStep, update: Update, results: Results | None) -> object:
     read = step.close_reads()
     changes = [
         Change(variable, grad)

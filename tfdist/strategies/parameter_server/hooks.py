@@ -25,11 +25,12 @@ from tfdist._keras import (
     pythonify_logs,
     saving_lib,
 )
+from tfdist._tf.distribute import ResourceVariable
 from tfdist._tf.graphs import Function
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.functions import in_line
-from tfdist.keras.hooks import Hook, of_weights, on_gradients
+from tfdist.keras.hooks import Hook, accounted, of_weights, on_gradients
 from tfdist.keras.losses import is_of_examples
 from tfdist.keras.optimizers import adam_while
 from tfdist.keras.replica_context import current_step
@@ -37,6 +38,7 @@ from tfdist.keras.weights import assignable
 from tfdist.strategies.parameter_server import optimizers, reporting
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.remote_step import (
+    NotSplittable,
     RemoteStep,
     is_metric,
     remote_step,
@@ -55,6 +57,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_sub", partial(_atomic, "assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
         Hook(Function, "__call__", partial(in_line, _is_remote)),
+        *(Hook(ResourceVariable, name, _of_one_worker) for name in _ASSIGNMENTS),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _embed),
         *on_gradients(_of_local_values),
@@ -74,6 +77,8 @@ def hooks(serving: Serving) -> list[Hook]:
     ]
 
 
+#: The methods that change a variable of TensorFlow's.
+_ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
 #: The seams that write a model's weights to a file.
 _WRITERS = (
     (saving_lib, "save_model"),
@@ -166,6 +171,19 @@ def _local_assign(original: Callable[..., None]) -> Callable[..., None]:
             original(self, value)
 
     return direct_assign
+
+
+def _of_one_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Workers that share a batch out would each assign the program's own `tf.Variable`."""
+
+    @wraps(original)
+    def assign(self: object, *args: object, **kwargs: object) -> object:
+        step = remote_step.value
+        if step is not None and step.parts > 1 and not accounted.is_up:
+            raise NotSplittable("assigns a variable of TensorFlow's own (tf.Variable)")
+        return original(self, *args, **kwargs)
+
+    return assign
 
 
 def _is_remote(_: types.Function) -> bool:

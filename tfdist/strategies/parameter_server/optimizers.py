@@ -136,16 +136,16 @@ def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
 
 
 def _check_gradients(step: RemoteStep | None, grads: Sequence[Gradient | None]) -> None:
-    """Has a step computed as a whole that changes its gradients, as by clipping them.
+    """Has a step computed as a whole that changes its gradients, or computes them without a tape.
 
     Raises:
         NotSplittable: if the step is one of several parts.
     """
     part = current_step()
-    if part is None or step is None or step.parts == 1 or not part.gradients:
+    if part is None or step is None or step.parts == 1:
         return
     if any(g is not None and id(g) not in part.gradients for g in grads):
-        raise NotSplittable("changes gradients before it applies them")
+        raise NotSplittable("changes gradients before it applies them, or computes them by hand")
 
 
 def _constrain(variables: list[Any]) -> None:

@@ -191,9 +191,9 @@ def _write_histogram(callbacks: types.CallbackList, epoch: int, counted: Counted
 
 
 def _check_numbers(callbacks: types.CallbackList, logs: dict[str, Any], when: str) -> None:
-    """Ends a training with a NaN in its logs, unless the program looks out for that itself."""
+    """Ends a training whose losses are NaN, unless the program looks out for that itself."""
     watched = any(isinstance(c, keras_callbacks.TerminateOnNaN) for c in callbacks.callbacks)
-    bad = [name for name, value in logs.items() if _is_nan(value)]
+    bad = [name for name, value in logs.items() if name.endswith("loss") and _is_nan(value)]
     if bad and not watched:
         raise TfdistError(
             f"{', '.join(bad)} became NaN in {when}, and so may all weights on the servers. Lower "

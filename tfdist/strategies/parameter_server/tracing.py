@@ -14,6 +14,7 @@ from tfdist._tf.distribute import OnlyReplica
 from tfdist.errors import ConfigError
 from tfdist.keras import replica_context as keras_step
 from tfdist.keras.example_pairs import Examples
+from tfdist.keras.hooks import accounted
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.stateful import is_stateful
 from tfdist.keras.whole_batch import as_average
@@ -183,7 +184,8 @@ def _hand_over(traced: TracedStep, step: RemoteStep, numbers: list[Any]) -> Any:
     """Adds a step's numbers up on the servers, with its last update, or returns them."""
     shapes = [number.shape.as_list() for number in numbers]
     if step.changes_weights:
-        traced.tally = Tally(step.servers.lock, shapes)
+        with accounted.set(True):
+            traced.tally = Tally(step.servers.lock, shapes)
         step.flush(Results(traced.tally, traced.tally.pack(numbers)))
         traced.updates = step.updates
         return []
