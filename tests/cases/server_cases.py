@@ -271,12 +271,19 @@ def coordinated(strategy: Any) -> dict[str, Any]:
     }
 
 
-def not_a_number(strategy: Any) -> str:
-    """Trains with a loss that becomes NaN."""
+def not_a_number(strategy: Any, *, of: str) -> str:
+    """Trains with a loss or a metric that is NaN, and returns the error."""
     x, y = common.table(40)
+
+    def undefined(true: Any, predicted: Any) -> Any:
+        return tf.reduce_mean(predicted) * float("nan")
+
     with strategy.scope():
         model = common.dense_model()
-        model.compile("sgd", lambda true, predicted: tf.reduce_mean(predicted) * float("nan"))
+        if of == "loss":
+            model.compile("sgd", undefined)
+        else:
+            model.compile("sgd", common.sparse_crossentropy(), metrics=[undefined])
         try:
             model.fit(x, y, 8, 1, verbose=0)
         except Exception as error:

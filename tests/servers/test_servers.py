@@ -148,9 +148,10 @@ def test_tensorboard_and_a_checkpoint_in_mid_epoch(cluster: Pool, tmp_path: path
 
 
 def test_a_loss_that_is_not_a_number_ends_the_training(cluster: Pool) -> None:
-    [error] = cluster("parameter_server").call(f"{CASES}:not_a_number")
+    [error] = cluster("parameter_server").call(f"{CASES}:not_a_number", of="loss")
     assert error.startswith("TfdistError: loss became NaN in epoch 1")
     assert "learning rate" in error
+    assert cluster("parameter_server").call(f"{CASES}:not_a_number", of="metric") == [""]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
