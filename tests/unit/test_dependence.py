@@ -37,6 +37,13 @@ def _two(x: Any) -> tuple[Any, Any]:
 
 
 @tf.function
+def _ctc(labels: Any) -> Any:
+    """Its loops are functions of TensorFlow 1, which have no graph in Python."""
+    labels = tf.tile(tf.reshape(labels, [1, -1])[:, :1] + 1, [2, 4])
+    logits = tf.reshape(tf.range(90.0), [9, 2, 5])
+    return tf.nn.ctc_loss(labels, logits, tf.constant([4, 4]), tf.constant([9, 9]))
+
+
 def _drawn(x: Any) -> Any:
     return tf.random.uniform([2], maxval=tf.size(_VARIABLE), dtype=tf.int32)
 
@@ -63,6 +70,8 @@ def _drawn(x: Any) -> Any:
             ),
             True,
         ),
+        (lambda batch: _ctc(batch), True),
+        (lambda batch: _ctc(_VARIABLE), False),
     ],
 )
 def test_dependence(make: Callable[[Any], Any], depends: bool) -> None:

@@ -17,6 +17,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
 from tensorflow.python.framework import auto_control_deps
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import custom_gradient as custom_gradients
 
@@ -175,7 +176,7 @@ def body_of(op: Operation) -> FuncGraph | None:
     if op.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return None
     function = op.graph._get_function(op.get_attr("f").name)
-    return None if function is None else function.graph
+    return None if function is None else _graph_of(function, op)
 
 
 def branches_of(op: Operation) -> list[FuncGraph]:
@@ -183,7 +184,16 @@ def branches_of(op: Operation) -> list[FuncGraph]:
     named = [op.get_attr(name) for name in _BRANCHES.get(op.type, ())]
     flat = [each for one in named for each in (one if isinstance(one, list) else [one])]
     functions = [op.graph._get_function(each.name) for each in flat]
-    return [function.graph for function in functions if function is not None]
+    return [_graph_of(function, op) for function in functions if function is not None]
+
+
+def _graph_of(function: Any, caller: Operation) -> FuncGraph:
+    """A function's graph; made from its definition if it is a `Defun`, such as CTC loss uses."""
+    graph: FuncGraph | None = getattr(function, "graph", None)
+    if graph is not None:
+        return graph
+    with caller.graph.as_default():  # It knows the functions that this one calls.
+        return function_def_to_graph(function.definition)
 
 
 def called_in_line(function: types.Function, *args: object, **kwargs: object) -> object:

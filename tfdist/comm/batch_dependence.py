@@ -35,8 +35,8 @@ _KIND = "_tfdist_kind"
 #: The name of placeholders that stand for weights.
 WEIGHT = "tfdist_weight"
 
-#: Stateful ops that only read: their results depend on the batch if their inputs do.
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
+#: Stateful ops that read or make room: their results depend on the batch if their inputs do.
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "Empty"})
 #: Collectives whose results are the same on all replicas: of each only the first input is data.
 _SHARED = frozenset({"CollectiveGatherV2", "CollectiveReduceV2"})
 #: Ops that pass a tensor's rows on, whatever else they change.

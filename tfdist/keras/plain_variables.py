@@ -33,6 +33,8 @@ def hooks() -> list[Hook]:
 
 
 def _exchanged_first(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a variable gets a value of the whole batch, not of its own replica's examples."""
+
     @functools.wraps(original)
     def update(self: Any, update_fn: Callable[..., Any], value: Any, **kwargs: object) -> object:
         step = current_step()
