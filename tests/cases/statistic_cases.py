@@ -256,6 +256,93 @@ def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
     return {**report, "named": [text for text in named if repr(layer.name) in text]}
 
 
+def _attacked(model: Any, x: Any, y: Any) -> Any:
+    """Moves examples along a gradient that the whole batch's norm divides."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
+        loss = tf.reduce_mean(loss)
+    gradient = tape.gradient(loss, x)
+    return x + 0.1 * gradient / (tf.norm(gradient) + 1e-9)
+
+
+def _hard(model: Any, x: Any, y: Any) -> Any:
+    """Whether each example's loss is above the mean."""
+    each = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
+    return each > tf.reduce_mean(each)
+
+
+def _chosen(model: Any, x: Any, y: Any) -> tuple[Any, ...]:
+    keep = _hard(model, x, y)
+    return tf.boolean_mask(x, keep), tf.boolean_mask(y, keep)
+
+
+def _in_python(x: Any) -> Any:
+    return tf.ensure_shape(tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), [None, 8])
+
+
+#: From a model, inputs and labels, the arguments of a loss and of the model that a step gives them.
+GIVEN: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "inputs": lambda model, x, y: ((x - tf.reduce_mean(x, 0)) / tf.math.reduce_std(x, 0), y),
+    "largest": lambda model, x, y: (x / tf.reduce_max(tf.abs(x)), y),
+    "attacked": lambda model, x, y: (_attacked(model, x, y), y),
+    "labels": lambda model, x, y: (x, tf.cast(y > tf.reduce_min(y), tf.int32)),
+    "weights": lambda model, x, y: (x, y, (w := tf.exp(x[:, 0])) / tf.reduce_mean(w)),
+    "hard": lambda model, x, y: (x, y, tf.cast(_hard(model, x, y), tf.float32)),
+    "chosen": _chosen,
+    "counted": lambda model, x, y: (x / tf.cast(tf.shape(x)[0], tf.float32), y),
+    "python": lambda model, x, y: (_in_python(x), y),
+}
+
+#: The same, but each example's values come from that example.
+GIVEN_APART: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "inputs": lambda model, x, y: (x - tf.reduce_mean(x, 1, keepdims=True), y),
+    "labels": lambda model, x, y: (
+        x,
+        tf.argmax(model(x) + 0.5 * tf.one_hot(y, CLASSES), -1),
+        tf.cast(tf.range(tf.shape(y)[0]) >= 0, tf.float32),
+    ),
+    "chosen": lambda model, x, y: (tf.boolean_mask(x, x[:, 0] > 0), y[x[:, 0] > 0]),
+    "twice": lambda model, x, y: (tf.concat([x, -x], 0), tf.concat([y, y], 0)),
+    "as long as the longest": lambda model, x, y: (
+        x * tf.pad(tf.sequence_mask(y + 5, dtype=tf.float32), [[0, 0], [0, 8]])[:, :8],
+        y,
+    ),
+}
+
+
+class Given(keras.Model):
+    """A step that changes the batch before the model and the loss are given it."""
+
+    def __init__(self, change: Callable[..., tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.change = change
+        self.net = keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dense(CLASSES)])
+
+    def call(self, inputs: Any) -> Any:
+        return self.net(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, *weights = self.change(self, *data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), *weights)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def given(strategy: Any, *, kind: str, apart: bool = False) -> dict[str, Any]:
+    """A step that changes what it gives to the model and the loss, and what is said of it."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Given((GIVEN_APART if apart else GIVEN)[kind])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        report = common.fitted(model, x, y)
+    texts = [str(each.message) for each in caught]
+    return {**report, "named": any("meet in the values that the step gives" in t for t in texts)}
+
+
 def _r2(y: Any, p: Any) -> Any:
     return 1 - ops.sum((y - p) ** 2) / ops.sum((y - ops.mean(y)) ** 2)
 

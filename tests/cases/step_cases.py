@@ -158,6 +158,22 @@ class AdversarialClipped(Adversarial):
         return tf.clip_by_global_norm(gradients, 0.5)[0]
 
 
+class LookupsClipped(AdversarialClipped):
+    """Gradients of rows that are looked up, and of dense weights, clipped by their common norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(300, 4)
+
+    def call(self, inputs: Any) -> Any:
+        ids = keras.ops.cast(inputs > 0, "int32") + 2 * keras.ops.arange(8)
+        looked_up = keras.ops.mean(self.table(ids), axis=1)
+        return super().call(keras.ops.concatenate([looked_up, inputs], 1))
+
+    def changed(self, gradients: Any) -> Any:
+        return tf.clip_by_global_norm(gradients, 0.3)[0]
+
+
 class OfGraph(HandWrittenMean):
     """Takes gradients by `tf.gradients`, of variables and of their values; moves examples first."""
 
@@ -341,6 +357,7 @@ STEPS = {
     "adversarial": Adversarial,
     "of_graph": OfGraph,
     "adversarial_clipped": AdversarialClipped,
+    "lookups_clipped": LookupsClipped,
     "own_update": OwnUpdate,
     "taken_back": TakenBack,
     "by_loss": ByLoss,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cases.statistic_cases import CENTERS, CONSTANTS, HIDDEN, METRICS, MOMENTS
+from tests.cases.statistic_cases import (
+    CENTERS,
+    CONSTANTS,
+    GIVEN,
+    GIVEN_APART,
+    HIDDEN,
+    METRICS,
+    MOMENTS,
+)
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, CallError, Pool
 
@@ -52,6 +60,29 @@ def test_a_layer_that_mixes_tokens_is_not(agree: Agree) -> None:
 def test_servers_leave_a_batch_that_a_layer_mixes_to_one_worker(cluster: Pool, kind: str) -> None:
     expected = cluster.plain("tests.cases.statistic_cases:mixing", kind=kind)
     [result] = cluster.results("parameter_server", "tests.cases.statistic_cases:mixing", kind=kind)
+    assert_same(expected, result, 1e-5, "parameter_server")
+
+
+@pytest.mark.needs("own steps", "replicas")
+@pytest.mark.parametrize("kind", GIVEN)
+def test_statistics_in_what_a_step_gives_to_a_model_or_loss_are_named(
+    run: Agree, target: str, kind: str
+) -> None:
+    for result in run("statistic_cases:given", kind=kind):
+        assert result["named"] is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("kind", GIVEN_APART)
+def test_a_step_may_change_each_example_by_itself(agree: Agree, kind: str) -> None:
+    for result in agree("statistic_cases:given", kind=kind, apart=True):
+        assert not result["named"]
+
+
+@pytest.mark.parametrize("kind", ["inputs", "labels", "weights"])
+def test_servers_leave_a_step_with_such_statistics_to_one_worker(cluster: Pool, kind: str) -> None:
+    expected = cluster.plain("tests.cases.statistic_cases:given", kind=kind)
+    [result] = cluster.results("parameter_server", "tests.cases.statistic_cases:given", kind=kind)
     assert_same(expected, result, 1e-5, "parameter_server")
 
 

@@ -30,7 +30,7 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
     "kind",
     [
         *("own_update", "own_normalized_update", "adversarial_clipped", "in_functions"),
-        *("taken_back", "by_loss", "plain_variables", "gradients_by_hand"),
+        *("taken_back", "by_loss", "plain_variables", "gradients_by_hand", "lookups_clipped"),
     ],
 )
 def test_own_train_step_that_computes_with_gradients(agree: Agree, kind: str) -> None:

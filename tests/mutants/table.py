@@ -306,6 +306,26 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/whole_batch.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and inputs'",
+        ("known = _settled(step) | dict.fromkeys(step.means, Examples())", "return"),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and inputs'",
+        ("            check_given(step, (args, kwargs))", "            pass"),
+    ),
+    *_of(
+        "tfdist/keras/gathered_loss.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and labels'",
+        ("        check_given(step, (y_true, y_pred, sample_weight))", "        pass"),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        "tests/contract/test_steps.py --tier=everything -k 'mirrored and lookups_clipped'",
+        ("tf.nest.flatten(shared, expand_composites=True)", "[]"),
+    ),
+    *_of(
+        "tfdist/keras/whole_batch.py",
         _MEET.format("variance-True or contrast-True"),
         ("dict.fromkeys(outputs, Examples(ROWS))", "dict.fromkeys(outputs, Examples())"),
         ("        step.note_meeting(found)", "        pass"),
@@ -393,7 +413,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/example_pairs.py",
         _MEET.format("share or variance or largest"),
         ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
-        ("return statistics and (", "return False and ("),
+        ("return statistics and bool(", "return False and bool("),
         ("any(id(x) in self._reduced for x in _values_of(op))", "False"),
     ),
     *_of(

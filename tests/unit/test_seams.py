@@ -12,8 +12,10 @@ from typing import Any
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from tfdist._tf.distribute import gradients_of_control_flow
+from tfdist._tf.graphs import parameters_of
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
@@ -474,3 +476,15 @@ def test_graphs_of_gradients_of_control_flow_are_known(branch: bool) -> None:
 
     gradient.get_concrete_function(tf.constant(1.0))
     assert set(found) == {(0, 2 if branch else 1)}
+
+
+def test_the_parameters_of_all_raw_ops_are_known() -> None:
+    """`run_again` finds what `tf.raw_ops` calls the inputs and attributes of an op."""
+    wrong = {}
+    for name in dir(tf.raw_ops):
+        op_def = op_def_registry.get(name)
+        if op_def is not None and op_def.input_arg:
+            taken = inspect.signature(getattr(tf.raw_ops, name)).parameters.keys() - {"name"}
+            if unknown := taken - set(parameters_of(op_def).values()):
+                wrong[name] = unknown
+    assert not wrong

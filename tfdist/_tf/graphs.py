@@ -37,12 +37,15 @@ __all__ = [
     "flat_call",
     "on_one_replica",
     "ordered_apart",
+    "parameters_of",
     "partitioned_graphs",
     "run_again",
 ]
 
-#: Arguments of ops that `tf.raw_ops` calls otherwise.
-_RENAMED = {"reduction_indices": "axis", "squeeze_dims": "axis", "dim": "axis"}
+#: Arguments that `tf.raw_ops` calls `axis` if it does not call them so.
+_AXES = ("reduction_indices", "squeeze_dims", "split_dim", "dim")
+#: Other arguments of ops that it calls otherwise.
+_RENAMED = {"Select": {"t": "x", "e": "y"}, "Where": {"input": "condition"}}
 
 #: The attributes of an op that name the functions of its branches.
 _BRANCHES = {
@@ -221,20 +224,29 @@ def constant_of(tensor: Tensor) -> Any:
         return run_again(tensor.op, inputs)[tensor.value_index].numpy()
 
 
+def parameters_of(op_def: Any) -> dict[str, str]:
+    """The names that `tf.raw_ops` gives to the inputs and attributes of an op."""
+    known = inspect.signature(getattr(tf.raw_ops, op_def.name)).parameters
+    renamed = {name: "axis" for name in _AXES if name not in known} | _RENAMED.get(op_def.name, {})
+    return {
+        each.name: renamed.get(each.name, each.name) for each in (*op_def.input_arg, *op_def.attr)
+    }
+
+
 def run_again(op: Operation, inputs: list[Any]) -> list[Any]:
     """Runs an op of the same type and attributes on other inputs."""
     supply = iter(inputs)
     run = getattr(tf.raw_ops, op.type)
     arguments: dict[str, Any] = {}
+    renamed = parameters_of(op.op_def)
     for argument in op.op_def.input_arg:
         several = None
         if argument.number_attr:
             several = [next(supply) for _ in range(op.get_attr(argument.number_attr))]
         elif argument.type_list_attr:
             several = [next(supply) for _ in op.get_attr(argument.type_list_attr)]
-        renamed = _RENAMED.get(argument.name, argument.name)
-        arguments[renamed] = next(supply) if several is None else several
-    attributes = {_RENAMED.get(each.name, each.name): each.name for each in op.op_def.attr}
+        arguments[renamed[argument.name]] = next(supply) if several is None else several
+    attributes = {renamed[each.name]: each.name for each in op.op_def.attr}
     for name in inspect.signature(run).parameters:
         if name not in arguments and name != "name":
             arguments[name] = op.get_attr(attributes[name])

@@ -30,6 +30,7 @@ __all__ = [
     "Meeting",
     "examples_of",
     "meeting_of",
+    "statistic_in",
 ]
 
 #: The axes along which a tensor holds the examples of a batch.
@@ -73,11 +74,13 @@ class Meeting(NamedTuple):
         where: its op, by name and type.
         by_place: whether they are neighbours in the batch, or are chosen by their places in it.
         chooses: whether some are chosen by their places.
+        hidden: whether a Python function is called there, which only may relate them.
     """
 
     where: str
-    by_place: bool
-    chooses: bool
+    by_place: bool = False
+    chooses: bool = False
+    hidden: bool = False
 
 
 def meeting_of(
@@ -96,7 +99,7 @@ def meeting_of(
         depends: whether a tensor depends on the batch.
         known: how some tensors hold examples, by `id`; the search goes no further than these.
         statistics: whether an example also meets the others in a number that is reduced from all of
-            them, such as the batch's mean.
+            them, such as the batch's mean, and in a Python function.
         places: whether examples also meet by their places in the batch.
         counts: whether their number is such a number too, when it is computed with.
 
@@ -109,14 +112,36 @@ def meeting_of(
         mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
         if len(own) > 1 or (places and search.orders.meet(op)):
             return True
-        return statistics and ((own and from_reduced and mixes) or _runs_along(op, search.axes))
+        if statistics and (op.type in _PYTHON or _runs_along(op, search.axes)):
+            return True
+        return statistics and bool(own and from_reduced and mixes)
 
     op = search.run(target, meets)
     if op is None:
         return None
     by_place = places and search.orders.meet(op)
     chooses = places and search.orders.choose(op)
-    return Meeting(f"{_REPLICA.sub('', op.name)!r}, {op.type}", by_place, chooses)
+    return Meeting(_place_of(op), by_place, chooses, op.type in _PYTHON)
+
+
+def statistic_in(
+    value: Tensor, depends: Dependence, known: Mapping[int, Examples]
+) -> Meeting | None:
+    """Finds a statistic of the batch in a value: in its rows, or as all of it.
+
+    Args:
+        value: an argument of a layer or a loss, symbolic.
+        depends: see `meeting_of`.
+        known: see `meeting_of`.
+    """
+    found = meeting_of(value, depends, known, statistics=True, places=False, counts=True)
+    if found is None and examples_of(value, depends, known).reduced:
+        return Meeting(_place_of(value.op))
+    return found
+
+
+def _place_of(op: Operation) -> str:
+    return f"{_REPLICA.sub('', op.name)!r}, {op.type}"
 
 
 class _Search:
@@ -389,6 +414,8 @@ def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 #: The beginning of the names of ops of another replica in this process.
 _REPLICA = re.compile(r"^replica_\d+/")
+#: Ops that call a function of Python.
+_PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 #: Ops that relate an example's values in one input to those in another.
 _BESIDE_EACH_OTHER = frozenset(
     {

@@ -24,6 +24,7 @@ from tfdist.keras.example_pairs import ROWS, Examples, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Call, Step, current_step, entered
+from tfdist.keras.whole_batch import check_given
 from tfdist.types import Structure, Tensor
 
 __all__ = ["hooks", "noted_call", "of_whole_batch"]
@@ -44,6 +45,7 @@ def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None:
             return original(self, y_true, y_pred, sample_weight)
+        check_given(step, (y_true, y_pred, sample_weight))
         with noted_call(step, self.call, self.dtype, (y_true, y_pred)):
             return original(self, y_true, y_pred, sample_weight)
 

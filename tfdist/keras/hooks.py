@@ -233,5 +233,8 @@ on_whole_batch = Flag()
 #: Set while gradients of numbers of single examples are taken, of which a replica has all.
 by_example = Flag()
 
+#: Set while a layer is called, and those that it calls.
+in_layer = Flag()
+
 #: Tensors, by `id`, that stand for weights while a tape is asked for their gradients by these.
 of_weights: Current[frozenset[int]] = Current(frozenset())

@@ -22,6 +22,7 @@ from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import (
     Hook,
     by_example,
+    in_layer,
     is_of_program,
     of_weights,
     on_gradients,
@@ -29,7 +30,7 @@ from tfdist.keras.hooks import (
 )
 from tfdist.keras.reductions import batch_axis, holds_chosen
 from tfdist.keras.replica_context import Step, current_step, settling
-from tfdist.keras.whole_batch import as_average, settle, targets_of
+from tfdist.keras.whole_batch import as_average, check_given, settle, targets_of
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 
@@ -204,9 +205,14 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(self: Layer, *args: Structure, **kwargs: Structure) -> Structure:
-        outputs, step = original(self, *args, **kwargs), current_step() or settling.value
-        if step is not None:
-            settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
+        step = current_step() or settling.value
+        if step is None:
+            return original(self, *args, **kwargs)
+        if not in_layer.is_up:  # A layer's own values are looked into when it has returned.
+            check_given(step, (args, kwargs))
+        with in_layer.up():
+            outputs = original(self, *args, **kwargs)
+        settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
         return outputs
 
     return call

@@ -203,8 +203,8 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
             shared = exchange(shared, step.scaled_losses[id(scaled[0])][1] if scaled else None)
-            for each in shared:
-                if isinstance(each, tf.Tensor):
+            for each in tf.nest.flatten(shared, expand_composites=True):
+                if each is not None:
                     step.depends.note_shared(each)
         zero.note_shards(tf.nest.flatten(sources), shared)
         step.gradients.update((id(each), each) for each in shared if each is not None)

@@ -44,6 +44,30 @@ from tfdist.types import (
 )
 from tfdist.utils.thread_state import Current
 
+#: Places in which examples may meet, beside layers of the program's own; see `Step.note_meeting`.
+LOSS, GIVEN = "the loss", "the values that the step gives to the model or a loss"
+_LAYER = "layer"
+_GATHER = "tf.distribute.get_replica_context().all_gather({}, axis=0)"
+#: For each place, in what else examples meet there, and what to do.
+_MEETINGS = {
+    LOSS: (
+        "in contrastive losses and in those with statistics of the batch",
+        "Use a compiled loss, or a keras.losses.Loss in the train_step, which tfdist calls with "
+        "the whole batch; or gather what they are computed from first: "
+        f"{_GATHER.format('embeddings')}.",
+    ),
+    GIVEN: (
+        "if they are divided by the batch's mean, its largest value or their number",
+        "Compute them in the data set, by a map after its batch, or in a compiled loss; or gather "
+        f"what they are computed from first: {_GATHER.format('x')}.",
+    ),
+    _LAYER: (
+        "in a normalization by statistics of the batch",
+        f"Gather the inputs first: {_GATHER.format('inputs')}; for normalization take "
+        "keras.layers.BatchNormalization(synchronized=True).",
+    ),
+}
+
 
 class Call(NamedTuple):
     """A call of a loss, or of a metric's function, which can be made again on other examples.
@@ -192,35 +216,29 @@ class Step:
         """Whether this is all of the batch."""
         return self.replicas == 1
 
-    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
+    def note_meeting(self, found: Meeting, place: Layer | str = LOSS) -> None:
         """Notes that examples of the batch meet, of which a replica has its own only.
 
         Args:
             found: where they meet.
-            layer: the layer of the program's own in which that is; None for a loss.
+            place: the layer of the program's own in which that is, `LOSS`, or `GIVEN`.
         """
-        if layer is None:
-            subject, kind = "the loss", "loss"
-            such = "contrastive losses and in those with statistics of the batch"
-            remedy = (
-                "Use a compiled loss, or a keras.losses.Loss in the train_step, which tfdist calls "
-                "with the whole batch; or gather what they are computed from first: "
-                "tf.distribute.get_replica_context().all_gather(embeddings, axis=0)."
-            )
+        if isinstance(place, str):
+            subject, such, remedy = place, *_MEETINGS[place]
         else:
-            subject, kind = f"the layer {layer.name!r}", "layer"
-            such = "a normalization by statistics of the batch"
-            remedy = (
-                "Gather the inputs first: "
-                "tf.distribute.get_replica_context().all_gather(inputs, axis=0); for "
-                "normalization take keras.layers.BatchNormalization(synchronized=True)."
-            )
+            subject, (such, remedy) = f"the layer {place.name!r}", _MEETINGS[_LAYER]
         if found.by_place:
-            such = "MixUp, in groups of neighbours, and where examples are chosen by their places"
+            such = (
+                "in MixUp, in groups of neighbours, and where examples are chosen by their places"
+            )
+        meet, cannot = "meet", "is not"
+        if found.hidden:
+            meet, cannot = "may meet", "may not be"
+            such = "a function of Python hides what it computes"
         warnings.warn(
-            f"The examples of a batch meet in {subject} (at {found.where}), as in {such}. Each of "
-            f"the {self.replicas} replicas sees its own examples only, so this is not the {kind} "
-            f"of one process. {remedy}",
+            f"The examples of a batch {meet} in {subject} (at {found.where}), as {such}. Each of "
+            f"the {self.replicas} replicas sees its own examples only, so this {cannot} what one "
+            f"process computes. {remedy}",
             EquivalenceWarning,
             stacklevel=2,
         )

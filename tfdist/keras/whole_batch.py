@@ -16,10 +16,17 @@ import tensorflow as tf
 from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
-from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, Examples, examples_of, meeting_of
+from tfdist.keras.example_pairs import (
+    NO_EXAMPLES,
+    ROWS,
+    Examples,
+    examples_of,
+    meeting_of,
+    statistic_in,
+)
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
-from tfdist.keras.replica_context import Step
+from tfdist.keras.replica_context import GIVEN, Step
 from tfdist.types import Layer, Structure, Tensor
 
 __all__ = [
@@ -106,6 +113,24 @@ def _note_meeting(step: Step, target: Tensor) -> None:
         found = meeting_of(target, step.depends, known, statistics=True, places=False)
     if found is not None:
         step.note_meeting(found)
+
+
+def check_given(step: Step, values: Structure) -> None:
+    """Names values that a step gives to a layer or a loss, if a statistic of the batch is in them.
+
+    Args:
+        step: the calling replica's step.
+        values: any nest of values; only symbolic ones are looked into.
+    """
+    if step.is_whole:
+        return
+    known = _settled(step) | dict.fromkeys(step.means, Examples())
+    for value in tf.nest.flatten(values):
+        if is_symbolic(value) and id(value) not in known and step.depends(value):
+            found = statistic_in(value, step.depends, known)
+            if found is not None:
+                step.note_meeting(found, GIVEN)
+                return
 
 
 def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -> None:

@@ -23,7 +23,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.assignments import on_whole_batch
 from tfdist.keras.example_pairs import Meeting
 from tfdist.keras.metric_updates import of_replica
-from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.replica_context import LOSS, Step, current_step
 from tfdist.strategies.parameter_server.serialization import move
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, device_of, parts_of
 from tfdist.strategies.parameter_server.transaction_log import Tally
@@ -94,11 +94,11 @@ class Part(Step):
         """Needs the other parts in the middle of the step."""
         raise NotSplittable("adds numbers up over the whole batch before its gradient is known")
 
-    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
+    def note_meeting(self, found: Meeting, place: Layer | str = LOSS) -> None:
         """Leaves the whole batch to one worker."""
-        if layer is not None:
+        if not isinstance(place, str):
             raise NotSplittable(
-                f"mixes the examples of a batch in {layer.name!r}, at {found.where}"
+                f"mixes the examples of a batch in {place.name!r}, at {found.where}"
             )
         raise NotSplittable(f"relates the examples of a batch to each other, at {found.where}")
 

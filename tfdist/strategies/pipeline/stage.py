@@ -15,7 +15,7 @@ from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
 from tfdist.keras.example_pairs import Meeting
 from tfdist.keras.losses import settled
-from tfdist.keras.replica_context import Step, settling
+from tfdist.keras.replica_context import LOSS, Step, settling
 from tfdist.keras.whole_batch import as_average, examples_in
 from tfdist.placement.devices import moved, on
 from tfdist.strategies.pipeline.partitioning import Cut
@@ -62,9 +62,10 @@ class Microbatch(Step):
         """The sums over all microbatches."""
         return tf.nest.map_structure(self.total_of, values)
 
-    def note_meeting(self, found: Meeting, layer: Layer | None = None) -> None:
+    def note_meeting(self, found: Meeting, place: Layer | str = LOSS) -> None:
         """Refuses, as `gather` does."""
-        self.gather([], found.where if layer is None else f"{found.where}, in {layer.name!r}")
+        inside = "" if isinstance(place, str) else f", in {place.name!r}"
+        self.gather([], found.where + inside)
 
     def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
         """Refuses: a microbatch is through before the next one comes.
