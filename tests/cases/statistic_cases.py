@@ -229,7 +229,78 @@ class PassesOn(keras.layers.Layer):
         return self.norm(ops.reshape(ops.transpose(mixed, (1, 0, 2)), (-1, 6)) * weights)
 
 
+def _counted(step: Callable[[Any], Any], i: Any, x: Any) -> tuple[Any, Any]:
+    return i + 1, step(x)
+
+
+def _rounds(step: Callable[[Any], Any], goes_on: Callable[[Any, Any], Any]) -> Any:
+    """A layer that repeats something in a loop of TensorFlow's."""
+
+    def call(inputs: Any) -> Any:
+        first = [0, inputs]
+        return tf.while_loop(goes_on, lambda i, x: (i + 1, step(x)), first, maximum_iterations=20)[
+            1
+        ]
+
+    return keras.layers.Lambda(call)
+
+
+class Branching(keras.layers.Layer):
+    """Does something else to a batch while training, in a condition."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def build(self, shape: Any) -> None:
+        del shape
+        self.steps = self.add_weight(initializer="zeros", trainable=False, name="steps")
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cond(self.steps < 1.0, lambda: self.change(inputs), lambda: 0.5 * inputs)
+
+
+class Filled(keras.layers.Layer):
+    """Goes on until a flag of each example is set, and leaves those alone whose flag is."""
+
+    def call(self, inputs: Any) -> Any:
+        def body(x: Any, done: Any) -> tuple[Any, Any]:
+            new = tf.where(done, x, 0.7 * x)
+            return new, tf.reduce_max(tf.abs(new), 1, keepdims=True) < 0.3
+
+        flags = tf.zeros_like(inputs[:, :1], tf.bool)
+        return tf.while_loop(lambda _, d: ~tf.reduce_all(d), body, [inputs, flags])[0]
+
+
 LAYERS: dict[str, Callable[[], Any]] = {
+    "in a loop": lambda: _rounds(lambda x: 0.9 * (x - tf.reduce_mean(x, 0)), lambda i, _: i < 3),
+    "pairs in a loop": lambda: _rounds(
+        lambda x: tf.nn.softmax(tf.matmul(x, x, transpose_b=True)) @ x, lambda i, _: i < 2
+    ),
+    "until converged": lambda: _rounds(
+        lambda x: 0.5 * tf.tanh(x) + 0.1,
+        lambda _, x: tf.reduce_max(tf.abs(x - 0.5 * tf.tanh(x) - 0.1)) > 0.1,
+    ),
+    "until near": lambda: _rounds(
+        lambda x: 0.5 * tf.tanh(x) + 0.1,
+        lambda _, x: tf.reduce_any(tf.abs(x - 0.5 * tf.tanh(x) - 0.1) > 0.1),
+    ),
+    "from one to the next": lambda: keras.layers.Lambda(
+        lambda x: tf.ensure_shape(tf.scan(lambda kept, row: 0.5 * kept + row, x), [None, 6])
+    ),
+    "in a branch": lambda: Branching(lambda x: x - tf.reduce_mean(x, 0)),
+    "python": lambda: keras.layers.Lambda(
+        lambda x: tf.ensure_shape(tf.numpy_function(np.tanh, [x], tf.float32), [None, 6]),
+        output_shape=(6,),
+    ),
+    "rows in a loop": lambda: _rounds(
+        lambda x: x - 0.1 * tf.reduce_mean(x, 1, keepdims=True), lambda i, _: i < 3
+    ),
+    "rows in a branch": lambda: Branching(lambda x: x - tf.reduce_mean(x, 1, keepdims=True)),
+    "until all are done": Filled,
+    "each row": lambda: keras.layers.Lambda(
+        lambda x: tf.map_fn(lambda row: row / (1.0 + tf.reduce_max(tf.abs(row))), x)
+    ),
     "deviation": BatchDeviation,
     "centred": lambda: keras.layers.Lambda(lambda x: x - ops.mean(x, 0, keepdims=True)),
     "tiled": TiledDeviation,
@@ -254,93 +325,6 @@ def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
         report = common.fitted(model, x, y)
     named = [str(each.message) for each in caught if "meet in the layer" in str(each.message)]
     return {**report, "named": [text for text in named if repr(layer.name) in text]}
-
-
-def _attacked(model: Any, x: Any, y: Any) -> Any:
-    """Moves examples along a gradient that the whole batch's norm divides."""
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
-        loss = tf.reduce_mean(loss)
-    gradient = tape.gradient(loss, x)
-    return x + 0.1 * gradient / (tf.norm(gradient) + 1e-9)
-
-
-def _hard(model: Any, x: Any, y: Any) -> Any:
-    """Whether each example's loss is above the mean."""
-    each = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
-    return each > tf.reduce_mean(each)
-
-
-def _chosen(model: Any, x: Any, y: Any) -> tuple[Any, ...]:
-    keep = _hard(model, x, y)
-    return tf.boolean_mask(x, keep), tf.boolean_mask(y, keep)
-
-
-def _in_python(x: Any) -> Any:
-    return tf.ensure_shape(tf.numpy_function(lambda a: a - a.mean(0), [x], tf.float32), [None, 8])
-
-
-#: From a model, inputs and labels, the arguments of a loss and of the model that a step gives them.
-GIVEN: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "inputs": lambda model, x, y: ((x - tf.reduce_mean(x, 0)) / tf.math.reduce_std(x, 0), y),
-    "largest": lambda model, x, y: (x / tf.reduce_max(tf.abs(x)), y),
-    "attacked": lambda model, x, y: (_attacked(model, x, y), y),
-    "labels": lambda model, x, y: (x, tf.cast(y > tf.reduce_min(y), tf.int32)),
-    "weights": lambda model, x, y: (x, y, (w := tf.exp(x[:, 0])) / tf.reduce_mean(w)),
-    "hard": lambda model, x, y: (x, y, tf.cast(_hard(model, x, y), tf.float32)),
-    "chosen": _chosen,
-    "counted": lambda model, x, y: (x / tf.cast(tf.shape(x)[0], tf.float32), y),
-    "python": lambda model, x, y: (_in_python(x), y),
-}
-
-#: The same, but each example's values come from that example.
-GIVEN_APART: dict[str, Callable[..., tuple[Any, ...]]] = {
-    "inputs": lambda model, x, y: (x - tf.reduce_mean(x, 1, keepdims=True), y),
-    "labels": lambda model, x, y: (
-        x,
-        tf.argmax(model(x) + 0.5 * tf.one_hot(y, CLASSES), -1),
-        tf.cast(tf.range(tf.shape(y)[0]) >= 0, tf.float32),
-    ),
-    "chosen": lambda model, x, y: (tf.boolean_mask(x, x[:, 0] > 0), y[x[:, 0] > 0]),
-    "twice": lambda model, x, y: (tf.concat([x, -x], 0), tf.concat([y, y], 0)),
-    "as long as the longest": lambda model, x, y: (
-        x * tf.pad(tf.sequence_mask(y + 5, dtype=tf.float32), [[0, 0], [0, 8]])[:, :8],
-        y,
-    ),
-}
-
-
-class Given(keras.Model):
-    """A step that changes the batch before the model and the loss are given it."""
-
-    def __init__(self, change: Callable[..., tuple[Any, ...]]) -> None:
-        super().__init__()
-        self.change = change
-        self.net = keras.Sequential([keras.layers.Dense(6, "tanh"), keras.layers.Dense(CLASSES)])
-
-    def call(self, inputs: Any) -> Any:
-        return self.net(inputs)
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y, *weights = self.change(self, *data)
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True), *weights)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"loss": loss}
-
-
-def given(strategy: Any, *, kind: str, apart: bool = False) -> dict[str, Any]:
-    """A step that changes what it gives to the model and the loss, and what is said of it."""
-    x, y = common.table(EXAMPLES)
-    with scope(strategy), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = Given((GIVEN_APART if apart else GIVEN)[kind])
-        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
-        report = common.fitted(model, x, y)
-    texts = [str(each.message) for each in caught]
-    return {**report, "named": any("meet in the values that the step gives" in t for t in texts)}
 
 
 def _r2(y: Any, p: Any) -> Any:

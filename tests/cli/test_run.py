@@ -94,7 +94,7 @@ def test_a_dry_run_for_programs(here: Path) -> None:
     assert (plan["strategy"], plan["options"]["processes"], plan["log_dir"]) == (
         *("parameter_server", 2, "logs"),
     )
-    assert plan["reasons"]["processes"] == "--processes"
+    assert plan["reasons"]["processes"] == "-n"
     chief, first, _, ps = plan["tasks"]
     assert [each["type"] for each in plan["tasks"]] == ["chief", "worker", "worker", "ps"]
     assert chief["command"][-3:] == ["tfdist.cli.task", "train.py", "a b"]

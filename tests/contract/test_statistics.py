@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases.given_cases import ACTIVITIES, GIVEN, GIVEN_APART, LOGGED, PREDICTED, UPDATES
 from tests.cases.statistic_cases import (
     CENTERS,
     CONSTANTS,
-    GIVEN,
-    GIVEN_APART,
     HIDDEN,
     METRICS,
     MOMENTS,
@@ -37,7 +36,12 @@ def test_running_moments(agree: Agree, kind: str) -> None:
 
 @pytest.mark.needs("replicas")
 @pytest.mark.parametrize(
-    "kind", ["deviation", "tiled", "centred", "pairs", "mixed up", "grouped", "generated"]
+    "kind",
+    [
+        *("deviation", "tiled", "centred", "pairs", "mixed up", "grouped", "generated"),
+        *("in a loop", "pairs in a loop", "until converged", "until near", "from one to the next"),
+        *("in a branch", "python"),
+    ],
 )
 def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str) -> None:
     for result in run("statistic_cases:mixing", kind=kind):
@@ -51,8 +55,11 @@ def test_a_pipeline_refuses_a_layer_that_mixes_a_batch(cluster: Pool, kind: str)
 
 
 @pytest.mark.needs("any model")
-def test_a_layer_that_mixes_tokens_is_not(agree: Agree) -> None:
-    for result in agree("statistic_cases:mixing", kind="tokens"):
+@pytest.mark.parametrize(
+    "kind", ["tokens", "rows in a loop", "rows in a branch", "until all are done", "each row"]
+)
+def test_a_layer_that_keeps_examples_apart_is_not(agree: Agree, kind: str) -> None:
+    for result in agree("statistic_cases:mixing", kind=kind):
         assert not result["named"]
 
 
@@ -68,22 +75,87 @@ def test_servers_leave_a_batch_that_a_layer_mixes_to_one_worker(cluster: Pool, k
 def test_statistics_in_what_a_step_gives_to_a_model_or_loss_are_named(
     run: Agree, target: str, kind: str
 ) -> None:
-    for result in run("statistic_cases:given", kind=kind):
+    for result in run("given_cases:given", kind=kind):
         assert result["named"] is (TARGETS[target].replicas > 1)
 
 
 @pytest.mark.needs("own steps")
 @pytest.mark.parametrize("kind", GIVEN_APART)
 def test_a_step_may_change_each_example_by_itself(agree: Agree, kind: str) -> None:
-    for result in agree("statistic_cases:given", kind=kind, apart=True):
+    for result in agree("given_cases:given", kind=kind, apart=True):
         assert not result["named"]
 
 
 @pytest.mark.parametrize("kind", ["inputs", "labels", "weights"])
 def test_servers_leave_a_step_with_such_statistics_to_one_worker(cluster: Pool, kind: str) -> None:
-    expected = cluster.plain("tests.cases.statistic_cases:given", kind=kind)
-    [result] = cluster.results("parameter_server", "tests.cases.statistic_cases:given", kind=kind)
+    expected = cluster.plain("tests.cases.given_cases:given", kind=kind)
+    [result] = cluster.results("parameter_server", "tests.cases.given_cases:given", kind=kind)
     assert_same(expected, result, 1e-5, "parameter_server")
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize(
+    ("update", "even"),
+    [
+        *((name, False) for name in UPDATES if name != "weighted"),
+        *((name, True) for name in ("deviation", "centred")),
+    ],
+)
+def test_metrics_of_a_step_with_statistics(agree: Agree, update: str, even: bool) -> None:
+    for result in agree("given_cases:reported", update=update, even=even):
+        assert not result["named"]
+
+
+@pytest.mark.needs("own steps", "replicas")
+def test_weights_of_a_metric_that_are_shares_of_the_batch_are_named(
+    run: Agree, target: str
+) -> None:
+    for result in run("given_cases:reported", update="weighted", even=False):
+        assert bool(result["named"]) is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("logged", LOGGED)
+def test_statistics_in_the_logs_of_a_step(agree: Agree, logged: str) -> None:
+    for result in agree("given_cases:reported", logged=logged, even=True):
+        assert not result["named"]
+
+
+@pytest.mark.needs("own steps", "replicas")
+@pytest.mark.parametrize("predicted", [name for name in PREDICTED if name != "by row"])
+def test_predictions_that_relate_examples_are_named(
+    run: Agree, target: str, predicted: str
+) -> None:
+    for result in run("given_cases:reported", predicted=predicted, even=True):
+        assert bool(result["named"]) is (TARGETS[target].replicas > 1)
+
+
+@pytest.mark.needs("own steps")
+def test_predictions_by_example(agree: Agree) -> None:
+    for result in agree("given_cases:reported", predicted="by row", even=False):
+        assert not result["named"]
+
+
+@pytest.mark.needs("any model", "whole batch")
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("kind", [name for name in ACTIVITIES if name != "deviation"])
+def test_activity_regularizers(agree: Agree, kind: str, even: bool) -> None:
+    for result in agree("given_cases:active", kind=kind, even=even):
+        assert not result["named"]
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_a_layer_that_regularizes_activities(agree: Agree, even: bool) -> None:
+    agree("given_cases:active", kind="", even=even, layer=True)
+
+
+@pytest.mark.needs("replicas", "whole batch")
+@pytest.mark.parametrize("even", [False, True])
+def test_an_activity_regularizer_of_a_statistic_is_named(
+    run: Agree, target: str, even: bool
+) -> None:
+    for result in run("given_cases:active", kind="deviation", even=even):
+        assert result["named"] is (TARGETS[target].replicas > 1)
 
 
 @pytest.mark.needs("any model")

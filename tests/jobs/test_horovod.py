@@ -205,7 +205,7 @@ def test_an_elastic_job_waits_for_slots_until_its_deadline(folder):
         (["--min-np", 2], "--min-np needs --max-np"),
         (["--min-np", 3, "--max-np", 2], "leave no number of processes"),
         (["--max-np", 2, "-n", 2], "-n 2 conflicts with --min-np"),
-        (["--max-np", 2, "--strategy", "mirrored"], "conflict with strategy='mirrored'"),
+        (["--max-np", 2, "--strategy", "mirrored"], "conflict with --strategy mirrored"),
         (
             ["--max-np", 2, "-s", "multi_worker", "--mesh", "model=2"],
             "conflict with --mesh model=2",

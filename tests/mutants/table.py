@@ -310,6 +310,43 @@ MUTANTS: list[Mutant] = [
         ("known = _settled(step) | dict.fromkeys(step.means, Examples())", "return"),
     ),
     *_of(
+        "tfdist/keras/example_pairs.py",
+        "tests/unit/test_dependence.py",
+        ("known, _carried(inner, graph, known) if loops else known", "known, known"),
+        ("return _ends_by_examples(condition, ", "return False and _ends_by_examples(condition, "),
+        ('_flags_behind(op.inputs[0]) if op.type in ("All", "Any")', "[op.inputs[0]] if True"),
+        ("result.dtype != tf.variant and _is_of_items", "False and _is_of_items"),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and activit'",
+        ("whole / (size * step.replicas)", "whole / size"),
+        ("            note_meeting(step, value)", "            pass"),
+    ),
+    *_of(
+        "tfdist/keras/whole_statistics.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and (logs or metrics)'",
+        (
+            "return as_average(step, with_whole_statistics(step, value))",
+            "return as_average(step, value)",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/metric_updates.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and of_a_'",
+        (
+            "    again = with_whole_statistics(step, value)\n    check",
+            "    again = value\n    check",
+        ),
+        ("    check_given(step, again)", "    pass"),
+        ("        return tf.cast(value, metric.dtype)", "        return value"),
+    ),
+    *_of(
+        "tfdist/keras/replica_step.py",
+        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and predictions'",
+        ("        check_given(step, outputs, PREDICTED)", "        pass"),
+    ),
+    *_of(
         "tfdist/keras/losses.py",
         "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and inputs'",
         ("            check_given(step, (args, kwargs))", "            pass"),
@@ -413,7 +450,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/example_pairs.py",
         _MEET.format("share or variance or largest"),
         ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
-        ("return statistics and bool(", "return False and bool("),
+        ("return bool(own) and from_reduced and mixes", "return False"),
         ("any(id(x) in self._reduced for x in _values_of(op))", "False"),
     ),
     *_of(

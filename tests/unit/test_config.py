@@ -148,7 +148,7 @@ def test_a_flag_wins_over_the_file(tmp_path):
     resolved = resolve({"processes": 3, "period": 4, "seed": None}, load_file(file), {})
     assert (resolved.config.processes, resolved.config.mode) == (3, "local")
     assert resolved.overridden == {"processes": 2}
-    assert resolved.as_set("processes") == "--processes 3"
+    assert resolved.as_set("processes") == "-n 3"
     assert resolved.as_set("mode") == f"mode='local' of {file}"
 
 

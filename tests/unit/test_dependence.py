@@ -44,6 +44,25 @@ def _ctc(labels: Any) -> Any:
     return tf.nn.ctc_loss(labels, logits, tf.constant([4, 4]), tf.constant([9, 9]))
 
 
+def _repeated(step: Callable[[Any], Any], x: Any, goes_on: Any = lambda i, _: i < 3) -> Any:
+    return tf.while_loop(goes_on, lambda i, z: (i + 1, step(z)), [0, x])[1]
+
+
+def _swapped(x: Any) -> Any:
+    """A loop whose second variable only has the examples after a round, and its third after two."""
+    none = tf.zeros([1, 8])
+    return tf.while_loop(
+        lambda i, *_: i < 4,
+        lambda i, a, b, c: (i + 1, x + 0.0 * a, a - tf.reduce_mean(c, 0), b),
+        [0, none, none, none],
+        shape_invariants=[tf.TensorShape([]), *3 * [tf.TensorShape([None, 8])]],
+    )[2:]
+
+
+def _rows(x: Any) -> Any:
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
 def _drawn(x: Any) -> Any:
     return tf.random.uniform([2], maxval=tf.size(_VARIABLE), dtype=tf.int32)
 
@@ -232,12 +251,39 @@ def test_examples_that_meet_by_their_places(make: Callable[[Any], Any], chooses:
         lambda x: keras.ops.softmax(x, axis=0),
         lambda x: tf.cumsum(x, axis=tf.rank(x) - 2),
         lambda x: tf.cond(tf.reduce_mean(x) > 0.0, lambda: 2.0 * x, lambda: x),
+        lambda x: tf.cond(tf.shape(x)[1] > 3, lambda: x - tf.reduce_mean(x, 0), lambda: x),
+        lambda x: _repeated(lambda z: z - tf.reduce_mean(z, 0), x),
+        lambda x: _repeated(lambda z: z + x - tf.reduce_mean(x, 0), x),
+        lambda x: _repeated(lambda z: 0.5 * z, x, lambda _, z: tf.reduce_max(z) > 0.1),
+        lambda x: _repeated(lambda z: 0.5 * z, x, lambda _, z: ~tf.reduce_all(z < 0.1)),
+        lambda x: tf.scan(lambda kept, row: 0.5 * kept + row, x),
+        lambda x: _swapped(x)[0],
+        lambda x: tf.numpy_function(lambda a: a, [x], tf.float32),
     ],
 )
 def test_examples_that_meet_in_their_statistics(make: Callable[[Any], Any]) -> None:
     target = traced(lambda batch: make(_numbers(batch)))
     assert meeting_of(target, Dependence(), {}, statistics=True) is not None
     assert meeting_of(target, Dependence(), {}) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: tf.cond(tf.shape(x)[1] > 3, lambda: x - tf.reduce_mean(x, 1)[:, None], lambda: x),
+        lambda x: _repeated(lambda z: z - tf.reduce_mean(z, 1, keepdims=True), x),
+        lambda x: tf.map_fn(lambda row: row / tf.reduce_max(row), x),
+        lambda x: tf.scan(lambda kept, column: 0.5 * kept + column, tf.transpose(x)),
+        lambda x: tf.while_loop(
+            lambda _, flags: ~tf.reduce_all(flags),
+            lambda z, flags: (tf.where(flags, z, 0.5 * z), z < 0.1),
+            [x, x < 0.0],
+        )[0],
+    ],
+)
+def test_examples_that_loops_keep_apart(make: Callable[[Any], Any]) -> None:
+    target = traced(lambda batch: make(_numbers(batch)))
+    assert meeting_of(target, Dependence(), {}, statistics=True) is None
 
 
 def test_the_number_of_examples_is_one_of_their_statistics_in_a_layer() -> None:
@@ -254,6 +300,7 @@ def test_the_number_of_examples_is_one_of_their_statistics_in_a_layer() -> None:
         (lambda x: tf.reduce_sum(tf.squeeze(x[:, 0]) * x[:, 1]), True),
         (lambda x: tf.reduce_mean(tf.squeeze(x[:, 0])), False),
         (lambda x: tf.reduce_mean(tf.concat([x, tf.zeros([1, 8])], 0), 0), None),
+        (lambda x: (0.0 + 2.0 * tf.reduce_sum(x) + tf.reduce_sum(x * x)) / _rows(x), False),
         (lambda x: tf.reduce_mean(tf.concat([x, tf.zeros_like(x)], 1), 0), False),
     ],
 )

@@ -150,15 +150,15 @@ def _check_strategy(job: Job) -> None:
     name = None if job.resolved is None else job.resolved.config.strategy
     if name not in _ELASTIC or job.plan.cluster is None:
         raise ConfigError(
-            f"--min-np and --max-np conflict with strategy={name!r}. Elastic jobs run on "
+            f"--min-np and --max-np conflict with --strategy {name}. Elastic jobs run on "
             f"{' and '.join(_ELASTIC)}, started by this command alone, without TF_CONFIG."
         )
     rule = job.resolved.config.part(GradientOptions) if job.resolved else None
     if rule is not None and rule.remembers:
         raise ConfigError(
             f"--min-np and --max-np conflict with the rule {rule.described!r}: what it keeps "
-            "of earlier gradients would be lost with a worker. Train with mode='sync', without "
-            "accumulation and with compression 'none', 'bf16' or 'fp16'; or without --max-np, with "
+            "of earlier gradients would be lost with a worker. Train with --mode sync, without "
+            "--accumulate and with --compression none, bf16 or fp16; or without --max-np, with "
             "BackupAndRestore and --max-restarts."
         )
     config = None if job.resolved is None else job.resolved.config

@@ -66,6 +66,9 @@ class Dependence:
 
     Attributes:
         reduced: tensors, by `id`, that are known to hold no example by itself, such as gradients.
+        rows: tensors, by `id`, that are known to have a row for each example, such as the outputs
+            of Keras's layers.
+        axes: tensors, by `id`, each with the axis along which it was found to hold the examples.
         chosen: tensors, by `id`, of which an example has any number of rows, such as the flat
             values of a ragged batch.
         components: tensors, by `id`, that a ragged or sparse batch is made of.
@@ -73,6 +76,8 @@ class Dependence:
 
     def __init__(self, independent: Sequence[Any] = ()) -> None:
         self.reduced: dict[int, Any] = {}
+        self.rows: dict[int, Tensor] = {}
+        self.axes: dict[int, tuple[Tensor, int | None]] = {}
         self.chosen: dict[int, Any] = {}
         self.components: dict[int, Any] = {}
         self._known: dict[int, tuple[Any, bool]] = {id(t): (t, False) for t in independent}

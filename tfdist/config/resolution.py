@@ -16,7 +16,7 @@ from tfdist.cluster.environments import detection
 from tfdist.cluster.environments.base import ProcessContext
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.structure import read
-from tfdist.config.strategy_config import StrategyConfig, accepted
+from tfdist.config.strategy_config import StrategyConfig, accepted, all_options
 from tfdist.config.strategy_file import StrategyFile
 from tfdist.errors import ConfigError
 
@@ -38,9 +38,9 @@ class Resolved:
     overridden: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_set(self, name: str) -> str:
-        """An option as it was set: `--processes 3`, or `processes=2 of strategies/stale.toml`."""
+        """An option as it was set: `-n 3`, or `processes=2 of strategies/stale.toml`."""
         source, value = self.reasons[name], self.config.value(name)
-        return f"{source} {value}" if source.startswith("--") else f"{name}={value!r} of {source}"
+        return f"{source} {value}" if source.startswith("-") else f"{name}={value!r} of {source}"
 
 
 def resolve(
@@ -79,7 +79,7 @@ def resolve(
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return all_options()[name].flags[0]
 
 
 def _choose(

@@ -10,18 +10,19 @@ through the ops that are known here; if an op hides them, nothing is claimed.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from tfdist._tf.graphs import constant_of
+from tfdist._tf.graphs import branches_of, constant_of
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.keras.example_order import Orders
 from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
-from tfdist.types import Operation, Tensor
+from tfdist.types import FuncGraph, Operation, Tensor
 
 __all__ = [
     "NO_EXAMPLES",
@@ -106,17 +107,9 @@ def meeting_of(
     Returns:
         The first op found, or None.
     """
+    judge = _Judge(depends, statistics, places, counts)
     search = _Search(depends, known, counts)
-
-    def meets(op: Operation, own: Axes, from_reduced: bool) -> bool:
-        mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
-        if len(own) > 1 or (places and search.orders.meet(op)):
-            return True
-        if statistics and (op.type in _PYTHON or _runs_along(op, search.axes)):
-            return True
-        return statistics and bool(own and from_reduced and mixes)
-
-    op = search.run(target, meets)
+    op = search.run(target, lambda op, own, reduced: judge.meets(search, op, own, reduced))
     if op is None:
         return None
     by_place = places and search.orders.meet(op)
@@ -142,6 +135,120 @@ def statistic_in(
 
 def _place_of(op: Operation) -> str:
     return f"{_REPLICA.sub('', op.name)!r}, {op.type}"
+
+
+class _Judge(NamedTuple):
+    """Decides at which ops examples meet; for the attributes see `meeting_of`."""
+
+    depends: Dependence
+    statistics: bool
+    places: bool
+    counts: bool
+
+    def meets(self, search: _Search, op: Operation, own: Axes, from_reduced: bool) -> bool:
+        """Whether examples meet at an op that a search has come to; see `_Search.run`."""
+        if len(own) > 1 or (self.places and search.orders.meet(op)):
+            return True
+        if not self.statistics:
+            return False
+        if op.type in _PYTHON or _runs_along(op, search.axes) or self._inside(search, op):
+            return True
+        mixes = op.type in _BROADCASTING | _CONTRACTING | _BESIDE
+        return bool(own) and from_reduced and mixes
+
+    def _inside(self, search: _Search, op: Operation) -> bool:
+        """Whether examples meet in a branch of a condition, or in a loop."""
+        graphs = branches_of(op)
+        loops = op.type in _LOOPS
+        for graph in graphs:
+            known = _given(search, graph, op.inputs if loops else op.inputs[1:])
+            while True:  # Each round may pass examples on to another variable of a loop.
+                inner = _Search(self.depends, known, self.counts)
+                for result in filter(self.depends, graph.outputs):
+                    if inner.run(result, functools.partial(self.meets, inner)) is not None:
+                        return True
+                before, known = known, _carried(inner, graph, known) if loops else known
+                if before == known:
+                    break
+        if not loops:
+            return False
+        condition, body = graphs
+        return _ends_by_examples(condition, _given(search, condition, op.inputs)) or any(
+            result.dtype != tf.variant and _is_of_items(result, known) for result in body.outputs
+        )
+
+
+def _given(search: _Search, graph: FuncGraph, values: Sequence[Tensor]) -> dict[int, Examples]:
+    """The places of the examples in the arguments of a branch or of a loop."""
+    return {id(x): search.found(value) for x, value in zip(graph.inputs, values, strict=True)}
+
+
+def _carried(inner: _Search, graph: FuncGraph, known: dict[int, Examples]) -> dict[int, Examples]:
+    """The same after a round of a loop, which has a result for each of its arguments."""
+    if len(graph.outputs) != len(graph.inputs):
+        return known
+    again = dict(known)
+    for argument, result in zip(graph.inputs, graph.outputs, strict=True):
+        before, after = known[id(argument)], inner.found(result)
+        reduced = before.reduced or after.reduced
+        in_order = before.in_order and after.in_order
+        again[id(argument)] = Examples(before.axes | after.axes, in_order, reduced)
+    return again
+
+
+def _ends_by_examples(condition: FuncGraph, known: Mapping[int, Examples]) -> bool:
+    """Whether a loop goes on until all examples are near enough to something.
+
+    One that ends when a flag of each example is set goes on for the others alone.
+    """
+    for op in condition.get_operations():
+        if op.type not in _REDUCING or not op.inputs:
+            continue
+        sources = _flags_behind(op.inputs[0]) if op.type in ("All", "Any") else list(op.inputs[:1])
+        if any(_is_of_rows(each, known) for each in sources):
+            return True
+    return False
+
+
+def _flags_behind(tensor: Tensor) -> list[Tensor]:
+    """The numbers that flags are computed from; none if they are flags of the loop's own."""
+    waiting, numbers = [tensor], []
+    while waiting:
+        each = waiting.pop()
+        if each.dtype != tf.bool:
+            numbers.append(each)
+        else:
+            waiting.extend(each.op.inputs)
+    return numbers
+
+
+def _is_of_rows(tensor: Tensor, known: Mapping[int, Examples]) -> bool:
+    """Whether a tensor is computed from rows of examples among known ones."""
+    return any(known[key].axes for key in _sources(tensor) if key in known)
+
+
+def _is_of_items(tensor: Tensor, known: Mapping[int, Examples]) -> bool:
+    """Whether a tensor is computed from single examples of a list of them."""
+    return any(
+        op.type == "TensorListGetItem" and known.get(id(op.inputs[0]), Examples()).axes
+        for op in _ops_behind(tensor)
+    )
+
+
+def _sources(tensor: Tensor) -> set[int]:
+    ops = _ops_behind(tensor)
+    return {id(tensor)} | {id(x) for op in ops for x in op.inputs if op.type not in _SIZES}
+
+
+def _ops_behind(tensor: Tensor) -> list[Operation]:
+    """The ops that a tensor is computed by, without those that only a shape takes part in."""
+    waiting, seen = [tensor.op], {}
+    while waiting:
+        op = waiting.pop()
+        if op.name not in seen:
+            seen[op.name] = op
+            waiting.extend(x.op for x in op.inputs if op.type not in _SIZES)
+    return list(seen.values())
 
 
 class _Search:
@@ -414,6 +521,7 @@ def _gathered(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
 
 #: The beginning of the names of ops of another replica in this process.
 _REPLICA = re.compile(r"^replica_\d+/")
+_LOOPS = frozenset({"While", "StatelessWhile"})
 #: Ops that call a function of Python.
 _PYTHON = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 #: Ops that relate an example's values in one input to those in another.
@@ -441,6 +549,7 @@ _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
     "Unpack": _unpacked,
     "GatherV2": _gathered,
     "CollectiveReduceV2": lambda op, axes: axes(op.inputs[0]),
+    "TensorListGetItem": lambda op, axes: NO_EXAMPLES,  # One example of a list of rows.
     "RandomShuffle": lambda op, axes: axes(op.inputs[0]),
 }
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})

@@ -15,7 +15,7 @@ from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.reductions import batch_axis
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import as_average
+from tfdist.keras.whole_statistics import average_of
 from tfdist.types import Logs, Metric, Model
 
 
@@ -128,7 +128,7 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
         for i, v in enumerate(flat)
         if i not in of_metrics and (_is_scalar(v) or _has_no_rows(step, v))
     }
-    weighed = [step.weigh(as_average(step, tf.cast(v, tf.float32))) for v in scalars.values()]
+    weighed = [step.weigh(average_of(step, tf.cast(v, tf.float32))) for v in scalars.values()]
     averages = _sum_states(flat, of_metrics, weighed)
     for (i, value), average in zip(scalars.items(), averages, strict=True):
         flat[i] = tf.cast(average, value.dtype) if value.dtype.is_floating else average

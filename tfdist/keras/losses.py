@@ -30,7 +30,7 @@ from tfdist.keras.hooks import (
 )
 from tfdist.keras.reductions import batch_axis, holds_chosen
 from tfdist.keras.replica_context import Step, current_step, settling
-from tfdist.keras.whole_batch import as_average, check_given, settle, targets_of
+from tfdist.keras.whole_batch import as_average, check_given, note_meeting, settle, targets_of
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 
@@ -162,9 +162,31 @@ def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def aggregate(self: object, loss: Tensor) -> Tensor:
         total, step = original(self, loss), current_step()
-        return total if step is None else as_average(step, total)
+        if step is None:
+            return total
+        if not step.is_whole and is_symbolic(total) and id(total) not in step.means:
+            note_meeting(step, total)
+        return as_average(step, total)
 
     return aggregate
+
+
+def _divide_activities(step: Step, layer: Layer, outputs: list[object]) -> None:
+    """Lets the activity regularizer of a layer be divided by the size of the whole batch.
+
+    Keras divides by that of the replica's batch, as its last op. If that is a constant, nothing
+    else in the graph would show it.
+    """
+    added, count = layer._losses, sum(keras.ops.is_tensor(each) for each in outputs)
+    for place in range(max(len(added) - count, 0), len(added)):
+        loss = added[place]
+        if not is_symbolic(loss) or loss.op.type != "DivNoNan":
+            continue
+        value, size = loss.op.inputs
+        if step.even and step.depends(value) and not step.depends(size):
+            note_meeting(step, value)
+            whole = as_average(step, value, is_sizeless=True)
+            added[place] = step.note_mean(whole / (size * step.replicas))
 
 
 def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,6 +234,8 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
             check_given(step, (args, kwargs))
         with in_layer.up():
             outputs = original(self, *args, **kwargs)
+        if self.activity_regularizer is not None and not step.is_whole:
+            _divide_activities(step, self, tf.nest.flatten(outputs))
         settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
         return outputs
 

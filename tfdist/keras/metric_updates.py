@@ -24,8 +24,8 @@ from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.logs import single_metrics
 from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step, current_step
-from tfdist.keras.whole_batch import as_average, computed_again, over_whole_batch
-from tfdist.keras.whole_statistics import with_whole_statistics
+from tfdist.keras.whole_batch import check_given, computed_again, over_whole_batch
+from tfdist.keras.whole_statistics import average_of, with_whole_statistics
 from tfdist.types import KerasVariable, Metric, Structure, Tensor
 from tfdist.utils.thread_state import Flag
 
@@ -82,8 +82,9 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             return original(self, values, sample_weight)
         values, _ = of_whole_batch(step, keras.ops.convert_to_tensor(values), None)
+        values, sample_weight = (_of_rows(step, self, x) for x in (values, sample_weight))
         if values.shape.rank == 0 and not len(getattr(sample_weight, "shape", ())):
-            values = as_average(step, values)
+            values = average_of(step, values)
             if not step.even and not _is_of_batch(step, sample_weight):
                 weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
                 sample_weight = weight * step.share(self.dtype) * step.replicas
@@ -115,10 +116,22 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
         values = values if step is None else keras.ops.convert_to_tensor(values)
         if step is None or sample_weight is not None or values.shape.rank != 0:
             return original(self, values, sample_weight)
+        values = _of_rows(step, self, values)
         with _weighed.up():
-            return original(self, step.weigh(tf.cast(as_average(step, values), self.dtype)))
+            return original(self, step.weigh(average_of(step, values)))
 
     return update_state
+
+
+def _of_rows(step: Step, metric: Metric, value: object) -> Any:
+    """A number as a floating-point one, and rows with the statistics of the whole batch in them."""
+    if step.is_whole or not is_symbolic(value) or not step.depends(value):
+        return value
+    if value.shape.rank == 0:
+        return tf.cast(value, metric.dtype)
+    again = with_whole_statistics(step, value)
+    check_given(step, again)
+    return again
 
 
 def of_replica(

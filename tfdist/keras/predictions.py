@@ -29,13 +29,9 @@ from tfdist.comm import batch_sharding
 from tfdist.keras.batches import Relaxed, as_values, spread
 from tfdist.keras.hooks import Hook
 from tfdist.keras.input_comparison import as_tensors, compare_values
-from tfdist.keras.replica_step import predicting
+from tfdist.keras.replica_step import predicting, predicting_alone
 from tfdist.keras.stateful import check_divided, is_stateful
 from tfdist.types import DataAdapter, Model, Strategy, Structure
-from tfdist.utils.thread_state import Flag
-
-#: Up while this process computes predictions by itself.
-_alone = Flag()
 
 #: Keras's `batch_size` if none is given.
 _BATCH = 32
@@ -110,11 +106,11 @@ class _Predictions:
         plain = getattr(function, "python_function", function)
 
         def together(batches: Sequence[Structure]) -> Structure:
-            with predicting.up():
+            with predicting.set(self._model()):
                 return function(batches)
 
         def alone(batches: Sequence[Structure]) -> Structure:
-            with predicting.up(), _alone.up():
+            with predicting.set(self._model()), predicting_alone.up():
                 return plain(batches)
 
         self._together: Callable[[Any], Any] = together
@@ -137,10 +133,15 @@ def _in_few_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
-        if _alone.is_up:
+        if predicting_alone.is_up:
             return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
         shard = getattr(strategy, "shard", None)
-        if predicting.is_up and shard is not None and shard.workers > 1 and shard.local == 1:
+        if (
+            predicting.value is not None
+            and shard is not None
+            and shard.workers > 1
+            and shard.local == 1
+        ):
             return tree.map_structure(lambda v: strategy.gather(v, axis=0), values)
         return original(values, strategy, reduction)
 

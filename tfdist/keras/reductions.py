@@ -309,9 +309,16 @@ def _einsum_axes(op: Operation, depends: Dependence) -> tuple[int | None, bool] 
 
 
 def _is_sum(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> bool:
-    """Whether a tensor is a sum over the examples, or that times what is the same on replicas."""
+    """Whether a tensor is a sum over the examples, or that times what is the same on replicas.
+
+    So is a sum of several, to which Keras's regularizers add a zero.
+    """
     leaf = leaf_of(tensor, depends, means)
     own = [x for x in tensor.op.inputs if depends(x)]
+    if leaf is None and tensor.op.type in _SUMS:
+        others = [constant_of(x) for x in tensor.op.inputs if not depends(x)]
+        zeros = all(x is not None and not x.any() for x in others)
+        return zeros and all(_is_sum(x, depends, means) for x in own)
     if leaf is not None or len(own) != 1:
         return leaf is not None and leaf.is_sum and not _counts_examples(tensor.op, depends)
     passes = tensor.op.type in ("Mul", "Identity", "Cast", "Reshape", "Squeeze")
@@ -463,6 +470,15 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     """The axis along which a tensor holds the examples of a batch; None if it has none."""
     if tensor.shape.rank == 0 or id(tensor) in depends.reduced or not depends(tensor):
         return None
+    if id(tensor) in depends.rows:
+        return 0
+    if id(tensor) not in depends.axes:
+        # The tensor is kept, too: another one could be given its `id` otherwise.
+        depends.axes[id(tensor)] = (tensor, _axis_of(tensor, depends))
+    return depends.axes[id(tensor)][1]
+
+
+def _axis_of(tensor: Tensor, depends: Dependence) -> int | None:
     op = tensor.op
     if op.type in ELEMENTWISE:
         return _aligned_axis(op, tensor, depends)

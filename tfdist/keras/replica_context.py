@@ -45,7 +45,8 @@ from tfdist.types import (
 from tfdist.utils.thread_state import Current
 
 #: Places in which examples may meet, beside layers of the program's own; see `Step.note_meeting`.
-LOSS, GIVEN = "the loss", "the values that the step gives to the model or a loss"
+LOSS, PREDICTED = "the loss", "the predictions"
+GIVEN = "the values that the step gives to the model, a loss or a metric"
 _LAYER = "layer"
 _GATHER = "tf.distribute.get_replica_context().all_gather({}, axis=0)"
 #: For each place, in what else examples meet there, and what to do.
@@ -57,9 +58,13 @@ _MEETINGS = {
         f"{_GATHER.format('embeddings')}.",
     ),
     GIVEN: (
-        "if they are divided by the batch's mean, its largest value or their number",
+        "in those that are divided by the batch's mean, its largest value or their number",
         "Compute them in the data set, by a map after its batch, or in a compiled loss; or gather "
         f"what they are computed from first: {_GATHER.format('x')}.",
+    ),
+    PREDICTED: (
+        "in ranks, and in shares of a sum over the batch",
+        "Compute these of what predict returns, which is the whole batch's.",
     ),
     _LAYER: (
         "in a normalization by statistics of the batch",
@@ -221,7 +226,7 @@ class Step:
 
         Args:
             found: where they meet.
-            place: the layer of the program's own in which that is, `LOSS`, or `GIVEN`.
+            place: the layer of the program's own in which that is, `LOSS`, `GIVEN` or `PREDICTED`.
         """
         if isinstance(place, str):
             subject, such, remedy = place, *_MEETINGS[place]

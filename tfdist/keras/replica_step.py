@@ -32,19 +32,25 @@ from tfdist.keras.logs import (
 )
 from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import (
+    PREDICTED,
     Step,
     at_least_one,
     batch_size_of,
     entered,
     keras_state,
     measure,
+    settling,
 )
+from tfdist.keras.whole_batch import check_given
 from tfdist.keras.zero import only_for_optimizers
 from tfdist.types import Layer, Logs, Metric, Model, Strategy, Structure, Tensor
-from tfdist.utils.thread_state import Flag
+from tfdist.utils.thread_state import Current, Flag
 
-#: Set while calls of `Strategy.run` are Keras's predictions.
-predicting = Flag()
+#: The model of which calls of `Strategy.run` are Keras's predictions meanwhile.
+predicting: Current[Model | None] = Current(None)
+
+#: Set while this process computes predictions by itself.
+predicting_alone = Flag()
 _STEPS = ("train_step", "test_step")
 
 
@@ -176,7 +182,10 @@ def run_prediction(
     options: object,
 ) -> Structure:
     """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
-    carried = keras_state()
+    carried, model = keras_state(), predicting.value  # Replicas may be threads of their own.
+    assert model is not None, "run_prediction is for calls while `predicting` has a model"
+    several = tf.distribute.get_strategy().num_replicas_in_sync
+    replicas = 1 if predicting_alone.is_up else several
 
     def on_replica(batch: Structure) -> Structure:
         if isinstance(batch, Slice):
@@ -184,8 +193,11 @@ def run_prediction(
         else:
             _, count = batch_size_of(batch)
             batch = at_least_one(batch, count)
-        with carried(), ordered_apart():
+        step = Step(model, count, count, None, replicas)
+        step.note_batch(batch)
+        with carried(), ordered_apart(), settling.set(step):
             outputs = fn(batch, **(kwargs or {}))
+        check_given(step, outputs, PREDICTED)
         return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
 
     return run(on_replica, args, None, options)

@@ -31,15 +31,17 @@ from tfdist.types import Layer, Structure, Tensor
 
 __all__ = [
     "as_average",
+    "check_given",
     "computed_again",
     "examples_in",
+    "note_meeting",
     "over_whole_batch",
     "settle",
     "targets_of",
 ]
 
 
-def as_average(step: Step, value: Tensor) -> Tensor:
+def as_average(step: Step, value: Tensor, *, is_sizeless: bool = False) -> Tensor:
     """A loss, or another number, whose average over the replicas is its value on the whole batch.
 
     Its gradient is right as well: averaged over the replicas, it is that of the whole batch.
@@ -47,6 +49,7 @@ def as_average(step: Step, value: Tensor) -> Tensor:
     Args:
         step: the calling replica's step.
         value: a number or a tensor; only a symbolic scalar of floating point is looked into.
+        is_sizeless: whether no factor of a sum can be made of the size of a batch.
 
     Returns:
         `value` itself if that is so already.
@@ -61,7 +64,7 @@ def as_average(step: Step, value: Tensor) -> Tensor:
     if found.is_mean:
         _warn_of_unknown(found)
         return value
-    total, parts = _derivatives(step, value, found)
+    total, parts = _derivatives(step, value, found, is_sizeless)
     # The value and the gradient apart: the value of a term is zero, and its gradient is the part's.
     terms = [
         tf.reduce_sum(tf.stop_gradient(factor) * (part - tf.stop_gradient(part)))
@@ -89,7 +92,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
         _warn_of_eager(step, target)
         return None
     if not step.is_whole:
-        _note_meeting(step, target)
+        note_meeting(step, target)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
@@ -100,7 +103,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     return _derivatives(step, target, result)[1]
 
 
-def _note_meeting(step: Step, target: Tensor) -> None:
+def note_meeting(step: Step, target: Tensor) -> None:
     """Names a loss in which examples meet, unless they are those of all replicas.
 
     Statistics are looked for from the last layers on: layers that normalize a batch keep them.
@@ -115,12 +118,13 @@ def _note_meeting(step: Step, target: Tensor) -> None:
         step.note_meeting(found)
 
 
-def check_given(step: Step, values: Structure) -> None:
+def check_given(step: Step, values: Structure, place: str = GIVEN) -> None:
     """Names values that a step gives to a layer or a loss, if a statistic of the batch is in them.
 
     Args:
         step: the calling replica's step.
         values: any nest of values; only symbolic ones are looked into.
+        place: see `Step.note_meeting`.
     """
     if step.is_whole:
         return
@@ -129,7 +133,7 @@ def check_given(step: Step, values: Structure) -> None:
         if is_symbolic(value) and id(value) not in known and step.depends(value):
             found = statistic_in(value, step.depends, known)
             if found is not None:
-                step.note_meeting(found, GIVEN)
+                step.note_meeting(found, place)
                 return
 
 
@@ -165,6 +169,8 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
     for x in outputs:
         if step.depends(x):
             step.settled[id(x)] = (x, held if x.shape.rank else held._replace(axes=NO_EXAMPLES))
+            if x.shape.rank and held.axes == ROWS:
+                step.depends.rows[id(x)] = x
 
 
 def examples_in(step: Step, tensor: Tensor) -> Examples:
@@ -176,7 +182,9 @@ def _settled(step: Step) -> dict[int, Examples]:
     return step.known | {key: examples for key, (_, examples) in step.settled.items()}
 
 
-def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list[tuple[Any, Any]]]:
+def _derivatives(
+    step: Step, value: Tensor, found: Reduction, is_sizeless: bool = False
+) -> tuple[Any, list[tuple[Any, Any]]]:
     """The value on the whole batch, and for each tensor that it is a function of its factor.
 
     If the value is linear in means and sums, a replica's part of it does: the average is the same.
@@ -200,7 +208,7 @@ def _derivatives(step: Step, value: Tensor, found: Reduction) -> tuple[Any, list
     factors = tf.compat.v1.gradients(total, sources, stop_gradients=sources)
     for leaf, scale, factor in zip(found.leaves, scales, factors, strict=False):
         if factor is not None and leaf.tensor.dtype.is_floating:
-            if found.linear and leaf.is_sum:
+            if found.linear and leaf.is_sum and not is_sizeless:
                 _check_static(step, factor)
             parts.append((leaf.tensor, factor if scale is None else factor * scale))
     for tensor, factor in zip(found.shared, factors[len(leaves) :], strict=True):

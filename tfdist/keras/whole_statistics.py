@@ -12,12 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras.reductions import Leaf, batch_axis, leaf_of
 from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import over_whole_batch
+from tfdist.keras.whole_batch import as_average, over_whole_batch
 from tfdist.types import Tensor
 
-__all__ = ["with_whole_statistics"]
+__all__ = ["average_of", "with_whole_statistics"]
 
 #: Ops that add rows to those of a tensor, or take them from it; and how.
 _SCATTERS = {"TensorScatterAdd": tf.add, "TensorScatterSub": tf.subtract}
@@ -57,6 +58,21 @@ def with_whole_statistics(step: Step, value: Tensor) -> Tensor:
         if id(tensor) in statistics:
             new[id(tensor)] = _of_whole_batch(step, statistics[id(tensor)], new)
     return new.get(id(value), value)
+
+
+def average_of(step: Step, value: Tensor) -> Tensor:
+    """A number whose average over the replicas is its value on the whole batch.
+
+    It has no gradient through statistics that it is computed with: it is for logs and metrics.
+
+    Args:
+        step: the calling replica's step.
+        value: as of `as_average`.
+    """
+    is_number = is_symbolic(value) and value.shape.rank == 0 and value.dtype.is_floating
+    if step.is_whole or not is_number or not step.depends(value):
+        return as_average(step, value)
+    return as_average(step, with_whole_statistics(step, value))
 
 
 def _of_whole_batch(step: Step, leaf: Leaf, new: dict[int, Any]) -> Tensor:

@@ -156,7 +156,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             return on_built_model(
                 model, fn, lambda step: inner(on_only_replica(model, step), args, kwargs, options)
             )
-        if predicting.is_up:
+        if predicting.value is not None:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:
             return inner(on_one_replica(fn, keras_state(Turns(self))), args, kwargs, options)

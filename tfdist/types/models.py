@@ -29,6 +29,8 @@ class Layer(Protocol):
     @property
     def non_trainable_variables(self) -> list[KerasVariable]: ...
 
+    activity_regularizer: object
+    _losses: list[Tensor]
     _non_trainable_variables: list[KerasVariable]
 
     def _flatten_layers(self, include_self: bool = ..., recursive: bool = ...) -> list[Layer]: ...

@@ -17,7 +17,7 @@ from tfdist.keras.example_pairs import Examples
 from tfdist.keras.hooks import accounted
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.stateful import is_stateful
-from tfdist.keras.whole_batch import as_average
+from tfdist.keras.whole_statistics import average_of
 from tfdist.strategies.parameter_server import apply_update
 from tfdist.strategies.parameter_server.feeding import Load
 from tfdist.strategies.parameter_server.remote_step import (
@@ -199,7 +199,7 @@ def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) ->
     if id(leaf) in results:
         return results[id(leaf)]
     if isinstance(leaf, (int, float)) or getattr(leaf, "shape", None) == ():
-        whole = leaf if part is None else as_average(part, leaf)
+        whole = leaf if part is None else average_of(part, leaf)
         values.append(tf.cast(whole, tf.float64))
         return len(values) - 1
     return None

@@ -229,6 +229,7 @@ class KerasObjective:
         # Of a size that is known Keras weighs some batches by it, and those of other sizes by 1.
         parts = keras.tree.map_structure(of_any_size, (targets, outputs.tensors))
         (y, weight), tensors = parts
+        step.note_batch(parts)  # Layers in which examples meet are refused in the chunks.
         with entered(step):
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
         return tf.zeros([]) if loss is None else loss
