@@ -101,7 +101,7 @@ def given(strategy: Any, *, kind: str, apart: bool = False) -> dict[str, Any]:
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
         report = common.fitted(model, x, y)
     texts = [str(each.message) for each in caught]
-    return {**report, "named": any("meet in the values that the step gives" in t for t in texts)}
+    return {**report, "named": any("meet in the values that the step computes" in t for t in texts)}
 
 
 #: From a step's labels and predictions, the arguments of a metric's `update_state`.

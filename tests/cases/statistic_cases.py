@@ -272,7 +272,27 @@ class Filled(keras.layers.Layer):
         return tf.while_loop(lambda _, d: ~tf.reduce_all(d), body, [inputs, flags])[0]
 
 
+class Codebook(keras.layers.Layer):
+    """Replaces each example by its code; codes follow their examples before that."""
+
+    def build(self, shape: Any) -> None:
+        self.codes = self.add_weight(
+            shape=(3, shape[-1]), initializer="glorot_uniform", trainable=False, name="codes"
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        nearest = ops.argmin(ops.sum((inputs[:, None] - self.codes) ** 2, -1), -1)
+        if training:
+            chosen = ops.one_hot(nearest, 3)
+            count = ops.sum(chosen, 0)[:, None] + 1e-3
+            self.codes.assign(
+                0.9 * self.codes + 0.1 * ops.matmul(ops.transpose(chosen), inputs) / count
+            )
+        return inputs + ops.stop_gradient(ops.take(self.codes, nearest, 0) - inputs)
+
+
 LAYERS: dict[str, Callable[[], Any]] = {
+    "codebook": Codebook,
     "in a loop": lambda: _rounds(lambda x: 0.9 * (x - tf.reduce_mean(x, 0)), lambda i, _: i < 3),
     "pairs in a loop": lambda: _rounds(
         lambda x: tf.nn.softmax(tf.matmul(x, x, transpose_b=True)) @ x, lambda i, _: i < 2

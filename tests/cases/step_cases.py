@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -172,6 +173,67 @@ class LookupsClipped(AdversarialClipped):
 
     def changed(self, gradients: Any) -> Any:
         return tf.clip_by_global_norm(gradients, 0.3)[0]
+
+
+class RunningTargets(HandWrittenMean):
+    """Learns labels that running moments standardize; it reads these after it has moved them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        make = functools.partial(self.add_weight, trainable=False)
+        self.mean = make(initializer="zeros", name="mean")
+        self.square = make(initializer="ones", name="square")
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        y = tf.cast(y, tf.float32) + 2.0 * x[:, 0]
+        self.mean.assign(0.8 * self.mean + 0.2 * tf.reduce_mean(y))
+        self.square.assign(0.8 * self.square + 0.2 * tf.reduce_mean(y * y))
+        deviation = tf.sqrt(tf.maximum(self.square - self.mean**2, 1e-3))
+        return super().train_step((x, (y - self.mean) / deviation))
+
+
+class CurvatureAlong(HandWrittenMean):
+    """Corrects gradients by a product of the Hessian with them."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                error = tf.cast(y, tf.float32)[:, None] - self(x, training=True)
+                loss = tf.reduce_mean(tf.square(error))
+            weights = self.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            along = tf.add_n([tf.reduce_sum(g * tf.stop_gradient(g)) for g in gradients])
+        products = outer.gradient(along, weights)
+        moves = [g - 0.05 * product for g, product in zip(gradients, products, strict=True)]
+        self.optimizer.apply_gradients(zip(moves, weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+class ClippedByExample(HandWrittenMean):
+    """Clips the gradient of each example, as differentially private training does."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        self(x)
+        weights = self.trainable_variables
+
+        def clipped(example: Any) -> Any:
+            with tf.GradientTape() as tape:
+                error = tf.cast(example[1], tf.float32) - self(example[0][None], training=True)
+                loss = tf.reduce_sum(tf.square(error))
+            return tf.clip_by_global_norm(tape.gradient(loss, weights), 0.5)[0]
+
+        each = tf.vectorized_map(clipped, (x, y))
+        means = [tf.reduce_mean(gradient, 0) for gradient in each]
+        self.optimizer.apply_gradients(zip(means, weights, strict=True))
+        self.tracker.update_state(self._error(x, y))
+        return {"loss": self.tracker.result()}
+
+    def _error(self, x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.cast(y, tf.float32)[:, None] - self(x)))
 
 
 class OfGraph(HandWrittenMean):
@@ -358,6 +420,9 @@ STEPS = {
     "of_graph": OfGraph,
     "adversarial_clipped": AdversarialClipped,
     "lookups_clipped": LookupsClipped,
+    "running_targets": RunningTargets,
+    "curvature_along": CurvatureAlong,
+    "clipped_by_example": ClippedByExample,
     "own_update": OwnUpdate,
     "taken_back": TakenBack,
     "by_loss": ByLoss,

@@ -56,7 +56,8 @@ def test_a_pipeline_refuses_a_layer_that_mixes_a_batch(cluster: Pool, kind: str)
 
 @pytest.mark.needs("any model")
 @pytest.mark.parametrize(
-    "kind", ["tokens", "rows in a loop", "rows in a branch", "until all are done", "each row"]
+    "kind",
+    ["tokens", "codebook", "rows in a loop", "rows in a branch", "until all are done", "each row"],
 )
 def test_a_layer_that_keeps_examples_apart_is_not(agree: Agree, kind: str) -> None:
     for result in agree("statistic_cases:mixing", kind=kind):

@@ -18,7 +18,7 @@ ON_GRAPHS = ("parameter_server", "pipeline")
     "kind",
     [
         *("hand_written_mean", "compiled_step", "checked_updates", "looked_up_again", "lagging"),
-        *("adversarial", "of_graph"),
+        *("adversarial", "of_graph", "running_targets"),
     ],
 )
 def test_own_train_step(agree: Agree, kind: str) -> None:
@@ -31,6 +31,7 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
     [
         *("own_update", "own_normalized_update", "adversarial_clipped", "in_functions"),
         *("taken_back", "by_loss", "plain_variables", "gradients_by_hand", "lookups_clipped"),
+        *("curvature_along", "clipped_by_example"),
     ],
 )
 def test_own_train_step_that_computes_with_gradients(agree: Agree, kind: str) -> None:

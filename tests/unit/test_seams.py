@@ -222,6 +222,9 @@ SIGNATURES = {
     ),
     "GradientTape.watch": "(self, tensor)",
     "tensorflow.python.ops.custom_gradient._graph_mode_decorator": "(f, args, kwargs)",
+    "tensorflow.python.ops.parallel_for.control_flow_ops.pfor": (
+        "(loop_fn, iters, fallback_to_while_loop=True, parallel_iterations=None, warn=False)"
+    ),
     "tensorflow.gradients": (
         "(ys, xs, grad_ys=None, name='gradients', gate_gradients=False, aggregation_method=None, "
         "stop_gradients=None, unconnected_gradients=<UnconnectedGradients.NONE: 'none'>)"

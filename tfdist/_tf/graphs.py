@@ -20,6 +20,7 @@ from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import custom_gradient as custom_gradients
+from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 
 from tfdist import types
 from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
@@ -37,6 +38,7 @@ __all__ = [
     "flat_call",
     "on_one_replica",
     "ordered_apart",
+    "parallel_for",
     "parameters_of",
     "partitioned_graphs",
     "run_again",

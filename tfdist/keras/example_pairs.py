@@ -31,6 +31,7 @@ __all__ = [
     "Meeting",
     "examples_of",
     "meeting_of",
+    "place_of",
     "statistic_in",
 ]
 
@@ -114,7 +115,7 @@ def meeting_of(
         return None
     by_place = places and search.orders.meet(op)
     chooses = places and search.orders.choose(op)
-    return Meeting(_place_of(op), by_place, chooses, op.type in _PYTHON)
+    return Meeting(place_of(op), by_place, chooses, op.type in _PYTHON)
 
 
 def statistic_in(
@@ -129,11 +130,12 @@ def statistic_in(
     """
     found = meeting_of(value, depends, known, statistics=True, places=False, counts=True)
     if found is None and examples_of(value, depends, known).reduced:
-        return Meeting(_place_of(value.op))
+        return Meeting(place_of(value.op))
     return found
 
 
-def _place_of(op: Operation) -> str:
+def place_of(op: Operation) -> str:
+    """The name and type of an op, for a message."""
     return f"{_REPLICA.sub('', op.name)!r}, {op.type}"
 
 

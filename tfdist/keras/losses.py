@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module
-from tfdist._tf.graphs import custom_gradients
+from tfdist._tf.graphs import custom_gradients, parallel_for
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras import gathered_loss, metric_updates
@@ -45,6 +45,7 @@ def hooks() -> list[Hook]:
         Hook(loss_module, "reduce_weighted_values", _reduce_over_all_replicas),
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
         *on_gradients(_of_whole_batch, priority=1),
+        Hook(parallel_for, "pfor", _by_example),
         Hook(custom_gradients, "_graph_mode_decorator", _given_whole_gradients),
         Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
         Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
@@ -201,9 +202,9 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         placed = tf.nest.map_structure(
             lambda x: tf.identity(x) if isinstance(x, tf.Tensor) else x, value
         )
-        scaled = tf.nest.map_structure(lambda x: _scaled(step, x, inverse=True), placed)
+        scaled = tf.nest.map_structure(lambda x: with_shares(step, x, inverse=True), placed)
         gathered = original(self, scaled, axis, options)
-        gathered = tf.nest.map_structure(lambda x: _scaled(step, x), gathered)
+        gathered = tf.nest.map_structure(lambda x: with_shares(step, x), gathered)
         for old, new in zip(tf.nest.flatten(placed), tf.nest.flatten(gathered), strict=True):
             if is_symbolic(old) and is_symbolic(new) and old.shape.rank:
                 at = axis % old.shape.rank
@@ -215,7 +216,7 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
     return all_gather
 
 
-def _scaled(step: Step, value: Structure, *, inverse: bool = False) -> Structure:
+def with_shares(step: Step, value: Structure, *, inverse: bool = False) -> Structure:
     """A tensor with `Step.scale_gradient`, if it has a gradient that this would change."""
     if step.even or not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
         return value
@@ -266,7 +267,7 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: object,
     ) -> Structure:
         step, targets = current_step(), tf.nest.flatten(target)
-        if step is None or output_gradients is not None:
+        if step is None or output_gradients is not None or by_example.is_up:
             return original(self, target, sources, output_gradients, **kwargs)
         weights = has_weights(sources, step)
         if not weights and all(_is_by_example(step, each) for each in targets):
@@ -289,6 +290,20 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(sources, [_own(step, x, grad) for x, grad in flat])
 
     return gradient
+
+
+def _by_example(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves the gradients alone that `tf.vectorized_map` and `tape.jacobian` take one by one.
+
+    Each is of one example's loss, as in differentially private training, or of one element.
+    """
+
+    @functools.wraps(original)
+    def pfor(*args: object, **kwargs: object) -> object:
+        with by_example.up():
+            return original(*args, **kwargs)
+
+    return pfor
 
 
 def _given_whole_gradients(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,8 +22,8 @@ from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_moved, check_unchanged
-from tfdist.keras.hooks import Hook, accounted, exchanged, on_gradients
-from tfdist.keras.losses import has_weights, is_of_examples
+from tfdist.keras.hooks import Hook, accounted, by_example, exchanged, on_gradients
+from tfdist.keras.losses import has_weights, is_of_examples, with_shares
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import (
     Step,
@@ -191,7 +191,7 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         self: object, target: Structure, sources: Structure, *args: object, **kwargs: object
     ) -> Structure:
         result, step = original(self, target, sources, *args, **kwargs), current_step()
-        if tf.executing_eagerly() or not has_weights(sources, step):
+        if tf.executing_eagerly() or by_example.is_up or not has_weights(sources, step):
             return result
         flat = tf.nest.flatten(result)
         if step is None:
@@ -202,7 +202,9 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         shared = [None if own else each for each, own in zip(flat, is_own, strict=True)]
         if step.exchanges_at_tape:
             scaled = [t for t in tf.nest.flatten(target) if id(t) in step.scaled_losses]
-            shared = exchange(shared, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+            own = [with_shares(step, each, inverse=True) for each in shared]
+            shared = exchange(own, step.scaled_losses[id(scaled[0])][1] if scaled else None)
+            shared = [with_shares(step, each) for each in shared]
             for each in tf.nest.flatten(shared, expand_composites=True):
                 if each is not None:
                     step.depends.note_shared(each)

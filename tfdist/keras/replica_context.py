@@ -46,7 +46,7 @@ from tfdist.utils.thread_state import Current
 
 #: Places in which examples may meet, beside layers of the program's own; see `Step.note_meeting`.
 LOSS, PREDICTED = "the loss", "the predictions"
-GIVEN = "the values that the step gives to the model, a loss or a metric"
+COMPUTED = "the values that the step computes for the model, a loss, a metric or an optimizer"
 _LAYER = "layer"
 _GATHER = "tf.distribute.get_replica_context().all_gather({}, axis=0)"
 #: For each place, in what else examples meet there, and what to do.
@@ -57,7 +57,7 @@ _MEETINGS = {
         "the whole batch; or gather what they are computed from first: "
         f"{_GATHER.format('embeddings')}.",
     ),
-    GIVEN: (
+    COMPUTED: (
         "in those that are divided by the batch's mean, its largest value or their number",
         "Compute them in the data set, by a map after its batch, or in a compiled loss; or gather "
         f"what they are computed from first: {_GATHER.format('x')}.",
@@ -226,7 +226,7 @@ class Step:
 
         Args:
             found: where they meet.
-            place: the layer of the program's own in which that is, `LOSS`, `GIVEN` or `PREDICTED`.
+            place: the layer of the program's own in which that is, or one of the places above.
         """
         if isinstance(place, str):
             subject, such, remedy = place, *_MEETINGS[place]

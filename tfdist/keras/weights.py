@@ -137,11 +137,28 @@ def _as_assigned(original: property) -> property:
         tensor = _given_by_examples(self)
         if tensor is None:
             return original.fget(self)  # type: ignore[misc]
+        tensor = _of_whole_batch(self, tensor)
         # On one device a gradient does not pass through an assignment either.
         read = tf.ensure_shape(tf.stop_gradient(tf.cast(tensor, self.dtype)), self.shape)
         return assignable(self._maybe_autocast(read), self)
 
     return property(value)
+
+
+def _of_whole_batch(weight: types.KerasVariable, value: Tensor) -> Tensor:
+    """The value that a weight has on one device, if the program reads it after an assignment.
+
+    Layers of Keras's own normalize a batch by a replica's own statistics.
+    """
+    step = current_step()
+    if step is None or step.is_whole or leaves_to_updates(step.model) or holds_own_rows(weight):
+        return value
+    if isinstance(weight, ShardedVariable) or is_of_keras(step, weight):
+        return value
+    whole = tf.cast(at_once(step, value, f"The weight {weight.path!r}"), weight.dtype)
+    _assign(weight, whole)
+    step.assigned[id(weight)] = (weight, whole)
+    return whole
 
 
 def _given_by_examples(weight: types.KerasVariable) -> Tensor | None:

@@ -26,7 +26,7 @@ from tfdist.keras.example_pairs import (
 )
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
-from tfdist.keras.replica_context import GIVEN, Step
+from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.types import Layer, Structure, Tensor
 
 __all__ = [
@@ -118,7 +118,7 @@ def note_meeting(step: Step, target: Tensor) -> None:
         step.note_meeting(found)
 
 
-def check_given(step: Step, values: Structure, place: str = GIVEN) -> None:
+def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
     """Names values that a step gives to a layer or a loss, if a statistic of the batch is in them.
 
     Args:

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import is_symbolic
+from tfdist.keras.example_pairs import Meeting, place_of
 from tfdist.keras.reductions import Leaf, batch_axis, leaf_of
-from tfdist.keras.replica_context import Step
+from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.keras.whole_batch import as_average, over_whole_batch
 from tfdist.types import Tensor
 
@@ -116,6 +117,9 @@ def _meeting_rows(step: Step, between: list[Tensor]) -> dict[int, Leaf]:
     means = step.averages()
     for tensor in reversed(between):
         leaf = leaf_of(tensor, step.depends, means)
+        if leaf is not None and id(tensor) in feeding and not tensor.shape.is_fully_defined():
+            step.note_meeting(Meeting(place_of(tensor.op)), COMPUTED)  # Replicas have other sizes.
+            continue
         if leaf is not None and id(tensor) in feeding and tensor.dtype.is_floating:
             result[id(tensor)] = leaf
         if _has_rows(step, tensor) or (leaf is None and id(tensor) in feeding):
