@@ -286,6 +286,11 @@ def test_examples_that_loops_keep_apart(make: Callable[[Any], Any]) -> None:
     assert meeting_of(target, Dependence(), {}, statistics=True) is None
 
 
+def test_the_places_of_ragged_rows_are_no_statistic() -> None:
+    offsets = traced(lambda batch: batch + tf.cumsum(batch[:, 0], exclusive=True)[:, None])
+    assert meeting_of(offsets, Dependence(), {}, statistics=True) is None
+
+
 def test_the_number_of_examples_is_one_of_their_statistics_in_a_layer() -> None:
     target = traced(lambda batch: _numbers(batch) / tf.cast(tf.shape(batch)[0], tf.float32))
     assert meeting_of(target, Dependence(), {}, statistics=True, counts=True) is not None

@@ -340,6 +340,8 @@ def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
     """Whether each element of the result is computed from those of all examples."""
     if op.type not in (*_ALONG_LAST, *_ALONG_GIVEN) or not op.inputs[0].shape.rank:
         return False
+    if op.type == "Cumsum" and not op.inputs[0].dtype.is_floating:
+        return False  # The places of the rows of ragged examples, one after the other.
     at = -1 if op.type in _ALONG_LAST else constant_of(op.inputs[1])
     return at is not None and int(at) % op.inputs[0].shape.rank in axes(op.inputs[0])
 
