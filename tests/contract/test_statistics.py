@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from tests.cases.given_cases import ACTIVITIES, GIVEN, GIVEN_APART, LOGGED, PREDICTED, UPDATES
@@ -14,6 +17,12 @@ from tests.cases.statistic_cases import (
 )
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, CallError, Pool
+
+
+def seldom(kinds: Iterable[str], *often: str) -> list[Any]:
+    """Kinds of which all but some run in `make test-everything` only: unit tests have them too."""
+    rare = pytest.mark.seldom
+    return [kind if kind in often else pytest.param(kind, marks=rare) for kind in kinds]
 
 
 @pytest.mark.needs("own steps")
@@ -39,8 +48,8 @@ def test_running_moments(agree: Agree, kind: str) -> None:
     "kind",
     [
         *("deviation", "tiled", "centred", "pairs", "mixed up", "grouped", "generated"),
-        *("in a loop", "pairs in a loop", "until converged", "until near", "from one to the next"),
-        *("in a branch", "python"),
+        *("in a loop", "until converged", "in a branch", "python"),
+        *seldom(["pairs in a loop", "until near", "from one to the next"]),
     ],
 )
 def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str) -> None:
@@ -57,7 +66,10 @@ def test_a_pipeline_refuses_a_layer_that_mixes_a_batch(cluster: Pool, kind: str)
 @pytest.mark.needs("any model")
 @pytest.mark.parametrize(
     "kind",
-    ["tokens", "codebook", "rows in a loop", "rows in a branch", "until all are done", "each row"],
+    [
+        *("tokens", "codebook", "rows in a loop"),
+        *seldom(["rows in a branch", "until all are done", "each row"]),
+    ],
 )
 def test_a_layer_that_keeps_examples_apart_is_not(agree: Agree, kind: str) -> None:
     for result in agree("statistic_cases:mixing", kind=kind):
@@ -72,7 +84,7 @@ def test_servers_leave_a_batch_that_a_layer_mixes_to_one_worker(cluster: Pool, k
 
 
 @pytest.mark.needs("own steps", "replicas")
-@pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.parametrize("kind", seldom(GIVEN, "inputs", "attacked", "labels", "weights", "hard"))
 def test_statistics_in_what_a_step_gives_to_a_model_or_loss_are_named(
     run: Agree, target: str, kind: str
 ) -> None:
@@ -81,7 +93,7 @@ def test_statistics_in_what_a_step_gives_to_a_model_or_loss_are_named(
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("kind", GIVEN_APART)
+@pytest.mark.parametrize("kind", seldom(GIVEN_APART, "inputs", "chosen"))
 def test_a_step_may_change_each_example_by_itself(agree: Agree, kind: str) -> None:
     for result in agree("given_cases:given", kind=kind, apart=True):
         assert not result["named"]
@@ -99,7 +111,7 @@ def test_servers_leave_a_step_with_such_statistics_to_one_worker(cluster: Pool, 
     ("update", "even"),
     [
         *((name, False) for name in UPDATES if name != "weighted"),
-        *((name, True) for name in ("deviation", "centred")),
+        ("deviation", True),
     ],
 )
 def test_metrics_of_a_step_with_statistics(agree: Agree, update: str, even: bool) -> None:
@@ -116,7 +128,7 @@ def test_weights_of_a_metric_that_are_shares_of_the_batch_are_named(
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("logged", LOGGED)
+@pytest.mark.parametrize("logged", seldom(LOGGED, "deviation", "covariance"))
 def test_statistics_in_the_logs_of_a_step(agree: Agree, logged: str) -> None:
     for result in agree("given_cases:reported", logged=logged, even=True):
         assert not result["named"]

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._keras import Adam, BaseOptimizer, LossScaleOptimizer, TFOptimizer
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
@@ -166,7 +167,7 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_one_device(step: Step, grad: Any, weight: Any) -> Any:
     """A gradient that a step has changed by numbers of its examples, or computed without a tape."""
-    if not isinstance(grad, tf.Tensor):
+    if not is_symbolic(grad):
         return grad
     whole = at_once(step, grad, f"The gradient of {weight.path!r}")
     by_hand = not step.gradients and zero.is_reduced_by_tape(weight)
