@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -70,6 +71,7 @@ class Cluster:
         self._logs = logs
         self._processes: list[_Process] = []
         self._starts = 0
+        self._stopping = threading.Lock()
         self._queue = ThreadPoolExecutor(1, thread_name_prefix=f"harness-{target.name}")
 
     def call(self, function: str, /, *, deadline: float = CALL_SECONDS, **kwargs: Any) -> list[Any]:
@@ -97,14 +99,16 @@ class Cluster:
 
     def stop(self) -> None:
         """Kills the processes; the next call starts new ones."""
-        for process in self._processes:
+        with self._stopping:  # A call that is under way stops them, too, when they are killed.
+            ended, self._processes = self._processes, []
+        for process in ended:
             process.kill()
-        self._processes = []
 
     def close(self) -> None:
         """Kills the processes for good."""
+        self._queue.shutdown(wait=False, cancel_futures=True)
         self.stop()
-        self._queue.shutdown(wait=True, cancel_futures=True)
+        self._queue.shutdown(wait=True)
 
     def process_ids(self) -> list[int]:
         """The ids of the running processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import time
 from typing import Any
 
@@ -54,3 +55,15 @@ def test_a_reference_is_computed_once(cluster: Pool) -> None:
     first: Any = cluster.plain(f"{CASES}:describe")
     cluster("plain").stop()
     assert cluster.plain(f"{CASES}:describe") == first
+
+
+def test_a_pool_that_is_closed_ends_calls_that_are_under_way(tmp_path: pathlib.Path) -> None:
+    pool = Pool(tmp_path)
+    pool("plain").call(f"{CASES}:describe")
+    calls = [pool("plain").submit(f"{CASES}:sleep", seconds=60, deadline=90) for _ in range(2)]
+    time.sleep(1)
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 30
+    assert calls[1].cancelled()
+    assert not pool("plain").process_ids()
