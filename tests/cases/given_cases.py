@@ -114,6 +114,7 @@ UPDATES: dict[str, tuple[str, Callable[[Any, Any], tuple[Any, ...]]]] = {
         lambda y, p: (tf.reduce_sum((y - tf.reduce_mean(y)) * (p - tf.reduce_mean(p))),),
     ),
     "count": ("sum", lambda y, p: (tf.shape(p)[0],)),
+    "steps": ("sum", lambda y, p: (1,)),
     "weighted": ("mean", lambda y, p: (p, tf.nn.softmax(y, 0))),
 }
 

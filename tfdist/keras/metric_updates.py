@@ -118,7 +118,7 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, values, sample_weight)
         values = _of_rows(step, self, values)
         with _weighed.up():
-            return original(self, step.weigh(average_of(step, values)))
+            return original(self, step.weigh(tf.cast(average_of(step, values), self.dtype)))
 
     return update_state
 
