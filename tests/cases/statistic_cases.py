@@ -229,18 +229,14 @@ class PassesOn(keras.layers.Layer):
         return self.norm(ops.reshape(ops.transpose(mixed, (1, 0, 2)), (-1, 6)) * weights)
 
 
-def _counted(step: Callable[[Any], Any], i: Any, x: Any) -> tuple[Any, Any]:
-    return i + 1, step(x)
-
-
 def _rounds(step: Callable[[Any], Any], goes_on: Callable[[Any, Any], Any]) -> Any:
     """A layer that repeats something in a loop of TensorFlow's."""
 
     def call(inputs: Any) -> Any:
-        first = [0, inputs]
-        return tf.while_loop(goes_on, lambda i, x: (i + 1, step(x)), first, maximum_iterations=20)[
-            1
-        ]
+        def body(i: Any, x: Any) -> tuple[Any, Any]:
+            return i + 1, step(x)
+
+        return tf.while_loop(goes_on, body, [0, inputs], maximum_iterations=20)[1]
 
     return keras.layers.Lambda(call)
 

@@ -93,6 +93,12 @@ class CheckedUpdates(HandWrittenMean):
         return {"loss": self.tracker.result()}
 
 
+def _looked_up(table: Any, inputs: Any) -> Any:
+    """The mean of a row for each feature, by its sign."""
+    ids = keras.ops.cast(inputs > 0, "int32") + 2 * keras.ops.arange(8)
+    return keras.ops.mean(table(ids), axis=1)
+
+
 class LookedUpAgain(CheckedUpdates):
     """A step whose second update looks up rows that the first one has changed."""
 
@@ -101,8 +107,7 @@ class LookedUpAgain(CheckedUpdates):
         self.table = keras.layers.Embedding(300, 4)
 
     def call(self, inputs: Any) -> Any:
-        ids = keras.ops.cast(inputs > 0, "int32") + 2 * keras.ops.arange(8)
-        return super().call(keras.ops.mean(self.table(ids), axis=1))
+        return super().call(_looked_up(self.table, inputs))
 
 
 class Lagging(HandWrittenMean):
@@ -167,9 +172,7 @@ class LookupsClipped(AdversarialClipped):
         self.table = keras.layers.Embedding(300, 4)
 
     def call(self, inputs: Any) -> Any:
-        ids = keras.ops.cast(inputs > 0, "int32") + 2 * keras.ops.arange(8)
-        looked_up = keras.ops.mean(self.table(ids), axis=1)
-        return super().call(keras.ops.concatenate([looked_up, inputs], 1))
+        return super().call(keras.ops.concatenate([_looked_up(self.table, inputs), inputs], 1))
 
     def changed(self, gradients: Any) -> Any:
         return tf.clip_by_global_norm(gradients, 0.3)[0]

@@ -110,7 +110,7 @@ def meeting_of(
     """
     judge = _Judge(depends, statistics, places, counts)
     search = _Search(depends, known, counts)
-    op = search.run(target, lambda op, own, reduced: judge.meets(search, op, own, reduced))
+    op = search.run(target, functools.partial(judge.meets, search))
     if op is None:
         return None
     by_place = places and search.orders.meet(op)
@@ -172,7 +172,7 @@ class _Judge(NamedTuple):
                 before, known = known, _carried(inner, graph, known) if loops else known
                 if before == known:
                     break
-        if not loops:
+        if not loops or len(graphs) < 2:
             return False
         condition, body = graphs
         return _ends_by_examples(condition, _given(search, condition, op.inputs)) or any(

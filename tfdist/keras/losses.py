@@ -165,7 +165,7 @@ def _added_as_average(original: Callable[..., Any]) -> Callable[..., Any]:
         total, step = original(self, loss), current_step()
         if step is None:
             return total
-        if not step.is_whole and is_symbolic(total) and id(total) not in step.means:
+        if is_symbolic(total) and id(total) not in step.means:
             note_meeting(step, total)
         return as_average(step, total)
 
@@ -184,7 +184,7 @@ def _divide_activities(step: Step, layer: Layer, outputs: list[object]) -> None:
         if not is_symbolic(loss) or loss.op.type != "DivNoNan":
             continue
         value, size = loss.op.inputs
-        if step.even and step.depends(value) and not step.depends(size):
+        if step.depends(value) and not step.depends(size):
             note_meeting(step, value)
             whole = as_average(step, value, is_sizeless=True)
             added[place] = step.note_mean(whole / (size * step.replicas))
@@ -235,7 +235,7 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
             check_given(step, (args, kwargs))
         with in_layer.up():
             outputs = original(self, *args, **kwargs)
-        if self.activity_regularizer is not None and not step.is_whole:
+        if self.activity_regularizer is not None and step.even and not step.is_whole:
             _divide_activities(step, self, tf.nest.flatten(outputs))
         settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
         return outputs

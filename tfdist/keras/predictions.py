@@ -135,13 +135,8 @@ def _in_few_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
     def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
         if predicting_alone.is_up:
             return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
-        shard = getattr(strategy, "shard", None)
-        if (
-            predicting.value is not None
-            and shard is not None
-            and shard.workers > 1
-            and shard.local == 1
-        ):
+        shard = None if predicting.value is None else getattr(strategy, "shard", None)
+        if shard is not None and shard.workers > 1 and shard.local == 1:
             return tree.map_structure(lambda v: strategy.gather(v, axis=0), values)
         return original(values, strategy, reduction)
 

@@ -157,7 +157,7 @@ def _of_whole_batch(weight: types.KerasVariable, value: Tensor) -> Tensor:
         return value
     whole = tf.cast(at_once(step, value, f"The weight {weight.path!r}"), weight.dtype)
     _assign(weight, whole)
-    step.assigned[id(weight)] = (weight, whole)
+    del step.assigned[id(weight)]  # Nothing is left to average at the end of the step.
     return whole
 
 

@@ -91,8 +91,7 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
     if not is_symbolic(target) or not target.dtype.is_floating:
         _warn_of_eager(step, target)
         return None
-    if not step.is_whole:
-        note_meeting(step, target)
+    note_meeting(step, target)
     if target.shape.rank != 0 and batch_axis(target, step.depends) is not None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
@@ -108,6 +107,8 @@ def note_meeting(step: Step, target: Tensor) -> None:
 
     Statistics are looked for from the last layers on: layers that normalize a batch keep them.
     """
+    if step.is_whole:
+        return
     known = step.known
     found = meeting_of(target, step.depends, known)
     if found is None:
@@ -129,12 +130,11 @@ def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
     if step.is_whole:
         return
     known = _settled(step) | dict.fromkeys(step.means, Examples())
-    for value in tf.nest.flatten(values):
-        if is_symbolic(value) and id(value) not in known and step.depends(value):
-            found = statistic_in(value, step.depends, known)
-            if found is not None:
-                step.note_meeting(found, place)
-                return
+    given = (x for x in tf.nest.flatten(values) if is_symbolic(x) and id(x) not in known)
+    meetings = (statistic_in(x, step.depends, known) for x in given if step.depends(x))
+    found = next((each for each in meetings if each is not None), None)
+    if found is not None:
+        step.note_meeting(found, place)
 
 
 def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -> None:

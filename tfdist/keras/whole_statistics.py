@@ -71,9 +71,9 @@ def average_of(step: Step, value: Tensor) -> Tensor:
         value: as of `as_average`.
     """
     is_number = is_symbolic(value) and value.shape.rank == 0 and value.dtype.is_floating
-    if step.is_whole or not is_number or not step.depends(value):
-        return as_average(step, value)
-    return as_average(step, with_whole_statistics(step, value))
+    if is_number and not step.is_whole:
+        value = with_whole_statistics(step, value)
+    return as_average(step, value)
 
 
 def _of_whole_batch(step: Step, leaf: Leaf, new: dict[int, Any]) -> Tensor:
