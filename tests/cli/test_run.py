@@ -219,7 +219,7 @@ def test_one_task_of_a_cluster_that_tf_config_names(here: Path) -> None:
     assert "auto: TF_CONFIG is set" in result.stderr
     assert Path("tfdist-logs/latest/worker-1.log").exists()
     said = mistake_in(config, "-n", "3")
-    assert "--processes 3 conflicts with TF_CONFIG, whose cluster has 2 tasks" in said
+    assert "-n 3 conflicts with TF_CONFIG, whose cluster has 2 tasks" in said
 
 
 def mistake_in(config: str, *words: str) -> str:
@@ -277,7 +277,7 @@ def test_a_strategy_file(here: Path) -> None:
     more = tfdist("run", "--env-only", "-s", "two.toml", "-n", "3", "train.py")
     assert more.returncode == 0, more.stderr
     assert "3 (1 in each of 3 tasks)" in more.stderr
-    assert "--processes 3 instead of the file's 2" in more.stderr
+    assert "-n 3 instead of the file's 2" in more.stderr
     config = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": TASK})
     shutil.rmtree("tfdist-logs")
     assert "processes=2 of two.toml conflicts with TF_CONFIG, whose cluster has 3 tasks" in mistake(

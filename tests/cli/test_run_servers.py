@@ -145,7 +145,7 @@ def test_options_are_checked_against_the_cluster(here: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words", "said"),
     [
-        (config_of(), ["-n", "3"], "--processes 3 conflicts with TF_CONFIG, .* has 2 workers"),
+        (config_of(), ["-n", "3"], "-n 3 conflicts with TF_CONFIG, .* has 2 workers"),
         (config_of(), ["--ps", "3"], "--ps 3 conflicts with TF_CONFIG, .* has 1 parameter server."),
         (
             config_of(cluster={"chief": ["c:1"], "worker": ["a:1"], "ps": []}),
