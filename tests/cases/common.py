@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -158,13 +159,24 @@ def score(model: keras.Model, *data: Any, **options: Any) -> dict[str, float]:
     return numbers(model.evaluate(*data, **options))
 
 
+def _optimizers_by_name() -> keras.optimizers.Optimizer:
+    adam, sgd = keras.optimizers.Adam(0.02, epsilon=1e-3), keras.optimizers.SGD(0.05)
+    return keras.optimizers.MultiOptimizer(lambda v: adam if "kernel" in v.path else sgd)
+
+
 def make_optimizer(name: str, **options: Any) -> keras.optimizers.Optimizer:
     """An optimizer by a short name."""
-    kinds = {
+    kinds: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         "sgd": (keras.optimizers.SGD, {"learning_rate": 0.1}),
         "momentum": (keras.optimizers.SGD, {"learning_rate": 0.05, "momentum": 0.9}),
         "adam": (keras.optimizers.Adam, {"learning_rate": 0.01}),
         "adamw": (keras.optimizers.AdamW, {"learning_rate": 0.01, "weight_decay": 0.05}),
+        "nadam": (keras.optimizers.Nadam, {"learning_rate": 0.01, "epsilon": 1e-3}),
+        "schedule_free": (
+            keras.optimizers.ScheduleFreeAdamW,
+            {"learning_rate": 0.02, "epsilon": 1e-3},
+        ),
+        "several": (_optimizers_by_name, {}),
     }
     kind, defaults = kinds[name]
     return kind(**{**defaults, **options})

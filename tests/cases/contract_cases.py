@@ -23,6 +23,7 @@ def train(
     epochs: int = 5,
     inside: bool = True,
     shuffle: bool = False,
+    built: bool = False,
 ) -> dict[str, Any]:
     """Trains for `10 * epochs` steps of 32 examples, the last of each epoch being uneven.
 
@@ -36,26 +37,29 @@ def train(
         epochs: number of epochs.
         inside: whether `fit` is called in the strategy's scope too, or only the model made there.
         shuffle: as in `fit`.
+        built: whether the optimizer is built before `fit`.
     """
     make, data = common.MODELS[model]
     x, y = data(examples)
 
     def fit() -> dict[str, Any]:
-        done = built.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=shuffle, verbose=0)
+        done = made.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=shuffle, verbose=0)
         return {
             "history": common.history(done),
-            "weights": common.weights(built),
-            "iterations": int(np.asarray(built.optimizer.iterations)),
+            "weights": common.weights(made),
+            "iterations": int(np.asarray(made.optimizer.iterations)),
         }
 
     with scope(strategy):
-        built = make()
-        built.compile(
+        made = make()
+        made.compile(
             common.make_optimizer(optimizer, **(options or {})),
             common.sparse_crossentropy(),
             metrics=["accuracy"],
             **(compiled or {}),
         )
+        if built:
+            made.optimizer.build(made.trainable_variables)
         if inside:
             return fit()
     return fit()

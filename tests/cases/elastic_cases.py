@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.comm import host_collectives
+from tfdist.errors import ConfigError
 from tfdist.keras import elastic
 from tfdist.launcher.elastic_directory import ElasticDirectory
 
@@ -36,7 +37,7 @@ def _data(kind: str) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(70, 4)).astype("float32")
     y = x[:, :1] * x[:, 1:2]
-    if kind == "arrays":
+    if kind in ("arrays", *OWN):
         return {"x": x, "y": y, "batch_size": 16, "shuffle": True}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(70, seed=4).batch(16)
     if kind == "unknown":
@@ -68,13 +69,62 @@ class _Sequence(keras.utils.PyDataset):  # type: ignore[misc]
         self._rng.shuffle(self._order)
 
 
+class OwnUpdates(keras.Sequential):  # type: ignore[misc]
+    """Does not use the optimizer that it is compiled with."""
+
+    def prepare(self, kind: str) -> None:
+        """Makes what a step of the kind needs."""
+        self.shown = keras.metrics.Mean(name="mean")
+        if kind == "optimizers":
+            self.several = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.01, momentum=0.9)]
+            self.update = self._by_optimizers
+        elif kind == "by hand":
+            self.update = self._by_hand
+        elif kind == "hidden optimizer":
+            adam = keras.optimizers.Adam(0.01, name="hidden")
+            self.update = lambda grads, weights: adam.apply(grads, weights)
+        else:
+            self.several = [keras.optimizers.Adam(0.01)]
+            beside = [keras.Variable(1.0, name="beside")]
+            self.update = lambda grads, weights: self.several[0].apply(
+                [*grads, tf.reduce_mean(grads[0])], [*weights, beside[0]]
+            )
+
+    def _by_optimizers(self, gradients: Any, weights: Any) -> None:
+        """A kernel and its bias have different ones."""
+        for i, optimizer in enumerate(self.several):
+            optimizer.apply(gradients[i::2], weights[i::2])
+
+    def _by_hand(self, gradients: Any, weights: Any) -> None:
+        for gradient, weight in zip(gradients, weights, strict=True):
+            weight.assign_sub(0.05 * gradient)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        self.update(tape.gradient(loss, weights), weights)
+        self.shown.update_state(loss)
+        return {"loss": self.shown.result()}
+
+
+#: Trainings whose step is the program's own.
+OWN = ("optimizers", "by hand", "hidden optimizer", "hidden variable")
+
+
 def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
     keras.utils.set_random_seed(3)
     first = [] if deferred else [keras.Input([4])]
-    model = keras.Sequential(
+    model = (OwnUpdates if kind in OWN else keras.Sequential)(
         [*first, keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
     )
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    if kind in OWN:
+        model.prepare(kind)
+        model.compile(loss="mse")
+    else:
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.01)
     # The first epoch has the highest loss, so its weights are long gone when they are put back.
     worst = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
@@ -121,3 +171,16 @@ def _leave_at(at: tuple[int, int], kind: str, deferred: bool) -> None:
         elastic.leave_state()
     finally:
         elastic.PERIOD_SECONDS = before
+
+
+def refused(strategy: Any, *, path: str, kind: str) -> str:
+    """What is said of a training whose state cannot be kept."""
+    with strategy.scope():
+        elastic.begin(ElasticDirectory(pathlib.Path(path) / kind))
+        try:
+            _fit(kind, [], deferred=False)
+        except ConfigError as error:
+            return str(error)
+        finally:
+            elastic.end()
+    return ""

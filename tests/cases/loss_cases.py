@@ -577,3 +577,78 @@ def kept(strategy: Any, *, where: str) -> dict[str, Any]:
         loss = common.sparse_crossentropy() if where == "eager" else keras.losses.Circle(gamma=2.0)
         model.compile(keras.optimizers.SGD(0.05), loss, run_eagerly=where == "eager")
         return common.fitted(model, x, y)
+
+
+def _summed_in_a_loop(y: Any, p: Any) -> Any:
+    error = _error(y, p)
+    rows = tf.shape(error)[0]
+    return tf.while_loop(
+        lambda i, total: i < rows, lambda i, total: (i + 1, total + error[i, 0]), (0, 0.0)
+    )[1]
+
+
+#: Losses of which tfdist cannot know what one process makes of them: a loss of the model that is
+#: compiled, or else of a step by hand, options of `compile`, whether all batches have one size, and
+#: what is said.
+DOUBTFUL: dict[str, tuple[Callable[[Any, Any], Any], dict[str, Any], bool, str]] = {
+    "sum over a size": (
+        LOSSES["over global batch"],
+        {"loss": LOSSES["over global batch"]},
+        True,
+        "The loss is a sum over the examples times a factor, and the batches have a size",
+    ),
+    "largest": (
+        lambda y, p: tf.reduce_max(_error(y, p)),
+        {},
+        False,
+        "The loss is reduced to a number by Max",
+    ),
+    "in a loop": (
+        _summed_in_a_loop,
+        {},
+        False,
+        "The loss is reduced to a number by StatelessWhile",
+    ),
+    "eager": (
+        LOSSES["root"],
+        {"loss": LOSSES["root"], "run_eagerly": True},
+        False,
+        "does not show how a loss, or another number, depends on the examples",
+    ),
+}
+
+
+class LossByHand(keras.Sequential):
+    """A step that reduces its loss by hand, unless a loss is compiled."""
+
+    loss_of: Callable[[Any, Any], Any]
+
+    def train_step(self, data: Any) -> Any:
+        """One step of the compiled optimizer."""
+        if self.loss is not None:
+            return super().train_step(data)
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def doubtful(strategy: Any, *, name: str) -> list[str]:
+    """What is said of a loss of `DOUBTFUL`, by warnings and by an error."""
+    x, _ = common.table(2 * BATCH)
+    y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
+    by_hand, options, even, _ = DOUBTFUL[name]
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=even)
+    said: list[str] = []
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = LossByHand([keras.Input((8,)), keras.layers.Dense(1)])
+        model.loss_of = by_hand
+        model.compile("sgd", **options)
+        try:
+            model.fit(data, verbose=0)
+        except ConfigError as error:
+            said.append(str(error))
+    return said + [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]

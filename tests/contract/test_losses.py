@@ -8,9 +8,9 @@ import pytest
 
 from tests.cases.assigned_cases import GIVEN, HIDDEN
 from tests.cases.common import BATCH
-from tests.cases.loss_cases import LOSSES, PAIRS
+from tests.cases.loss_cases import DOUBTFUL, LOSSES, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
-from tests.harness import Pool
+from tests.harness import TARGETS, Pool
 
 CASES = "contract_cases"
 
@@ -77,7 +77,7 @@ def test_metrics_whose_results_are_vectors(agree: Agree, own_step: bool) -> None
 
 
 #: Forms that are others in the graph, but whose numbers come about in the same way.
-ALIKE = ("keras sum", "sum of means", "norm", "average of global", "over own batch", "average")
+ALIKE = ("keras sum", "sum of means", "norm", "over own batch", "average")
 
 
 @pytest.mark.needs("whole batch")
@@ -122,7 +122,8 @@ def test_losses_of_two_types(agree: Agree) -> None:
     "name",
     # The seldom ones are sums of the others, and compiled losses have them too.
     [
-        *("sum", "root", "ratio", "average", "by example", "correlated", "root in a function"),
+        *("sum", "root", "ratio", "average", "average of global", "by example", "correlated"),
+        "root in a function",
         *map(seldom, ("sum and mean", "over global batch")),
     ],
 )
@@ -241,6 +242,14 @@ def test_examples_that_meet_after_a_normalization_of_the_whole_batch(
     agree: Agree, scaled: bool
 ) -> None:
     agree("loss_cases:normalized_pairs", scaled=scaled)
+
+
+@pytest.mark.needs("replicas", "any model")
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_a_loss_that_may_not_equal_one_process_is_named(run: Agree, target: str, name: str) -> None:
+    *_, expected = DOUBTFUL[name]
+    for said in run("loss_cases:doubtful", name=name):
+        assert any(expected in text for text in said) is (TARGETS[target].replicas > 1), said
 
 
 def test_layers_that_keep_examples_apart_are_not_named(run: Agree) -> None:

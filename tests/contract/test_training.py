@@ -72,6 +72,14 @@ def test_optimizer_options(agree: Agree, options: dict[str, Any]) -> None:
     agree(TRAIN, optimizer="momentum", options=options, epochs=2)
 
 
+@pytest.mark.needs("any optimizer")
+@pytest.mark.parametrize("optimizer", ["nadam", "schedule_free", "several"])
+def test_optimizers_that_keep_more_than_slots(agree: Agree, optimizer: str) -> None:
+    """Products of momenta, sums of rates, optimizers within: made when the optimizer is built."""
+    # Plain Keras forgets what ScheduleFreeAdamW assigns when it is built within a step.
+    agree(TRAIN, optimizer=optimizer, epochs=2, built=optimizer == "schedule_free")
+
+
 def test_accumulation_of_sparse_gradients(agree: Agree) -> None:
     agree(
         TRAIN,

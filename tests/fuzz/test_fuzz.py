@@ -102,7 +102,6 @@ def test_what_only_one_worker_refuses_is_a_defect() -> None:
     assert judge(Spec(), {"error": "ValueError"}, []).kind == "invalid"
 
 
-@pytest.mark.seldom
 @pytest.mark.parametrize("seed", SEEDS)
 def test_programs_of_fixed_seeds(cluster: Pool, seed: int) -> None:
     spec = draw(seed)

@@ -20,6 +20,7 @@ CAPABILITIES = {
     "own data": "each process may read its own part of the data by itself",
     "own steps": "a model has a `train_step` of its own, or is of a subclass",
     "any model": "a model need not be one that can be cut into stages",
+    "any optimizer": "an optimizer need not be one of which ZeRO knows how it computes",
     "eager": "a step may run eagerly (`run_eagerly=True`)",
     "replicas": "this process sees the copy of a variable of each replica",
     "whole gradients": "a step may change gradients before it applies them",
@@ -87,7 +88,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 2},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "eager"}),
+            lacks=frozenset({"collectives", "eager", "any optimizer"}),
         ),
         Target(
             name="zero3",
@@ -96,7 +97,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 3},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "eager", "loops", "whole gradients"}),
+            lacks=frozenset({"collectives", "eager", "loops", "whole gradients", "any optimizer"}),
         ),
         Target(
             name="mesh",

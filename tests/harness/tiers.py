@@ -22,7 +22,6 @@ FOLDERS: Final = {
     "cluster": "fast",
     "cli": "fast",
     "doctor": "fast",
-    "fuzz": "everything",
 }
 
 #: The tier that a marker gives, whatever the folder is, and what the marker says.

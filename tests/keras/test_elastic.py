@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 
@@ -21,6 +24,8 @@ TRAININGS = [
     ("endless", (1, 3), False),
     ("endless", (2, 2), False),
     ("generator", (2, 2), False),
+    ("optimizers", (2, 1), False),
+    ("by hand", (1, 1), False),
 ]
 
 
@@ -41,3 +46,17 @@ def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
         assert len(undisturbed) == len(resumed)
         for expected, found in zip(undisturbed, resumed, strict=True):
             np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("hidden optimizer", "the optimizer 'hidden': .* no attribute of the model holds it"),
+        ("hidden variable", "updates 'beside', which the model does not hold"),
+    ],
+)
+def test_a_state_that_could_not_be_found_again_is_refused(
+    cluster: Pool, tmp_path: pathlib.Path, kind: str, said: str
+) -> None:
+    for message in cluster("single").call(f"{CASES}:refused", path=str(tmp_path), kind=kind):
+        assert re.search(said, message), message

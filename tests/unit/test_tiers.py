@@ -60,7 +60,7 @@ def cases(count: int, *marks: Any, taking: Any = TURNS) -> list[Any]:
     [
         ("tests/unit/test_a.py::test", [], "fast"),
         ("tests/jobs/test_a.py::test", [], "all"),
-        ("tests/fuzz/test_a.py::test", [], "everything"),
+        ("tests/fuzz/test_a.py::test", [], "all"),
         ("tests/jobs/test_a.py::test", [pytest.mark.core], "test"),
         ("tests/unit/test_a.py::test", [pytest.mark.slow], "all"),
         ("tests/jobs/test_a.py::test", [pytest.mark.core, pytest.mark.seldom], "everything"),

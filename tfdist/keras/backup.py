@@ -267,8 +267,20 @@ def _read_state(callback: Backup) -> dict[str, int]:
     return state
 
 
-def build(model: Model, iterator: types.EpochIterator | None) -> None:
+def build(
+    model: Model, iterator: types.EpochIterator | None, *, with_optimizer: bool = True
+) -> None:
     """Creates the variables that the backup is loaded into: of model, metrics and optimizer."""
+    optimizer = model.optimizer
+    try:
+        # Keras builds it for all trainable weights, and the program's step perhaps for some.
+        model.optimizer = optimizer if with_optimizer else None
+        _build(model, iterator)
+    finally:
+        model.optimizer = optimizer
+
+
+def _build(model: Model, iterator: types.EpochIterator | None) -> None:
     if iterator is not None:
         spec = iterator._distributed_dataset.element_spec
         batch = spec.batch if isinstance(spec, Slice) else spec

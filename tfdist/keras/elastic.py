@@ -21,7 +21,7 @@ import json
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -30,12 +30,13 @@ import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer, TFEpochIterator
 from tfdist.comm import host_collectives
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 from tfdist.keras import backup
+from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook
-from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.keras.model_optimizers import optimizers_in, optimizers_of
 from tfdist.launcher.elastic_directory import RESUME_STATUS, ElasticDirectory, Position
-from tfdist.types import Callback, History, Json, Logs, Model
+from tfdist.types import Callback, History, Json, Logs, Model, Optimizer
 from tfdist.utils.messages import logger
 
 __all__ = [
@@ -64,6 +65,14 @@ _PLAIN = (bool, int, float, str, type(None), np.floating, np.integer, np.ndarray
 _SET_BY_KERAS = ("params",)
 
 
+#: The places of the weights that an optimizer updates in `model.variables`, and the values of its
+#: own variables.
+OptimizerValues = tuple[list[int], list[Any]]
+#: The values of the variables of a model, of those of its metrics that are built, and of each
+#: optimizer in its attributes, or None if that is not built.
+Values = tuple[list[Any], list[Any], list[OptimizerValues | None]]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
     """A training at one position.
@@ -79,11 +88,11 @@ class State:
     """
 
     position: Position
-    arrays: list[Any] | None
+    arrays: Values | None
     callbacks: list[tuple[str, dict[str, Any]]]
     history: tuple[dict[str, list[Any]], list[int]]
     finished: list[dict[str, Any]]
-    last_end: list[Any] | None
+    last_end: Values | None
 
 
 def take(model: Model | None, position: Position, callbacks: list[Any], job: Any) -> State:
@@ -176,11 +185,44 @@ def _undescribed(value: Json, file: Any) -> Any:
     return tuple(nest) if form == "tuple" else nest
 
 
-def values_of(model: Model) -> list[Any] | None:
-    """The values of all variables that a training changes, or None if not all are made yet."""
-    if not _is_built(model):
+def values_of(model: Model) -> Values | None:
+    """The values of all variables that a training changes, or None if the model is not built yet.
+
+    Raises:
+        ConfigError: if a process that goes on could not find an optimizer, or make its variables.
+    """
+    if not model.built:
         return None
-    return [tf.convert_to_tensor(v.value).numpy().copy() for v in _variables(model)]
+    places = {id(variable): place for place, variable in enumerate(model.variables)}
+    optimizers = optimizers_in(model)
+    for each in optimizers_of(model):
+        if not any(each is found for found in optimizers):
+            raise ConfigError(
+                f"--min-np and --max-np conflict with the optimizer {each.name!r}: a step of the "
+                "model applies it, but no attribute of the model holds it, so a training that is "
+                "taken up could not go on with its state. Assign it to the model, such as "
+                "model.second = optimizer."
+            )
+    states = [_state_of(each, places) for each in optimizers]
+    return _copies(model.variables), _copies(model.metrics_variables), states
+
+
+def _copies(variables: Iterable[Any]) -> list[Any]:
+    return [tf.convert_to_tensor(v.value).numpy().copy() for v in variables]
+
+
+def _state_of(optimizer: Optimizer, places: Mapping[int, int]) -> OptimizerValues | None:
+    if not optimizer.built:
+        return None
+    trained = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
+    others = [each.path for each in trained if id(each) not in places]
+    if others:
+        raise ConfigError(
+            f"--min-np and --max-np conflict with the optimizer {optimizer.name!r}: it updates "
+            f"{others[0]!r}, which the model does not hold, so a training that is taken up could "
+            "not go on with it. Assign that variable to an attribute of the model."
+        )
+    return [places[id(each)] for each in trained], _copies(optimizer.variables)
 
 
 def restore(state: State, model: Model, callbacks: list[Any]) -> None:
@@ -204,34 +246,42 @@ def restore(state: State, model: Model, callbacks: list[Any]) -> None:
         model.history.epoch = list(state.history[1])
 
 
-def put_back(arrays: list[Any], model: Model) -> None:
-    """Gives a model's variables their values back.
+def put_back(values: Values, model: Model) -> None:
+    """Gives the variables of a model and of its optimizers their values back.
+
+    Args:
+        values: the result of `values_of`.
+        model: the same model, built; its optimizers are built here.
 
     Raises:
         TfdistError: if the model has other variables now.
     """
-    variables = _variables(model)
-    shapes = [tuple(v.shape) for v in variables]
-    if shapes != [a.shape for a in arrays]:
-        raise TfdistError(
-            f"The training cannot go on: it had {len(arrays)} variables, and the script now makes "
-            f"a model with {len(variables)}, or of other shapes. A script that is started again "
-            "must make the same model."
-        )
+    own, metrics, states = values
+    optimizers, weights = optimizers_in(model), list(model.variables)
+    _assign(own, weights)
+    # Metrics that a step does not use were not built then, and come last.
+    _assign(metrics, model.metrics_variables[: len(metrics)])
+    if len(states) != len(optimizers):
+        raise _changed(f"{len(states)} optimizers", str(len(optimizers)))
+    for optimizer, state in zip(optimizers, states, strict=True):
+        if state is not None:
+            trained, arrays = state
+            build_optimizer(optimizer, [weights[place] for place in trained])
+            _assign(arrays, optimizer.variables)
+
+
+def _assign(arrays: list[Any], variables: Sequence[Any]) -> None:
+    if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
+        raise _changed(f"{len(arrays)} variables", f"{len(variables)}, or of other shapes")
     for variable, value in zip(variables, arrays, strict=True):
         variable.assign(value)
 
 
-def _is_built(model: Model) -> bool:
-    return bool(model.built) and all(optimizer.built for optimizer in optimizers_of(model))
-
-
-def _variables(model: Model) -> list[Any]:
-    """All variables that a training changes, each once."""
-    result = [*model.variables, *model.metrics_variables]
-    for optimizer in optimizers_of(model):
-        result += optimizer.variables
-    return list({id(v): v for v in result}.values())
+def _changed(before: str, now: str) -> TfdistError:
+    return TfdistError(
+        f"The training cannot go on: its model had {before}, and the script now makes one with "
+        f"{now}. A script that is started again must make the same model."
+    )
 
 
 def _plain(callback: Callback) -> dict[str, Any]:
@@ -263,7 +313,7 @@ class _Job:
         self.resumed = _read(place)
         self.kept: State | None = self.resumed
         self.finished: list[dict[str, Any]] = []
-        self.last_end: list[Any] | None = None
+        self.last_end: Values | None = None
         self.fitting = False
 
     @property
@@ -380,7 +430,7 @@ class _Keeper(keras.callbacks.Callback):  # type: ignore[misc]
             return
         position = self._job.resumed.position
         iterator = backup.current_iterator()
-        backup.build(self.model, iterator)
+        backup.build(self.model, iterator, with_optimizer=False)
         self.model._initial_epoch = position.epoch
         assert iterator is not None
         iterator._tfdist_replay = position.epoch - self._initial_epoch
@@ -454,7 +504,8 @@ def _as_before(job: _Job, model: Model, arguments: Mapping[str, Any]) -> History
     if job.number == job.resumed.position.fit and job.resumed.last_end is not None:
         names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
         given = {name: arguments[name] for name in names}
-        backup.build(model, TFEpochIterator(model.distribute_strategy, **given))
+        iterator = TFEpochIterator(model.distribute_strategy, **given)
+        backup.build(model, iterator, with_optimizer=False)
         put_back(job.resumed.last_end, model)
     return history
 

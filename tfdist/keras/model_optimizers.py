@@ -9,23 +9,43 @@ from typing import Any
 import keras
 
 from tfdist.types import Model, Optimizer
+from tfdist.utils.thread_state import Current
 
-__all__ = ["note_applied", "optimizers_of"]
+__all__ = ["note_applied", "optimizers_in", "optimizers_of", "stepping"]
 
 #: For each model the optimizers that its steps have applied, which may be in closures alone: in the
 #: order in which they were, the same on all replicas.
 _applied: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
-def note_applied(model: Model, optimizer: Optimizer) -> None:
-    """Notes an optimizer that a step of a model applies."""
-    noted = _applied.setdefault(model, [])
+#: The model whose step the calling replica runs.
+stepping: Current[Model | None] = Current(None)
+
+
+def note_applied(optimizer: Optimizer) -> None:
+    """Notes an optimizer that the present step of a model applies."""
+    if stepping.value is None:
+        return
+    noted = _applied.setdefault(stepping.value, [])
     if not any(reference() is optimizer for reference in noted):
         noted.append(weakref.ref(optimizer))
 
 
 def optimizers_of(model: Model | None) -> list[Any]:
-    """The optimizers of a model, each once: in the order of its attributes, then those noted.
+    """The optimizers in a model's attributes, then others that its steps have applied, each once.
+
+    Args:
+        model: a Keras model; None has no optimizers.
+    """
+    result = {id(each): each for each in optimizers_in(model)}
+    if model is not None:
+        noted = (reference() for reference in _applied.get(model, ()))
+        result.update((id(each), each) for each in noted if each is not None)
+    return list(result.values())
+
+
+def optimizers_in(model: Model | None) -> list[Any]:
+    """The optimizers in a model's attributes, each once: those that another process finds as well.
 
     Lists, tuples, sets and dictionaries are searched, however deeply nested, and
     the attributes of the layers and models within. The optimizer that another one wraps, as
@@ -39,9 +59,6 @@ def optimizers_of(model: Model | None) -> list[Any]:
         for value in [*vars(layer).values(), getattr(layer, "optimizer", None)]:
             for optimizer in _in(value, set()):
                 result[id(optimizer)] = optimizer
-    if model is not None:
-        noted = (reference() for reference in _applied.get(model, ()))
-        result.update((id(each), each) for each in noted if each is not None)
     return list(result.values())
 
 

@@ -142,10 +142,9 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_optimizer(self, trainable_variables)
-        if step is not None:
-            note_applied(step.model, self)
-            if not step.exchanges_at_tape:
-                check_unchanged(step, grads)
+        note_applied(self)
+        if step is not None and not step.exchanges_at_tape:
+            check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         if updater is not None:
             with accounted.set(True):

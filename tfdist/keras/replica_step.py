@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -30,6 +30,7 @@ from tfdist.keras.logs import (
     single_metrics,
     summed_metrics,
 )
+from tfdist.keras.model_optimizers import stepping
 from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import (
     PREDICTED,
@@ -95,7 +96,7 @@ def run_keras_step(
         def on_replica(batch: Structure) -> Structure:
             step = measure(model, batch, strategy.num_replicas_in_sync)
             step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with carried(), entered(step), ordered_apart(), only_for_optimizers(model):
+            with carried(), entered(step), ordered_apart(), _optimizing(model):
                 batch = _examples(batch, step)
                 with _measured(meter, batch), _after(batch):
                     logs = fn(batch, **(kwargs or {}))
@@ -153,10 +154,16 @@ def on_only_replica(model: Model, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def step(batch: Structure, *args: object, **kwargs: object) -> object:
-        with carried(), only_for_optimizers(model), _after(batch):
+        with carried(), _optimizing(model), _after(batch):
             return fn(batch, *args, **kwargs)
 
     return step
+
+
+@contextlib.contextmanager
+def _optimizing(model: Model) -> Iterator[None]:
+    with stepping.set(model), only_for_optimizers(model):
+        yield
 
 
 def _after(batch: Structure) -> contextlib.AbstractContextManager[object]:
