@@ -546,15 +546,16 @@ def metric(
     return {**report, "logs": kept.logs}
 
 
-def named(strategy: Any, *, kind: str, options: dict[str, Any]) -> list[str]:
+def named(strategy: Any, *, kind: str, options: dict[str, Any], batch: int = BATCH) -> list[str]:
     """The warnings of a fit.
 
     Args:
         strategy: what to train on.
         kind: a metric of `CONSTANTS` or `HIDDEN`, a layer of `LAYERS`, or "" for Keras's own alone.
         options: of `compile`.
+        batch: examples in a batch.
     """
-    x, y = common.table(64)
+    x, y = common.table(2 * batch)
     data = tf.data.Dataset.from_tensor_slices((x, y[:, None].astype("float32")))
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -565,7 +566,7 @@ def named(strategy: Any, *, kind: str, options: dict[str, Any]) -> list[str]:
             [keras.Input((8,)), keras.layers.Dense(6), *layers, keras.layers.Dense(1)]
         )
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics, **options)
-        model.fit(data.batch(BATCH, drop_remainder=True), verbose=0)
+        model.fit(data.batch(batch, drop_remainder=True), verbose=0)
     return [str(each.message) for each in caught if issubclass(each.category, EquivalenceWarning)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,10 +106,10 @@ def _directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.
 
 @pytest.fixture
 def shared_directory(
-    request: pytest.FixtureRequest, _directories: dict[str, pathlib.Path], target: str
+    request: pytest.FixtureRequest, _directories: dict[str, pathlib.Path]
 ) -> pathlib.Path:
     """A directory for this test that is the same for every target it runs on."""
-    name = request.node.name.replace(f"{target}-", "").replace("/", "_")
-    path = _directories["root"] / name
+    case = turns.case_of(request.node)
+    path = _directories["root"] / hashlib.sha1(repr(case).encode()).hexdigest()[:16]
     path.mkdir(exist_ok=True)
     return path

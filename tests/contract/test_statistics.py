@@ -194,6 +194,15 @@ def test_a_constant_that_may_belong_to_the_examples_is_named(
 
 
 @pytest.mark.needs("replicas")
+@pytest.mark.parametrize("kind", ["batches", "keras"])
+def test_a_constant_in_batches_of_one_example_a_replica(run: Agree, target: str, kind: str) -> None:
+    """There 1 may be a number of batches or of examples."""
+    doubtful = kind == "batches" and TARGETS[target].replicas > 1
+    for warned in run("statistic_cases:named", kind=kind, options={}, batch=2):
+        assert any("is added a constant" in text for text in warned) is doubtful, warned
+
+
+@pytest.mark.needs("replicas")
 @pytest.mark.parametrize("kind", HIDDEN)
 def test_what_a_metric_adds_by_an_op_that_hides_it_is_named(
     run: Agree, target: str, kind: str

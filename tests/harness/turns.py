@@ -5,7 +5,8 @@ marked `core` runs on every strategy in `make test`. The others take turns, file
 order in which they are written. Its marker `turns` has the tier in which a case runs on the
 strategy that is due, and, if it has two, that in which it runs on a second one too: on
 `multi_worker`, or, where that was due, on the next. `make test-everything` runs it on all. A
-strategy that lacks what a case needs is never due.
+strategy that lacks what a case needs is never due. Of a test with many cases the first `PROMPT` run
+in `make test`, and the others in `make test-all`: the most telling ones come first.
 
 The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
 updating are code of each strategy. Those on losses and on update modes have one, but for
@@ -28,6 +29,8 @@ from tests.harness.targets import CAPABILITIES, TARGETS, Target
 
 #: The second strategy of each case: several processes, and stock Keras's rules.
 ALWAYS = "multi_worker"
+#: The most cases of one test that `make test` runs, beside those that are core.
+PROMPT = 3
 
 Cases = Mapping[tuple[Any, ...], dict[str, pytest.Item]]
 
@@ -91,16 +94,21 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def take_turns(items: Iterable[pytest.Item]) -> None:
     """Gives the tests of one file the tiers of their turns."""
-    taken: collections.Counter[str] = collections.Counter()
-    for case in cases_of(item for item in items if item.get_closest_marker("turns")).values():
+    met: collections.Counter[str] = collections.Counter()
+    taken: dict[bool, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    cases = cases_of(item for item in items if item.get_closest_marker("turns"))
+    for (test, *_), case in cases.items():
         mark = next(iter(case.values())).get_closest_marker("turns")
         assert mark is not None
         core = any(item.get_closest_marker("core") for item in case.values())
         seldom = all(item.get_closest_marker("seldom") for item in case.values())
-        first = _due(case, taken)
-        taken[first] += not (core or seldom)
-        second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken)
-        places = dict(zip((first, second), mark.args, strict=False))
+        met[test] += not (core or seldom)
+        is_prompt = core or met[test] <= PROMPT
+        first = _due(case, taken[is_prompt])
+        taken[is_prompt][first] += not (core or seldom)
+        second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken[is_prompt])
+        ranks = mark.args if is_prompt else ["all"] * len(mark.args)
+        places = dict(zip((first, second), ranks, strict=False))
         for name, item in case.items():
             tiers.give(item, "test" if core else places.get(name, "everything"))
 

@@ -46,10 +46,16 @@ class Config:
         return self._options[name]
 
 
-def cases(count: int, *marks: Any, taking: Any = TURNS) -> list[Any]:
+def cases(count: int, *marks: Any, taking: Any = TURNS, cases_each: int = 1) -> list[Any]:
     path = "tests/contract/test_x.py"
     return [
-        Item(f"{path}::test[{name}-{place}]", taking, *marks, target=name, n=place)
+        Item(
+            f"{path}::test_{place // cases_each}[{name}-{place}]",
+            taking,
+            *marks,
+            target=name,
+            n=place,
+        )
         for place in range(count)
         for name in STRATEGIES
     ]
@@ -108,6 +114,15 @@ def test_a_core_case_runs_on_every_strategy() -> None:
     items = cases(1, pytest.mark.core("saving"))
     turns.take_turns(items)
     assert run(items, "test") == items
+
+
+def test_of_many_cases_of_a_test_the_first_run_often() -> None:
+    items = cases(10, cases_each=5)
+    turns.take_turns(items)
+    prompt = {item.callspec.params["n"] for item in run(items, "test")}
+    assert prompt == {0, 1, 2, 5, 6, 7}
+    assert {item.callspec.params["n"] for item in run(items, "all")} == {*range(10)}
+    assert len(run(items, "all")) == 20
 
 
 def test_a_strategy_that_lacks_something_has_no_turn() -> None:

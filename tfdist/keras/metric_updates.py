@@ -195,7 +195,7 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
 def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
     """Whether a constant is a number of examples, which is known if batches are of one size.
 
-    The size of a replica's batch is one, which programs do not write down, and 1 is none. Another
+    The size of a replica's batch is one, which programs do not write down, unless it is 1. Another
     constant is taken for one if it is a multiple of that size. A metric of the program's own may
     mean something else by it, so that is a warning.
     """
@@ -204,10 +204,16 @@ def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
     constant = constant_of(term)
     if constant is None or not np.any(constant):
         return False
+    owner = _owner_of(step, variable)
+    if step.size == 1:
+        # Keras's own count examples, but for a sum, which adds up what the program gives it.
+        if is_of_program(type(owner)) or type(owner) is keras.metrics.Sum:
+            _warn_of_constant(step, variable, is_multiple=True)
+        return True
     if np.all(constant == step.size):
         return True
-    is_multiple = step.size > 1 and not np.any(constant % step.size)
-    if np.any(constant != 1) and is_of_program(type(_owner_of(step, variable))):
+    is_multiple = not np.any(constant % step.size)
+    if np.any(constant != 1) and is_of_program(type(owner)):
         _warn_of_constant(step, variable, is_multiple)
     return is_multiple
 
