@@ -390,10 +390,23 @@ class _OfAnotherLoss(keras.losses.Loss):
         return pairs + keras.losses.Circle(gamma=2.0)(y_true, 2.0 * y_pred)
 
 
+class _OfALayer(keras.losses.Loss):
+    """A distance between what a layer computes of normalized labels and predictions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = keras.layers.Rescaling(2.0, offset=0.1)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        apart = [x / (1e-3 + tf.math.reduce_std(x)) for x in (tf.cast(y_true, "float32"), y_pred)]
+        return tf.reduce_mean(tf.square(self.features(apart[0]) - self.features(apart[1])))
+
+
 #: Losses in which the examples of a batch meet.
 PAIRS: dict[str, Any] = {
     "masked by labels": _MaskedByLabels(),
     "of another loss": _OfAnotherLoss(),
+    "of a layer": _OfALayer(),
     "in a condition": lambda y, z: tf.cond(
         tf.reduce_mean(z) > 0.05, lambda: tf.reduce_max(z), lambda: tf.reduce_mean(z * z)
     ),

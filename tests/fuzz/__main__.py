@@ -23,7 +23,9 @@ from tests.harness.targets import TARGETS
 CASES = pathlib.Path(__file__).parent / "cases"
 #: Programs under way at a time: stock Keras is ahead of the strategies.
 AHEAD = 4
-DEFAULT = "mirrored,multi_worker,horovod,parameter_server,multi_worker3,pipeline,single"
+DEFAULT = (
+    "mirrored,multi_worker,horovod,parameter_server,multi_worker3,pipeline,single,zero,zero3,mesh"
+)
 
 
 def main() -> int:
@@ -64,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
     parser.add_argument("--targets", default=DEFAULT, help="names of tests/harness/targets.py")
     parser.add_argument("--each", type=int, default=1, help="targets that each program runs on")
+    parser.add_argument("--rules", action="store_true", help="only programs with an update rule")
     parser.add_argument("--shrink", type=int, default=40, help="programs that shrinking may try")
     parser.add_argument("--keep", default="fuzz-found", help="where minimal cases are written")
     parser.add_argument("--case", help="a JSON file: print its script, run it, and end")
@@ -99,7 +102,7 @@ def _tries(options: argparse.Namespace, targets: list[str]) -> Iterator[tuple[in
             yield 0, from_json(kept["program"]), target
         return
     for seed in range(options.seed, options.seed + options.programs):
-        spec = draw(seed)
+        spec = draw(seed, ruled=options.rules)
         possible = [name for name in targets if can_run(name, spec)]
         random.Random(seed).shuffle(possible)
         for target in possible[: options.each]:

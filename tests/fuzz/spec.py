@@ -71,7 +71,8 @@ CALLS = (
 WEIGHTING = ("", "sample", "zeros", "class")
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float64")
 
-#: Update modes, of which only properties are known (see `oracle`).
+#: Update rules of replicas, of parameter servers, or of both. Of most of them only properties are
+#: known (see `oracle`).
 MODES: tuple[dict[str, Any], ...] = (
     {"mode": "stale", "staleness": 1},
     {"mode": "stale", "staleness": 3},
@@ -81,6 +82,17 @@ MODES: tuple[dict[str, Any], ...] = (
     {"compression": "bf16"},
     {"compression": "powersgd", "rank": 2},
     {"compression": "topk", "ratio": 0.3},
+    {"compression": "randomk", "ratio": 0.3},
+    {"compression": "fp16"},
+    {"compression": "int8"},
+    {"accumulate": 2},
+    {"mode": "stale", "accumulate": 2},
+    {"mode": "stale", "staleness": 2, "on_stale": "damp"},
+    {"mode": "stale", "on_stale": "damp"},
+    {"mode": "stale", "staleness": 1, "on_stale": "drop"},
+    {"bucket_mb": 1e-4},
+    {"wire_dtype": "bfloat16"},
+    {"backup_workers": 1},
 )
 
 
@@ -260,11 +272,16 @@ def _counts_no_steps(spec: Spec) -> bool:
     )
 
 
-def draw(seed: int) -> Spec:
-    """A program that differs with the seed, and with nothing else."""
+def draw(seed: int, *, ruled: bool = False) -> Spec:
+    """A program that differs with the seed, and with nothing else.
+
+    Args:
+        seed: the seed.
+        ruled: whether it has an update rule, as some have.
+    """
     rng = random.Random(seed)
     while True:
-        spec = _draw(rng)
+        spec = _draw(rng, ruled)
         if fits(spec):
             return spec
 
@@ -276,7 +293,7 @@ def _some(rng: random.Random, names: tuple[str, ...], chance: float, most: int =
     return tuple(rng.sample(names, min(len(names), rng.randint(1, most))))
 
 
-def _draw(rng: random.Random) -> Spec:
+def _draw(rng: random.Random, ruled: bool) -> Spec:
     data = rng.choice(list(vocabulary.DATA))
     parts = _draw_parts(rng, vocabulary.DATA[data][0])
     heads = tuple(_draw_head(rng, several=i) for i in range(rng.choice((1, 1, 1, 2))))
@@ -302,7 +319,7 @@ def _draw(rng: random.Random) -> Spec:
         callbacks=_some(rng, tuple(tasks.CALLBACKS), 0.25, 2),
         calls=_draw_calls(rng),
         inside=rng.random() > 0.2,
-        mode=json.dumps(rng.choice(MODES)) if rng.random() < 0.12 else "{}",
+        mode=json.dumps(rng.choice(MODES)) if rng.random() < (1.0 if ruled else 0.12) else "{}",
     )
 
 

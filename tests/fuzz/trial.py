@@ -10,6 +10,9 @@ from tests.fuzz.spec import Spec, to_json
 from tests.fuzz.vocabulary import OF_THE_BATCH
 from tests.harness import PLAIN, Pool
 from tests.harness.cluster import CallError
+from tfdist.config.gradient_options import GradientOptions
+from tfdist.config.server_options import ServerOptions
+from tfdist.errors import ConfigError
 
 FUNCTION = "tests.fuzz.running:run"
 #: Seconds for a program, which takes some; one in which a process waits for another takes all.
@@ -109,15 +112,20 @@ def can_run(target: str, spec: Spec) -> bool:
     A pipeline has no update modes of this kind and normalizes microbatches; a loop with
     `Strategy.run` needs TensorFlow's coordinator on parameter servers (tests/servers has one).
     """
-    rule = spec.rule
-    if target in ("zero", "zero3", "mesh") and rule:
-        return False  # The command refuses these; the harness sets the rule past its checks.
+    rule, calls = spec.rule, {*spec.calls}
     if target == "parameter_server":
-        served = rule.get("mode") in (None, "async", "stale") and "compression" not in rule
-        return served and "strategy_loop" not in spec.calls
+        return _takes(ServerOptions, rule) and "strategy_loop" not in calls
     if target == "pipeline":
         of_the_batch = {*OF_THE_BATCH} & {*spec.parts}
-        return not rule and not of_the_batch and not {"loop", "strategy_loop"} & {*spec.calls}
-    if target == "single":
-        return not rule
-    return rule.get("mode") != "async"
+        return not rule and not of_the_batch and not {"loop", "strategy_loop"} & calls
+    if target in ("single", "zero", "zero3", "mesh"):
+        return not rule  # The command refuses these; the harness sets the rule past its checks.
+    return _takes(GradientOptions, rule)
+
+
+def _takes(kind: type[GradientOptions] | type[ServerOptions], rule: dict[str, Any]) -> bool:
+    try:
+        kind(**rule).check()
+    except (ConfigError, TypeError):
+        return False
+    return True

@@ -115,7 +115,8 @@ def test_a_program_for_several_workers(tmp_path, program, several):
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param("server_fit", marks=pytest.mark.core), "server_loop"]
+    "program",
+    [pytest.param("server_fit", marks=pytest.mark.core), "server_loop", "server_in_process"],
 )
 def test_a_program_for_parameter_servers(tmp_path, program):
     done, (row,) = trained(tmp_path, program, "--strategy", "parameter_server", "-n", 2)

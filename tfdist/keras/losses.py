@@ -231,7 +231,8 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step() or settling.value
         if step is None:
             return original(self, *args, **kwargs)
-        if not in_layer.is_up:  # A layer's own values are looked into when it has returned.
+        # The values of a layer, and of a loss, are looked into when it has returned.
+        if not in_layer.is_up and not step.calls:
             check_given(step, (args, kwargs))
         with in_layer.up():
             outputs = original(self, *args, **kwargs)

@@ -32,6 +32,8 @@ STARTS = (
     ("tfdist_multi_worker", 2),
     ("tfdist_horovod", 2),
     ("tfdist_servers", 1),
+    ("tfdist_servers", 2),
+    ("tfdist_pipeline", 2),
     ("horovod_loop", 2),
     ("torch_ddp", 2),
 )

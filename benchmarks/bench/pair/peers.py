@@ -88,6 +88,11 @@ PEERS: dict[str, Peer] = {
         module="fit",
         start=_tfdist("--strategy", "parameter_server", "--ps", "1"),
     ),
+    "tfdist_pipeline": Peer(
+        title="tfdist `pipeline`, model.fit",
+        module="fit",
+        start=_tfdist("--strategy", "pipeline"),
+    ),
     "tfdist_horovod": Peer(
         title="tfdist `horovod`, model.fit",
         module="fit",
