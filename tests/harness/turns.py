@@ -9,7 +9,7 @@ strategy that lacks what a case needs is never due. Of a test with many cases th
 in `make test`, and the others in `make test-all`: the most telling ones come first.
 
 The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
-updating are code of each strategy. Those on losses and on update modes have one, but for
+updating are code of each strategy. Those on losses, statistics and update modes have one, but for
 checkpoints and reports of a mode: the hooks into losses and the rules of an exchange are one code
 for all, and neighbours are due on the other strategies. What is lost is a fault in one such case
 that only a certain strategy has, and that has no turn there; `make test-everything` finds it.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,3 +54,29 @@ def test_batches_of_open_lengths_are_compared_when_they_are_read(edges: int, pre
         return
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of rows"):
         next(iter(local))
+
+
+def _pair(kind: Any, numbers: Any) -> Any:
+    return kind(numbers, -numbers)
+
+
+def test_functions_for_batches_of_one_kind_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Any] = []
+    original = batch_sharding.slice_batch
+    monkeypatch.setattr(
+        batch_sharding, "slice_batch", lambda *args: traced.append(args) or original(*args)
+    )
+    monkeypatch.setattr(batch_sharding, "_traced", {})
+    first = collections.namedtuple("Pair", "a b")
+    second = collections.namedtuple("Pair", "a b")
+    shard = batch_sharding.Shard(workers=2, worker=1, local=1)
+    for kind, preview, more in ((first, False, 1), (first, True, 2), (second, False, 1)):
+        for begin in (0, 10):
+            numbers = tf.data.Dataset.range(begin, begin + 7).batch(3)
+            whole = numbers.map(functools.partial(_pair, kind))
+            count = len(traced)
+            found = [*batch_sharding.local_dataset(whole, shard, preview=preview)]
+            assert len(traced) - count == (0 if begin else more)
+            assert all(type(each) is kind for each in found)
+            own = [each.a.numpy().tolist() for each in found][2 * preview :]
+            assert own == [[begin + 2], [begin + 5], []]

@@ -8,7 +8,7 @@ steps. File sharding, if it is asked for, is TensorFlow's own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -218,80 +218,142 @@ def local_dataset(
     """
     if shard.replicas == 1 and not preview:
         return dataset
-    own = tf.constant(shard.positions(), tf.int64)
-    static = _even_batch(dataset, shard.replicas)
-    # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
-    several = type(dataset.element_spec) is tuple
+    spec = dataset.element_spec
 
     def slice_at(position: Tensor, whole: Structure) -> Structure:
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
-        return _with_static_batch(part, static)
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def own_slice(*batch: Structure) -> Structure:
-        return slice_at(own[0], batch if several else batch[0])
+        return _with_static_batch(part, _even_batch(spec, shard.replicas))
 
     if shard.local == 1 and not preview:
-        slices = dataset.map(own_slice, num_parallel_calls=tf.data.AUTOTUNE)
+        own_slice = _traced_once(_own_slice, spec, shard, shares, slice_at)
+        # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
+        several = type(spec) is tuple
+
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def slice_of(*batch: Structure) -> Structure:
+            return own_slice(batch if several else batch[0])
+
+        slices = dataset.map(slice_of, num_parallel_calls=tf.data.AUTOTUNE)
     else:
-        slices = dataset.enumerate().flat_map(_spread(slice_at, shard, preview))
+        spread = _traced_once(_Spread, spec, shard, shares, slice_at, preview)
+        slices = dataset.enumerate().flat_map(spread.slices)
     options = tf.data.Options()
     options.deterministic = True
     return slices.with_options(options).prefetch(tf.data.AUTOTUNE)
 
 
-def _spread(
-    slice_at: Callable[[Tensor, Structure], Structure], shard: Shard, preview: bool
-) -> Callable[[Tensor, Structure], tf.data.Dataset]:
-    """A function that makes a data set of a global batch: of this process's slices.
+#: Functions that slice batches, which take longer to trace than many steps to run, with all that
+#: they depend on; the newest `_KEPT`.
+_traced: dict[Any, Any] = {}
+_KEPT = 64
+
+
+def _traced_once(
+    make: Callable[..., Any],
+    spec: Structure,
+    shard: Shard,
+    shares: bool,
+    slice_at: Callable[[Tensor, Structure], Structure],
+    *more: bool,
+) -> Any:
+    """`make(slice_at, shard, *more)`, or what was made for batches of the same kind before."""
+    key = (make, _form_of(spec), shard, shares, *more)
+    try:
+        found = _traced.get(key) if tf.executing_eagerly() else None
+    except TypeError:  # A container of the program's own that has no hash.
+        return make(slice_at, shard, *more)
+    if found is None:
+        found = make(slice_at, shard, *more)
+        if tf.executing_eagerly():  # Otherwise it belongs to a graph.
+            _traced[key] = found
+            if len(_traced) > _KEPT:
+                del _traced[next(iter(_traced))]
+    return found
+
+
+def _form_of(spec: Structure) -> Any:
+    """The containers of a nest and its leaves, with a hash."""
+    if isinstance(spec, Mapping):
+        return type(spec), tuple((key, _form_of(each)) for key, each in spec.items())
+    if isinstance(spec, (tuple, list)):
+        return type(spec), tuple(map(_form_of, spec))
+    return spec
+
+
+def _own_slice(
+    slice_at: Callable[[Tensor, Structure], Structure], shard: Shard
+) -> Callable[[Structure], Structure]:
+    """A function from a global batch to the slice of this process's only replica."""
+
+    def own_slice(whole: Structure) -> Structure:
+        return slice_at(tf.constant(shard.positions()[0], tf.int64), whole)
+
+    traced: Callable[[Structure], Structure] = tf.function(own_slice, autograph=False)
+    return traced
+
+
+class _Spread:
+    """Makes a data set of a global batch: of this process's slices.
 
     Args:
-        slice_at: the slice of a batch at a position.
+        slice_at: gives the slice of a batch at a position.
         shard: this process's place.
         preview: whether all slices of the batch of index 0 come first.
     """
-    own = tf.constant(shard.positions(), tf.int64)
-    previewed = tf.concat([tf.range(shard.replicas, dtype=tf.int64), own], 0)
 
-    def slices_at(positions: Tensor, whole: Structure) -> tf.data.Dataset:
+    def __init__(
+        self,
+        slice_at: Callable[[Tensor, Structure], Structure],
+        shard: Shard,
+        preview: bool,
+    ) -> None:
+        self._slice_at, self._shard, self._preview = slice_at, shard, preview
+        self._variant = tf.function(self._variant_at, autograph=False)
+        self._spec: Any = None
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def slices(self, index: Tensor, whole: Structure) -> tf.data.Dataset:
+        """The slices of the batch of an index."""
+        variant = self._variant(index, whole)
+        return tf.data.experimental.from_variant(variant, self._spec)
+
+    def _variant_at(self, index: Tensor, whole: Structure) -> Tensor:
+        if not self._preview:
+            return self._noted(self._own(whole))
+        own = self._shard.positions()
+        previewed = tf.constant([*range(self._shard.replicas), *own], tf.int64)
+        # A data set of one element forgets the shapes of sparse tensors, the other one does not.
+        return tf.cond(
+            tf.equal(index, 0),
+            lambda: self._noted(self._at(previewed, whole)),
+            lambda: self._noted(self._own(whole)),
+        )
+
+    def _noted(self, slices: tf.data.Dataset) -> Tensor:
+        if self._spec is None:
+            self._spec = slices.element_spec
+        return tf.data.experimental.to_variant(slices)
+
+    def _at(self, positions: Tensor, whole: Structure) -> tf.data.Dataset:
         each = tf.data.Dataset.from_tensor_slices(positions)
-        return each.map(lambda position: slice_at(position, whole))
+        return each.map(lambda position: self._slice_at(position, whole))
 
-    def own_slices(whole: Structure) -> tf.data.Dataset:
-        if shard.local > 1:
-            return slices_at(own, whole)
+    def _own(self, whole: Structure) -> tf.data.Dataset:
+        own = tf.constant(self._shard.positions(), tf.int64)
+        if self._shard.local > 1:
+            return self._at(own, whole)
         # An iterator of one element costs a fraction of one that calls a function. The position
         # must not be known when it is traced, or the shapes may be others than those of previews.
         position = tf.compat.v1.placeholder_with_default(own[0], [])
-        return tf.data.Dataset.from_tensors(slice_at(position, whole))
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def spread(index: Tensor, whole: Structure) -> tf.data.Dataset:
-        if not preview:
-            return own_slices(whole)
-        specs: list[Any] = []
-
-        def variant_of(slices: tf.data.Dataset) -> Tensor:
-            specs.append(slices.element_spec)
-            return tf.data.experimental.to_variant(slices)
-
-        # A data set of one element forgets the shapes of sparse tensors, the other one does not.
-        variant = tf.cond(
-            tf.equal(index, 0),
-            lambda: variant_of(slices_at(previewed, whole)),
-            lambda: variant_of(own_slices(whole)),
-        )
-        return tf.data.experimental.from_variant(variant, specs[0])
-
-    return spread
+        return tf.data.Dataset.from_tensors(self._slice_at(position, whole))
 
 
-def _even_batch(dataset: tf.data.Dataset, replicas: int) -> int | None:
+def _even_batch(spec: Structure, replicas: int) -> int | None:
     """The size of every replica's slice, if it is known to be the same for all, or None."""
     sizes = {
-        spec.shape[0]
-        for spec in tf.nest.flatten(dataset.element_spec)
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank
+        each.shape[0]
+        for each in tf.nest.flatten(spec)
+        if isinstance(each, tf.TensorSpec) and each.shape.rank
     }
     if len(sizes) != 1:
         return None
