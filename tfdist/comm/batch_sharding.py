@@ -244,7 +244,7 @@ def local_dataset(
 
 #: Functions that slice batches, which take longer to trace than many steps to run, with all that
 #: they depend on; the newest `_KEPT`.
-_traced: dict[Any, Any] = {}
+_traced: dict[object, Any] = {}
 _KEPT = 64
 
 
@@ -271,7 +271,7 @@ def _traced_once(
     return found
 
 
-def _form_of(spec: Structure) -> Any:
+def _form_of(spec: Structure) -> object:
     """The containers of a nest and its leaves, with a hash."""
     if isinstance(spec, Mapping):
         return type(spec), tuple((key, _form_of(each)) for key, each in spec.items())
@@ -309,7 +309,7 @@ class _Spread:
     ) -> None:
         self._slice_at, self._shard, self._preview = slice_at, shard, preview
         self._variant = tf.function(self._variant_at, autograph=False)
-        self._spec: Any = None
+        self._spec: Structure = None
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slices(self, index: Tensor, whole: Structure) -> tf.data.Dataset:
