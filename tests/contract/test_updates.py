@@ -21,7 +21,7 @@ TWICE = pytest.mark.turns("test", "all")
 
 
 #: Compressions that also run eagerly.
-EAGER = ("bf16", "topk")
+EAGER = ("topk",)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_clipping_after_the_exchange_is_one_device_s(
 @pytest.mark.parametrize(
     ("kind", "eager"),
     [
-        # Eagerly as in a graph: one with a memory, one without; all with --everything.
+        # Eagerly as in a graph: one, which has a memory; all in `make test-everything`.
         pytest.param(kind, eager, marks=[pytest.mark.seldom] * (eager and kind not in EAGER))
         for kind in ("bf16", "fp16", "int8", "topk", "randomk", "powersgd")
         for eager in (False, True)

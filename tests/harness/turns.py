@@ -5,8 +5,8 @@ marked `core` runs on every strategy in `make test`. The others take turns, file
 order in which they are written. Its marker `turns` has the tier in which a case runs on the
 strategy that is due, and, if it has two, that in which it runs on a second one too: on
 `multi_worker`, or, where that was due, on the next. `make test-everything` runs it on all. A
-strategy that lacks what a case needs is never due. Of a test with many cases the first `PROMPT` run
-in `make test`, and the others in `make test-all`: the most telling ones come first.
+strategy that lacks what a case needs is never due. Of a test with many cases the first `PROMPT` do
+so, and the others run in `make test-all`, on one strategy: the most telling ones come first.
 
 The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
 updating are code of each strategy. Those on losses, statistics and update modes have one, but for
@@ -107,7 +107,7 @@ def take_turns(items: Iterable[pytest.Item]) -> None:
         first = _due(case, taken[is_prompt])
         taken[is_prompt][first] += not (core or seldom)
         second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken[is_prompt])
-        ranks = mark.args if is_prompt else ["all"] * len(mark.args)
+        ranks = mark.args if is_prompt else ("all",)
         places = dict(zip((first, second), ranks, strict=False))
         for name, item in case.items():
             tiers.give(item, "test" if core else places.get(name, "everything"))

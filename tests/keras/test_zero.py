@@ -96,7 +96,7 @@ def _apart(weights: list[Any], others: list[Any]) -> float:
     ("target", "optimizer"),
     [
         *(("zero", name) for name in ("lamb", "adafactor", "muon", "scaled")),
-        *(("zero1", name) for name in ("lamb", "muon")),
+        *(pytest.param("zero1", n, marks=pytest.mark.seldom) for n in ("lamb", "muon")),
         ("horovod_zero", "adafactor"),
     ],
 )
