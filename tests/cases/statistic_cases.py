@@ -323,6 +323,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "pairs": Pairs,
     "mixed up": lambda: keras.layers.Lambda(lambda x: 0.7 * x + 0.3 * ops.flip(x, 0)),
     "by operations": lambda: _Centring(name="centring"),
+    "last operations": lambda: _Centring(name="centring"),
     "grouped": Grouped,
     "generated": Generated,
     "tokens": PassesOn,
@@ -336,7 +337,9 @@ def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         layer = LAYERS[kind]()
         hidden = keras.layers.Dense(6)(start := keras.Input((8,)))
-        model = keras.Model(start, keras.layers.Dense(CLASSES)(layer(hidden)))
+        is_last = kind == "last operations"
+        last = keras.layers.Dense(CLASSES)
+        model = keras.Model(start, layer(last(hidden)) if is_last else last(layer(hidden)))
         model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
         report = common.fitted(model, x, y)
     named = [str(each.message) for each in caught if "meet in the layer" in str(each.message)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import threading
 import warnings
@@ -30,7 +29,6 @@ from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.example_pairs import ROWS, Examples, Meeting
-from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.replica_attributes import Turns
 from tfdist.types import (
     DType,
@@ -189,11 +187,6 @@ class Step:
         """Notes that a tensor's average over the replicas is its value on the whole batch."""
         self.means[id(tensor)] = tensor
         return tensor
-
-    @functools.cached_property
-    def optimizer_states(self) -> dict[int, Any]:
-        """The variables of the model's optimizers, by `id`, as they are when first asked for."""
-        return {id(each): each for one in optimizers_of(self.model) for each in one.variables}
 
     @property
     def even(self) -> bool:

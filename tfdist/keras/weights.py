@@ -231,21 +231,11 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             old = tf.convert_to_tensor(self.value)
             value = of_replica(step, self, value, old=None)
             return assign(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
-        if _is_of_optimizer(step, self):
-            subject = f"The state {self.path!r} of an optimizer"
-            return assign(self, tf.cast(at_once(step, value, subject), self.dtype))
         if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
             step.assigned[id(self)] = (self, value)
         return assign(self, value)
 
     return direct_assign
-
-
-def _is_of_optimizer(step: Step, weight: types.KerasVariable) -> bool:
-    """Whether a weight is a state of an optimizer, such as its learning rate."""
-    if step.is_whole or leaves_to_updates(step.model):
-        return False
-    return id(weight) in step.optimizer_states
 
 
 def warn_of_own_value(subject: str, value: object) -> None:
