@@ -234,3 +234,21 @@ def different_values(strategy: Any, *, method: str) -> str:
             same = [(a == b).all() for a, b in zip(before, common.weights(model), strict=True)]
             return f"{error} {'untrained' if all(same) else 'trained'}"
     return ""
+
+
+def reset(strategy: Any) -> dict[str, Any]:
+    """How often replicas add up when metrics are set to zero, and what metrics then show."""
+    x, y = common.table(BATCH + 1)
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile("sgd", common.sparse_crossentropy(), metrics=["accuracy"])
+        model.train_on_batch(x, y)
+        sums: list[str] = []
+        original = strategy.reduce
+        strategy.reduce = lambda *args, **kw: sums.append("a sum") or original(*args, **kw)
+        try:
+            model.reset_metrics()
+        finally:
+            del strategy.reduce
+        shown = [float(np.asarray(variable)) for variable in model.metrics_variables]
+        return {"sums": sums, "shown": shown}

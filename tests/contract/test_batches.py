@@ -33,3 +33,10 @@ def test_calling_the_model(agree: Agree) -> None:
 @pytest.mark.parametrize("kind", ["sparse", "ragged", "looked up"])
 def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
     agree("batch_cases:on_batch_of", kind=kind)
+
+
+@pytest.mark.needs("replicas")
+def test_metrics_are_set_to_zero_without_an_exchange(run: Agree) -> None:
+    for result in run("batch_cases:reset"):
+        assert result["sums"] == []
+        assert set(result["shown"]) == {0.0}
