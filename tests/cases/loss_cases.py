@@ -444,25 +444,32 @@ PAIRS: dict[str, Any] = {
 }
 
 
+class LossByHand(keras.Sequential):
+    """A step that computes its loss by `loss_of`."""
+
+    loss_of: Callable[[Any, Any], Any]
+
+    def train_step(self, data: Any) -> Any:
+        """One step of the compiled optimizer."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 def pairs(strategy: Any, *, name: str, by_hand: bool, examples: int = EXAMPLES) -> dict[str, Any]:
     """The warnings and the weights of a fit with a loss of `PAIRS`, compiled or by hand."""
     x, y = common.table(examples)
     last = 2 * BATCH + 1
     others = (x[:last], y[:last, None])
 
-    class ByHand(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            inputs, labels = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(PAIRS[name](labels, self(inputs, training=True)))
-            weights = self.trainable_variables
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": loss}
-
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made = ByHand if by_hand else keras.Sequential
+        made = LossByHand if by_hand else keras.Sequential
         model = made([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(3)])
+        model.loss_of = lambda y, z: tf.reduce_mean(PAIRS[name](y, z))
         model.compile(keras.optimizers.SGD(1e-3), PAIRS[name])
         try:
             # The last batch of `others` has one example: some replicas have none.
@@ -631,23 +638,6 @@ DOUBTFUL: dict[str, tuple[Callable[[Any, Any], Any], dict[str, Any], bool, str]]
 }
 
 
-class LossByHand(keras.Sequential):
-    """A step that reduces its loss by hand, unless a loss is compiled."""
-
-    loss_of: Callable[[Any, Any], Any]
-
-    def train_step(self, data: Any) -> Any:
-        """One step of the compiled optimizer."""
-        if self.loss is not None:
-            return super().train_step(data)
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_of(y, self(x, training=True))
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
 def doubtful(strategy: Any, *, name: str) -> list[str]:
     """What is said of a loss of `DOUBTFUL`, by warnings and by an error."""
     x, _ = common.table(2 * BATCH)
@@ -657,7 +647,8 @@ def doubtful(strategy: Any, *, name: str) -> list[str]:
     said: list[str] = []
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = LossByHand([keras.Input((8,)), keras.layers.Dense(1)])
+        made = keras.Sequential if options else LossByHand
+        model = made([keras.Input((8,)), keras.layers.Dense(1)])
         model.loss_of = by_hand
         model.compile("sgd", **options)
         try:

@@ -224,8 +224,9 @@ def local_dataset(
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, _even_batch(spec, shard.replicas))
 
+    key = (_form_of(spec), shard, shares, preview)
     if shard.local == 1 and not preview:
-        own_slice = _traced_once(_own_slice, spec, shard, shares, slice_at)
+        own_slice = _traced_once(key, lambda: _own_slice(slice_at, shard))
         # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
         several = type(spec) is tuple
 
@@ -235,7 +236,7 @@ def local_dataset(
 
         slices = dataset.map(slice_of, num_parallel_calls=tf.data.AUTOTUNE)
     else:
-        spread = _traced_once(_Spread, spec, shard, shares, slice_at, preview)
+        spread = _traced_once(key, lambda: _Spread(slice_at, shard, preview))
         slices = dataset.enumerate().flat_map(spread.slices)
     options = tf.data.Options()
     options.deterministic = True
@@ -248,26 +249,18 @@ _traced: dict[object, Any] = {}
 _KEPT = 64
 
 
-def _traced_once(
-    make: Callable[..., Any],
-    spec: Structure,
-    shard: Shard,
-    shares: bool,
-    slice_at: Callable[[Tensor, Structure], Structure],
-    *more: bool,
-) -> Any:
-    """`make(slice_at, shard, *more)`, or what was made for batches of the same kind before."""
-    key = (make, _form_of(spec), shard, shares, *more)
+def _traced_once(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    """`make()`, or what was made for an equal key before."""
+    if not tf.executing_eagerly():
+        return make()  # It belongs to a graph.
     try:
-        found = _traced.get(key) if tf.executing_eagerly() else None
+        found = _traced.get(key)
     except TypeError:  # A container of the program's own that has no hash.
-        return make(slice_at, shard, *more)
+        return make()
     if found is None:
-        found = make(slice_at, shard, *more)
-        if tf.executing_eagerly():  # Otherwise it belongs to a graph.
-            _traced[key] = found
-            if len(_traced) > _KEPT:
-                del _traced[next(iter(_traced))]
+        found = _traced[key] = make()
+        if len(_traced) > _KEPT:
+            del _traced[next(iter(_traced))]
     return found
 
 

@@ -195,14 +195,14 @@ def values_of(model: Model) -> Values | None:
         return None
     places = {id(variable): place for place, variable in enumerate(model.variables)}
     optimizers = optimizers_in(model)
-    for each in optimizers_of(model):
-        if not any(each is found for found in optimizers):
-            raise ConfigError(
-                f"--min-np and --max-np conflict with the optimizer {each.name!r}: a step of the "
-                "model applies it, but no attribute of the model holds it, so a training that is "
-                "taken up could not go on with its state. Assign it to the model, such as "
-                "model.second = optimizer."
-            )
+    hidden = optimizers_of(model)[len(optimizers) :]
+    if hidden:
+        raise ConfigError(
+            f"--min-np and --max-np conflict with the optimizer {hidden[0].name!r}: a step of the model "
+            "applies it, but no attribute of the model holds it, so a training that is taken up "
+            "could not go on with its state. Assign it to the model, such as "
+            "model.second = optimizer."
+        )
     states = [_state_of(each, places) for each in optimizers]
     return _copies(model.variables), _copies(model.metrics_variables), states
 

@@ -223,10 +223,10 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             return original(self, value)
         step = current_step()
         if step is None:
-            is_floating = tf.as_dtype(self.dtype).is_floating
-            if is_floating and self.synchronization != "on_read" and not holds_own_rows(self):
-                warn_of_own_value(f"the weight {self.path!r}", value)
-            if self.synchronization == "on_read" and tf.distribute.in_cross_replica_context():
+            if self.synchronization != "on_read":
+                if tf.as_dtype(self.dtype).is_floating and not holds_own_rows(self):
+                    warn_of_own_value(f"the weight {self.path!r}", value)
+            elif tf.distribute.in_cross_replica_context():
                 # TensorFlow would add up all replicas' values for a result that Keras drops.
                 with accounted.set(True):
                     self._value.assign(tf.cast(value, self._value.dtype), read_value=False)
