@@ -198,9 +198,9 @@ def values_of(model: Model) -> Values | None:
     hidden = optimizers_of(model)[len(optimizers) :]
     if hidden:
         raise ConfigError(
-            f"--min-np and --max-np conflict with the optimizer {hidden[0].name!r}: a step of the model "
-            "applies it, but no attribute of the model holds it, so a training that is taken up "
-            "could not go on with its state. Assign it to the model, such as "
+            f"--min-np and --max-np conflict with the optimizer {hidden[0].name!r}: a step of the "
+            "model applies it, but no attribute of the model holds it, so a training that is taken "
+            "up could not go on with its state. Assign it to the model, such as "
             "model.second = optimizer."
         )
     states = [_state_of(each, places) for each in optimizers]
