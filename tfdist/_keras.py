@@ -69,6 +69,8 @@ try:  # Keras 3.15
 except ImportError:
     MultiOptimizer = None
 
+from tfdist.types import Optimizer
+
 __all__ = [
     "RNN",
     "Adam",
@@ -125,4 +127,10 @@ __all__ = [
     "tree",
     "unpack_x_y_sample_weight",
     "unscale_loss_for_distribution",
+    "unwrapped",
 ]
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that a `LossScaleOptimizer` holds, or the optimizer itself."""
+    return getattr(optimizer, "inner_optimizer", optimizer)

@@ -311,6 +311,18 @@ class _BatchLogs(keras.callbacks.Callback):
         self.seen.append({name: float(value) for name, value in logs.items()})
 
 
+class _OneMore(keras.callbacks.Callback):
+    """Trains on a batch at the end of each epoch and keeps its logs."""
+
+    def __init__(self, seen: _BatchLogs, x: Any, y: Any) -> None:
+        super().__init__()
+        self.keep, self.batch = seen.on_train_batch_end, (x, y)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Trains."""
+        self.keep(epoch, self.model.train_on_batch(*self.batch, return_dict=True))
+
+
 def _exchanges_in_steps() -> list[int]:
     """The exchanges in the graph of each training step that is alive."""
     functions = [each for each in gc.get_objects() if isinstance(each, AtomicFunction)]
@@ -324,7 +336,8 @@ def batch_logs(strategy: Any, readers: str) -> dict[str, Any]:
 
     Args:
         readers: `"none"` has only the progress bar, `"chief"` a callback on the chief alone,
-            `"loop"` calls Keras's train function by itself.
+            `"loop"` calls Keras's train function by itself, `"single"` is a callback that trains
+            on one batch more at the end of an epoch.
     """
     gc.collect()
     with scope(strategy):
@@ -339,6 +352,9 @@ def batch_logs(strategy: Any, readers: str) -> dict[str, Any]:
                 seen.on_train_batch_end(batch, model.train_function(batches))
             return {"seen": seen.seen, "weights": model.get_weights()}
         callbacks = [seen] if readers == "chief" and rank(strategy) == 0 else []
+        if readers == "single":
+            x, y = common.table(UNEVEN)
+            callbacks = [_OneMore(seen, x[:7], y[:7])]
         history = _fit(model, callbacks, 2).history
         return {
             "seen": seen.seen,

@@ -483,6 +483,43 @@ def pairs(strategy: Any, *, name: str, by_hand: bool, examples: int = EXAMPLES) 
     return {"named": named, **report, "weights": common.weights(model)}
 
 
+class Mixing(keras.Sequential):
+    """Adds the batch to itself in another order, as MixUp does."""
+
+    def train_step(self, data: Any) -> Any:
+        """One step of the compiled optimizer."""
+        x, y = data
+        x, y = 0.7 * x + 0.3 * x[::-1], 0.7 * y + 0.3 * y[::-1]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+#: For each loss of a `Mixing`, the activation of its predictions.
+MIXED = {
+    "categorical_crossentropy": "softmax",
+    "binary_crossentropy": "sigmoid",
+    "mse": "linear",
+    "contrast": "linear",
+}
+
+
+def mixed(strategy: Any, *, loss: str) -> dict[str, Any]:
+    """The warnings and the weights of a fit whose step mixes the batch, with a loss of `MIXED`."""
+    x, y = common.table(EXAMPLES)
+    y = np.eye(3, dtype="float32")[y]
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        last = keras.layers.Dense(3, MIXED[loss])
+        model = Mixing([keras.Input((8,)), keras.layers.Dense(4), last])
+        model.compile(keras.optimizers.SGD(1e-2), PAIRS.get(loss, loss))
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+    named = [str(w.message) for w in caught if w.category is EquivalenceWarning]
+    return {"named": named, "weights": common.weights(model)}
+
+
 def normalized_pairs(strategy: Any, *, scaled: bool) -> dict[str, Any]:
     """Trains by `Circle` behind a BatchNormalization of the whole batch, on uneven batches."""
     x, y = common.table(BATCH + 5)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import pathlib
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.cases import common
+from tests.cases import common, step_cases
 from tests.cases.common import BATCH, scope
 from tfdist.config.gradient_options import PLAIN, GradientOptions
+from tfdist.errors import EquivalenceWarning
 
 REPLICAS = 2
 
@@ -29,6 +31,16 @@ def ruled(strategy: Any, rule: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         strategy.rule = PLAIN
+
+
+def own_step(strategy: Any, *, kind: str, rule: dict[str, Any]) -> dict[str, Any]:
+    """A model with its own `train_step`, and whether the step was named; see `step_cases`."""
+    entered = contextlib.nullcontext() if strategy is None else ruled(strategy, rule)
+    with entered, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = step_cases.own_step(strategy, kind=kind)
+    said = [str(each.message) for each in caught if each.category is EquivalenceWarning]
+    return {**result, "named": any("each replica does so with its own" in each for each in said)}
 
 
 def make(model: str, optimizer: str, options: dict[str, Any]) -> Any:
@@ -361,7 +373,8 @@ def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
     Args:
         strategy: the strategy.
         rule: the update rule.
-        where: "model.optimizer", or a "list" or "dict" of the model; or a "closure" alone.
+        where: "model.optimizer", or a "list" or "dict" of the model; or a "closure" alone; or a
+            "loop" of the program's own, which the model knows nothing of.
     """
     x, y = common.table(BATCH * 5)
     with ruled(strategy, rule), scope(strategy):
@@ -382,5 +395,22 @@ def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
         model.compile(optimizer if where == "model.optimizer" else None)
         if where in ("list", "dict"):
             model.own = [optimizer] if where == "list" else {"first": optimizer}
-        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        if where == "loop":
+            _loop(strategy, model, optimizer, tf.data.Dataset.from_tensor_slices((x, y)))
+        else:
+            model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
         return common.weights(model)
+
+
+def _loop(strategy: Any, model: Any, optimizer: Any, dataset: Any) -> None:
+    def step(inputs: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            each = common.sparse_crossentropy(reduction="none")(labels, model(inputs))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=BATCH)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    everywhere = tf.function(lambda *batch: strategy.run(step, batch))
+    for batch in strategy.experimental_distribute_dataset(dataset.batch(BATCH)):
+        everywhere(*batch)
+    strategy.flush(model)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cases.assigned_cases import GIVEN, HIDDEN
 from tests.cases.common import BATCH
-from tests.cases.loss_cases import DOUBTFUL, LOSSES, PAIRS
+from tests.cases.loss_cases import DOUBTFUL, LOSSES, MIXED, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
 from tests.harness import TARGETS, Pool
 
@@ -224,6 +224,18 @@ def test_examples_that_meet_in_a_loss(
         else:
             assert not by_hand or target in ("parameter_server", "single", "mesh")
             assert_same(alone, result, TOLERANCE, target)
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("loss", MIXED)
+def test_examples_that_a_step_mixes(run: Agree, cluster: Pool, target: str, loss: str) -> None:
+    """They are named, also behind a loss that is called with the whole batch."""
+    alone = cluster.plain("tests.cases.loss_cases:mixed", loss=loss)
+    for result in run("loss_cases:mixed", plain=True, loss=loss):
+        if target in ("parameter_server", "single", "mesh"):
+            assert_same(alone, result, TOLERANCE, target)
+        else:
+            assert any("as in MixUp" in text for text in result["named"]), result["named"]
 
 
 @pytest.mark.needs("collectives")

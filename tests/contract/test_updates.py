@@ -99,6 +99,18 @@ def test_buckets_change_nothing(agree: Agree) -> None:
     agree(TRAIN, rule={"bucket_mb": 600 / 2**20}, examples=UNEVEN, optimizer="adam")
 
 
+@pytest.mark.parametrize("kind", ["adversarial_clipped", "taken_back", "gradients_by_hand"])
+@pytest.mark.parametrize("rule", [{"bucket_mb": 400 / 2**20}, {"report": True}], ids=str)
+def test_steps_that_compute_with_gradients(agree: Agree, kind: str, rule: dict[str, Any]) -> None:
+    agree("update_cases:own_step", kind=kind, rule=rule)
+
+
+@pytest.mark.parametrize("kind", ["adversarial_clipped", "taken_back"])
+def test_steps_that_compute_with_gradients_of_a_replica_are_named(run: Agree, kind: str) -> None:
+    for result in run("update_cases:own_step", kind=kind, rule={"compression": "bf16"}):
+        assert result["named"]
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -246,6 +258,9 @@ def test_a_checkpoint_of_another_rule_is_refused(
         ("closure", {"accumulate": 3}),
         ("list", {"mode": "local", "period": 3}),
         ("dict", {"mode": "stale"}),
+        ("loop", {"mode": "stale"}),
+        ("loop", {"accumulate": 3}),
+        ("loop", {"mode": "local", "period": 3}),
     ],
     ids=str,
 )

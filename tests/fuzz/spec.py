@@ -228,8 +228,6 @@ def fits(spec: Spec) -> bool:
             # TensorFlow itself asks for the scope where a call makes weights, or slots.
             not loop or spec.inside or spec.style in ("functional", "sequential"),
             not loop or spec.inside or (spec.optimizer == "SGD" and not spec.options),
-            # Only `fit` ends with an average of the replicas' weights.
-            spec.rule.get("mode") != "local" or not {"on_batch", *_LOOPS} & {*spec.calls},
             # Keras's Adafactor fails on repeated rows of a table of which a column has no gradient,
             # as `topk` may leave it.
             spec.optimizer != "Adafactor" or first != "ids" or "compression" not in spec.rule,

@@ -57,7 +57,7 @@ def test_callbacks_act_as_on_one_device(cluster: Pool, name: str, kind: str) -> 
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("readers", ["none", "chief", "loop"])
+@pytest.mark.parametrize("readers", ["none", "chief", "loop", "single"])
 @pytest.mark.parametrize("name", ["multi_worker", seldom("horovod")])
 def test_logs_of_batches_are_exchanged_if_they_are_read(
     cluster: Pool, name: str, readers: str

@@ -362,7 +362,26 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/whole_batch.py",
         _MEET.format("variance-True or contrast-True"),
         ("dict.fromkeys(outputs, Examples(ROWS))", "dict.fromkeys(outputs, Examples())"),
-        ("        step.note_meeting(found)", "        pass"),
+        (
+            "        step.note_meeting(found)\n\n\ndef check_places",
+            "        pass\n\n\ndef check_places",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        _LOSSES.format("mixes"),
+        ("check_places(step, tf.nest.flatten(value))", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/gathered_loss.py",
+        _LOSSES.format("mixes"),
+        ("itertools.chain(examples, *map(_logits_behind, examples))", "examples"),
+        ('getattr(probabilities, "_keras_logits", None)', "None"),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        "tests/contract/test_updates.py --tier=everything -k 'mirrored and compute_with'",
+        ("is_whole and updater.rule.is_exact", "False"),
     ),
     *_of(
         "tfdist/keras/gathered_loss.py",
@@ -704,6 +723,7 @@ MUTANTS: list[Mutant] = [
         ('batches=bool(kwargs.get("_use_cached_eval_dataset")))', "batches=False)"),
         ('        flush(getattr(self, "_model", None), batches=True, late=False)', "        pass"),
         ('        flush(getattr(self, "_model", None), batches=True)\n', "        pass\n"),
+        ("[*optimizers_of(model), *others]", "optimizers_of(model)"),
     ),
     *_of(
         "tfdist/strategies/parameter_server/step_function.py",

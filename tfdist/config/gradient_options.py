@@ -180,6 +180,11 @@ class GradientOptions(UpdateOptions):
         return dataclasses.replace(self, mode="sync", staleness=None, on_stale="wait") == PLAIN
 
     @property
+    def is_exact(self) -> bool:
+        """Whether updates are those of one device: buckets and a report do not change them."""
+        return dataclasses.replace(self, bucket_mb=None, report=False).is_plain
+
+    @property
     def remembers(self) -> bool:
         """Whether gradients of one step have an effect in later ones."""
         own = ("none", "bf16", "fp16")

@@ -19,12 +19,15 @@ from tfdist.gradients.modes import Apply
 from tfdist.gradients.reducer import make_variable
 from tfdist.types import KerasVariable, Optimizer, Scalar, Strategy, Tensor, Variable
 
-__all__ = ["Updater", "updater_of"]
+__all__ = ["Updater", "optimizers_by_rule", "updater_of"]
 
 #: The attribute of an optimizer under which Keras finds, saves and loads the state.
 _ATTRIBUTE = "tfdist_updates"
 
 _lock = threading.RLock()
+
+#: For each strategy the optimizers that have an updater, in the order in which they were given it.
+_made: weakref.WeakKeyDictionary[Any, list[weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 
 
 class Updater(KerasSaveable):  # type: ignore[misc]
@@ -182,7 +185,19 @@ def updater_of(optimizer: Optimizer, strategy: Strategy) -> Updater | None:
         if not isinstance(result, Updater) or result.rule != rule:
             result = Updater(strategy, optimizer, rule)
             object.__setattr__(optimizer, _ATTRIBUTE, result)
+            alive = [each for each in _made.get(strategy, ()) if each() not in (None, optimizer)]
+            _made[strategy] = [*alive, weakref.ref(optimizer)]
         return result
+
+
+def optimizers_by_rule(strategy: Strategy) -> list[Any]:
+    """The optimizers with an updater: in the same order on all workers.
+
+    Args:
+        strategy: the strategy that they train under.
+    """
+    alive = (reference() for reference in _made.get(strategy, ()))
+    return [each for each in alive if each is not None]
 
 
 def _key(indices: tuple[int, ...]) -> str:

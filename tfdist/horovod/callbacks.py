@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist._keras import unwrapped
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import build, initialized, refuse_strategy, ring_of
 from tfdist.horovod.values import broadcast_variables
@@ -205,7 +206,7 @@ class LearningRateScheduleCallback(_Callback):
         return self.multiplier(epoch) if callable(self.multiplier) else self.multiplier
 
     def _check_learning_rate(self) -> None:
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        optimizer = unwrapped(self.model.optimizer)
         learning_rate = getattr(optimizer, "_learning_rate", None)
         if not isinstance(learning_rate, keras.Variable):
             kind = getattr(learning_rate, "__name__", type(learning_rate).__name__)
@@ -215,7 +216,7 @@ class LearningRateScheduleCallback(_Callback):
             )
 
     def _set(self, new: float) -> None:
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        optimizer = unwrapped(self.model.optimizer)
         old = float(np.asarray(optimizer.learning_rate))
         optimizer.learning_rate = new
         gathered = _gathered_by_momentum(optimizer) if self.momentum_correction else []

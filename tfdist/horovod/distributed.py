@@ -10,7 +10,12 @@ import h5py
 import keras
 import tensorflow as tf
 
-from tfdist._keras import api_export, load_optimizer_weights_from_hdf5_group, object_registration
+from tfdist._keras import (
+    api_export,
+    load_optimizer_weights_from_hdf5_group,
+    object_registration,
+    unwrapped,
+)
 from tfdist._keras import keras_ops as ops
 from tfdist.errors import ConfigError
 from tfdist.horovod import program
@@ -106,7 +111,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         **kwargs: as of `DistributedOptimizer`.
     """
     distributed = DistributedOptimizer(optimizer, *args, **kwargs)
-    applier = applier_of(getattr(distributed, "inner_optimizer", distributed))
+    applier = applier_of(unwrapped(distributed))
     if applier is not None:
         applier.averager.keep_local(_weights_of(local_layers))
     return distributed
@@ -222,7 +227,7 @@ def _distribute(
     refuse_strategy(_WHO)
     program.adapt_keras()
     # Dynamic loss scaling looks at averages (`average_before_scaling`), and the rest is inside.
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     if applier_of(inner) is not None:
         raise ConfigError(
             f"{_WHO} was given an optimizer that it has distributed already, so its gradients "

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from tfdist._keras import BaseOptimizer, LossScaleOptimizer, Trainer
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer, Trainer, unwrapped
 from tfdist.errors import ConfigError
 from tfdist.horovod.averaging import Applier, applier_of, average_before_scaling, averaged
 from tfdist.keras.hooks import PROGRAM, Hook, HookSet
@@ -82,8 +82,7 @@ def _for_horovod(original: Callable[..., None]) -> Callable[..., None]:
         if len(args) <= _JIT_POSITION:
             chosen = kwargs.get("jit_compile", "auto")
             optimizer = args[0] if args else kwargs.get("optimizer")
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
-            if chosen is True and applier_of(inner) is not None:
+            if chosen is True and _exchanges(optimizer):
                 _warn(
                     "jit_compile=True does not go with hvd.DistributedOptimizer: XLA cannot "
                     "compile Horovod's operations. The model is compiled with jit_compile=False."
@@ -93,6 +92,11 @@ def _for_horovod(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return compile_model
+
+
+def _exchanges(optimizer: object) -> bool:
+    """Whether an optimizer averages its gradients by Horovod."""
+    return isinstance(optimizer, BaseOptimizer) and applier_of(unwrapped(optimizer)) is not None
 
 
 def _called_or_not(original: property) -> property:

@@ -4,6 +4,8 @@ An exchange of a few numbers costs as much waiting as one of all gradients does.
 epoch Keras reads the metrics themselves, which are added up over the workers then. Within an epoch
 the logs are read by callbacks for batches, such as the program's own. If there are none but those
 that only show progress, each worker's logs are those of its own slices until the epoch's end.
+`train_on_batch` and `test_on_batch` take their logs from the step: to read each metric once more is
+an exchange for each of its variables.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from tfdist.keras.logs import NoticedResults, Results, sum_results, summed_metri
 from tfdist.keras.stopping import method_of
 from tfdist.types import Logs, Model, Strategy
 
-__all__ = ["are_read", "exchange_in_step", "hooks", "note_readers"]
+__all__ = ["are_read", "are_results", "exchange_in_step", "hooks", "note_readers"]
 
-#: Attributes of a model: that its step leaves the exchange of its logs to `_make_function`, and
-#: that callbacks read them.
-_DEFERRED, _READ = "_tfdist_logs_deferred", "_tfdist_logs_read"
+#: Attributes of a model: names of the steps whose logs are the results of its metrics, and that
+#: callbacks read those of training.
+_RESULTS, _READ = "_tfdist_steps_of_results", "_tfdist_logs_read"
 
 
 def hooks() -> list[Hook]:
@@ -67,26 +69,38 @@ _ONLY_AT_TIMES: dict[Any, Callable[[Any], bool]] = {
 }
 
 
-def exchange_in_step(strategy: Strategy, model: Model, logs: Logs | None, results: Results) -> bool:
-    """Whether a training step that is being traced must exchange its logs.
+def exchange_in_step(
+    strategy: Strategy, model: Model, name: str, logs: Logs | None, results: Results
+) -> bool:
+    """Whether a step that is being traced must exchange its logs.
 
-    It need not if they are the results of the model's metrics, all of them: these can be read from
-    the metrics at any time. Other logs, such as a loss that the program returns, are the step's.
+    A training step need not if they are the results of the model's metrics, all of them: these can
+    be read from the metrics at any time. Other logs, such as a loss that the program returns, are
+    the step's.
 
     Args:
         strategy: the strategy.
         model: the model.
+        name: the step's name, `train_step` or `test_step`.
         logs: the step's logs on this replica.
         results: the results that `NoticedResults` noted on this replica.
     """
-    deferred = (
-        host_collectives.worker_count(strategy) > 1
-        and isinstance(logs, dict)
+    own = (
+        isinstance(logs, dict)
         and all(id(value) in results for value in logs.values())
         and set(logs) == set(model.get_metrics_result())
     )
-    vars(model)[_DEFERRED] = deferred
-    return not deferred
+    steps = vars(model).setdefault(_RESULTS, {})
+    steps[name] = own
+    return not (own and name == "train_step" and host_collectives.worker_count(strategy) > 1)
+
+
+def are_results(model: Model, name: str) -> bool:
+    """Whether the logs of a model's `train_step` or `test_step` are its metrics' results.
+
+    To be asked once the step is traced.
+    """
+    return bool(vars(model).get(_RESULTS, {}).get(name))
 
 
 def _exchanged_if_read(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +116,7 @@ def _exchanged_if_read(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def execute(iterator: Iterator[Any]) -> Any:
             logs = function(iterator)
-            if not vars(self).get(_DEFERRED) or not tf.executing_eagerly():
+            if not are_results(self, "train_step"):
                 return logs
             # A loop of the program's own that calls the function may read what it returns.
             return exchanged() if vars(self).get(_READ) or not fitting.is_up else logs

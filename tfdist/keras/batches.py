@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfdist._keras import TensorFlowTrainer, data_adapter_utils, pythonify_logs, tree
 from tfdist._tf.distribute import local_results, regroup
 from tfdist.comm import batch_sharding, host_collectives
-from tfdist.keras.hooks import Hook
+from tfdist.keras.batch_logs import are_results
+from tfdist.keras.hooks import Hook, fitting
 from tfdist.keras.input_comparison import compare_values
 from tfdist.keras.stateful import check_divided, is_stateful
 from tfdist.types import Model, Strategy, Structure, Tensor
@@ -191,7 +192,7 @@ def _train_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, x, y, sample_weight, class_weight, return_dict)
         if class_weight is not None:
             sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
-        return _run(self, "train_function", (x, y, sample_weight), return_dict)
+        return _run(self, "train", (x, y, sample_weight), return_dict)
 
     return train_on_batch
 
@@ -212,20 +213,21 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         _compare_first(self, "test_function", (x, y, sample_weight))
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return original(self, x, y, sample_weight, return_dict)
-        return _run(self, "test_function", (x, y, sample_weight), return_dict)
+        return _run(self, "test", (x, y, sample_weight), return_dict)
 
     return test_on_batch
 
 
-def _run(model: Model, name: str, batch: Structure, return_dict: bool) -> Any:
-    """Runs one step on a spread batch and reads the metrics over all replicas."""
-    strategy = model.distribute_strategy
-    step = _one_step(model, name)
-    slices = spread(strategy, batch)
+def _run(model: Model, kind: str, batch: Structure, return_dict: bool) -> Any:
+    """Runs one step on a spread batch and returns the metrics over all replicas."""
+    step = _one_step(model, f"{kind}_function")
+    slices = spread(model.distribute_strategy, batch)
     check_divided(model, slices)
     model.reset_metrics()
     logs = step(slices)
-    logs = pythonify_logs(model._get_metrics_result_or_logs(logs))
+    if not are_results(model, f"{kind}_step"):
+        logs = model._get_metrics_result_or_logs(logs)
+    logs = pythonify_logs(logs)
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
@@ -248,10 +250,16 @@ def _one_step(model: Model, name: str) -> Callable[[Any], Any]:
     """A function of one batch for a model's train or test function, kept as long as that is."""
     function = getattr(model, name)
     if model.run_eagerly:
-        return lambda batch: function(iter([batch]))
+        return lambda batch: _with_logs(function, batch)
     if function not in _steps:
         alive: Callable[[], Any] = weakref.ref(function)
         strategy, equal = model.distribute_strategy, is_stateful(model)
-        _steps[function] = Relaxed(lambda batch: alive()(iter([batch])), strategy, equal)
+        _steps[function] = Relaxed(lambda batch: _with_logs(alive(), batch), strategy, equal)
     kept: Callable[[Any], Any] = _steps[function]
     return kept
+
+
+def _with_logs(function: Callable[[Any], Any], batch: Structure) -> Structure:
+    """The logs of one batch, which is not one of `fit`'s also if a callback of `fit` has it run."""
+    with fitting.set(False):
+        return function(iter([batch]))

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.config.gradient_options import PLAIN
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.replica_context import Step
 from tfdist.types import Model, Tensor
 
@@ -55,16 +55,6 @@ def check_unchanged(step: Step, grads: list[Any]) -> None:
         return
     if not step.gradients:
         return  # No tape has computed them.
-    rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
-    if not rule.is_plain:
-        warnings.warn(
-            f"The train_step of {type(step.model).__name__} changes gradients before it applies "
-            f"them. With the update rule {rule.in_words!r} each replica changes its own gradients, "
-            "before they are exchanged. To clip what is applied, use the optimizer's clipnorm, "
-            "global_clipnorm or clipvalue.",
-            stacklevel=2,
-        )
-        return
     _exchange_at_tape(step.model, "changes gradients before it applies them")
 
 
@@ -80,8 +70,7 @@ def check_moved(step: Step) -> None:
     Raises:
         ConfigError: if that has become known too late.
     """
-    plain = getattr(tf.distribute.get_strategy(), "rule", PLAIN).is_plain
-    if step.is_whole or step.exchanges_at_tape or not plain:
+    if step.is_whole or step.exchanges_at_tape:
         return
     for weight, value in step.assigned.values():
         traced = weight.trainable and tf.is_symbolic_tensor(value)
@@ -105,6 +94,17 @@ def _is_computed_from(tensor: Tensor, sources: dict[int, Any]) -> bool:
 
 def _exchange_at_tape(model: Model, what: str) -> None:
     """Notes that a model's gradients are to be exchanged where a tape returns them."""
+    rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
+    if not rule.is_exact:
+        warnings.warn(
+            f"The train_step of {type(model).__name__} {what}. With the update rule "
+            f"{rule.in_words!r} each replica does so with its own gradients, which are exchanged "
+            "afterwards. Train without that rule; to clip what is applied, use the optimizer's "
+            "clipnorm, global_clipnorm or clipvalue.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
+        return
     if is_known(model) and not _changes[model]:
         raise ConfigError(
             f"The train_step of {type(model).__name__} {what}, and did not when it was traced "

@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._keras import TensorFlowTrainer, TFEpochIterator
+from tfdist._keras import TensorFlowTrainer, TFEpochIterator, unwrapped
 from tfdist.comm import host_collectives
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.keras import backup
@@ -214,7 +214,7 @@ def _copies(variables: Iterable[Any]) -> list[Any]:
 def _state_of(optimizer: Optimizer, places: Mapping[int, int]) -> OptimizerValues | None:
     if not optimizer.built:
         return None
-    trained = getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables
+    trained = unwrapped(optimizer)._trainable_variables
     others = [each.path for each in trained if id(each) not in places]
     if others:
         raise ConfigError(

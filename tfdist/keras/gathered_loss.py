@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from tfdist.keras.example_pairs import ROWS, Examples, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
 from tfdist.keras.replica_context import Call, Step, current_step, entered
-from tfdist.keras.whole_batch import check_given
+from tfdist.keras.whole_batch import check_given, check_places
 from tfdist.types import Structure, Tensor
 
 __all__ = ["hooks", "noted_call", "of_whole_batch"]
@@ -85,13 +86,15 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     examples = tf.nest.flatten(arguments)
     if not all(isinstance(each, tf.Tensor) and each.shape.rank for each in examples):
         return values, mask
-    known = {id(each): Examples(ROWS) for each in examples} | step.known
+    given = itertools.chain(examples, *map(_logits_behind, examples))
+    known = {id(each): Examples(ROWS) for each in given} | step.known
     found = meeting_of(values, step.depends, known, statistics=True)
     where = None if found is None else found.where
     if where is None and values.shape.rank == 0:
         where = next(iter(reduction_of(values, step.depends, step.means).unknown), None)
     if where is None:
         return values, mask
+    check_places(step, examples)
     gathered, start = step.gather(examples, where)
     with entered(None), on_whole_batch.up():
         y_true, y_pred = _converted(dtype, tf.nest.pack_sequence_as(arguments, gathered))
@@ -112,6 +115,16 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     known_masks = [each for each in masks if each is not None]
     mask = functools.reduce(tf.logical_and, known_masks) if known_masks else None
     return tf.gather(whole, rows), mask
+
+
+def _logits_behind(probabilities: Tensor) -> list[Tensor]:
+    """The logits of probabilities, of which Keras computes a cross-entropy in their place."""
+    if not is_symbolic(probabilities):
+        return []
+    noted = getattr(probabilities, "_keras_logits", None)
+    softened = probabilities.op.type in ("Softmax", "Sigmoid")
+    found = [noted, probabilities.op.inputs[0] if softened else None]
+    return [each for each in found if each is not None]
 
 
 def _converted(dtype: str | None, values: Structure) -> Any:

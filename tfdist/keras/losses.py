@@ -30,7 +30,14 @@ from tfdist.keras.hooks import (
 )
 from tfdist.keras.reductions import batch_axis, holds_chosen
 from tfdist.keras.replica_context import Step, current_step, settling
-from tfdist.keras.whole_batch import as_average, check_given, note_meeting, settle, targets_of
+from tfdist.keras.whole_batch import (
+    as_average,
+    check_given,
+    check_places,
+    note_meeting,
+    settle,
+    targets_of,
+)
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
 
 
@@ -205,6 +212,7 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
         scaled = tf.nest.map_structure(lambda x: with_shares(step, x, inverse=True), placed)
         gathered = original(self, scaled, axis, options)
         gathered = tf.nest.map_structure(lambda x: with_shares(step, x), gathered)
+        check_places(step, tf.nest.flatten(value))
         for old, new in zip(tf.nest.flatten(placed), tf.nest.flatten(gathered), strict=True):
             if is_symbolic(old) and is_symbolic(new) and old.shape.rank:
                 at = axis % old.shape.rank

@@ -229,6 +229,11 @@ class Step:
             such = (
                 "in MixUp, in groups of neighbours, and where examples are chosen by their places"
             )
+            if place == LOSS:
+                remedy = (
+                    "Mix or choose them in the data set, by a map after its batch, which sees the "
+                    f"whole batch; or gather them first: {_GATHER.format('x')}."
+                )
         meet, cannot = "meet", "is not"
         if found.hidden:
             meet, cannot = "may meet", "may not be"
@@ -284,6 +289,8 @@ class Step:
             start = size * tf.cast(context.replica_id_in_sync_group, tf.int32)
         else:
             rows = [each[:size] for each in rows]
+            for each in rows:  # All that count.
+                self.note_held(each, Examples(ROWS))
             sizes = context.all_gather(size[None], axis=0)
             start = tf.cumsum(sizes, exclusive=True)[context.replica_id_in_sync_group]
         return [context.all_gather(each, axis=0) for each in rows], start

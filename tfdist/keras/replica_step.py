@@ -84,8 +84,8 @@ def run_keras_step(
         kwargs: none.
         options: `tf.distribute.RunOptions`.
     """
-    trains = fn.__name__ == "train_step"
-    meter = strategy.meter if trains else None
+    name = fn.__name__
+    meter = strategy.meter if name == "train_step" else None
 
     def traced(fn: Callable[..., Any]) -> Logs:
         noticed, carried = (
@@ -104,7 +104,7 @@ def run_keras_step(
                         _name_hidden(step)
                     weights.average_assigned(step)
                     results = noticed.on_this_replica()
-                    if trains and not exchange_in_step(strategy, model, logs, results):
+                    if not exchange_in_step(strategy, model, name, logs, results):
                         return logs
                     return average_logs(step, logs, results)
 

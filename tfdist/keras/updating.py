@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import types
-from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer
+from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer, unwrapped
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
-from tfdist.gradients.optimizer_state import Updater, updater_of
+from tfdist.gradients.optimizer_state import Updater, optimizers_by_rule, updater_of
 from tfdist.gradients.step_profiler import current_marks, stamp
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged
@@ -90,7 +90,7 @@ def step_by_rule(
     marks = current_marks()
     if marks is not None:
         marks.computed = stamp(present)
-    places = tuple(_core(optimizer)._get_variable_index(weights[i]) for i in here)
+    places = tuple(unwrapped(optimizer)._get_variable_index(weights[i]) for i in here)
     values = [weights[i].value for i in here]
     cost = updater.step(places, values, weighed(present, optimizer), shares, apply_all)
     if marks is not None:
@@ -119,13 +119,9 @@ def _check(updater: Updater, optimizer: Optimizer) -> None:
         )
 
 
-def _core(optimizer: Optimizer) -> Optimizer:
-    return getattr(optimizer, "inner_optimizer", optimizer)
-
-
 def _built(optimizer: Optimizer, weights: Sequence[KerasVariable] | None) -> list[Any]:
     if weights is None:
-        return list(_core(optimizer)._trainable_variables)
+        return list(unwrapped(optimizer)._trainable_variables)
     given: list[Any] = list(weights)
     build_optimizer(optimizer, given)
     return given
@@ -158,10 +154,22 @@ def _apply_flushed(
 
 
 def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:
+    """The optimizers of a model and their updaters.
+
+    A loop of the program's own may have an optimizer that the model does not know. It belongs to a
+    model if it updates one of its weights.
+    """
     strategy = tf.distribute.get_strategy()
-    if getattr(strategy, "rule", PLAIN).is_plain:
+    if model is None or getattr(strategy, "rule", PLAIN).is_plain:
         return []
-    pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in optimizers_of(model))
+    weights = {id(weight) for weight in getattr(model, "trainable_weights", ())}
+    others = [
+        optimizer
+        for optimizer in optimizers_by_rule(strategy)
+        if any(id(each) in weights for each in unwrapped(optimizer)._trainable_variables)
+    ]
+    optimizers = {id(each): each for each in [*optimizers_of(model), *others]}
+    pairs = ((optimizer, updater_of(optimizer, strategy)) for optimizer in optimizers.values())
     return [(optimizer, updater) for optimizer, updater in pairs if updater is not None]
 
 

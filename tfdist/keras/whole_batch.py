@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -32,6 +33,7 @@ from tfdist.types import Layer, Structure, Tensor
 __all__ = [
     "as_average",
     "check_given",
+    "check_places",
     "computed_again",
     "examples_in",
     "note_meeting",
@@ -115,6 +117,22 @@ def note_meeting(step: Step, target: Tensor) -> None:
         outputs = {key: x for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
         known |= dict.fromkeys(outputs, Examples(ROWS)) | dict.fromkeys(step.means, Examples())
         found = meeting_of(target, step.depends, known, statistics=True, places=False)
+    if found is not None:
+        step.note_meeting(found)
+
+
+def check_places(step: Step, values: Sequence[Any]) -> None:
+    """Names values to be gathered that examples have met in: a search goes no further than these.
+
+    Args:
+        step: the calling replica's step.
+        values: tensors of the replica's own examples; only symbolic ones are looked into.
+    """
+    if step.is_whole:
+        return
+    given = (x for x in values if is_symbolic(x) and step.depends(x))
+    meetings = (meeting_of(x, step.depends, step.known) for x in given)
+    found = next((each for each in meetings if each is not None), None)
     if found is not None:
         step.note_meeting(found)
 

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import types
-from tfdist._keras import BaseOptimizer, LossScaleOptimizer
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer, unwrapped
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.mesh import DATA, MODEL, Axis
 from tfdist.errors import ConfigError
@@ -211,7 +211,7 @@ def apply_reduced(
             return original(optimizer, grads, weights)
     if weights is not None:
         build_optimizer(optimizer, list(weights))
-    core = getattr(optimizer, "inner_optimizer", optimizer)
+    core = unwrapped(optimizer)
     given = list(core._trainable_variables if weights is None else weights)
     if not any(_division_of(each).axes for each in given):
         with exchanged.up():

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._keras import unwrapped
 from tfdist.placement.calls import placed_call
 from tfdist.placement.devices import device_of, existing, moved, on
 from tfdist.placement.plan import plan_placement, read_device_map
@@ -129,7 +130,7 @@ def _place_metrics_and_optimizer(model: Model) -> None:
         model.jit_compile = False
     # Functions that were traced have the old devices.
     model.train_function = model.test_function = model.predict_function = None
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     _follow_updates(inner)
     if inner.built:
         _move_state(inner)

@@ -333,7 +333,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         """Applies the gradients that are on their way, and averages weights that differ.
 
         `fit`, `evaluate`, `predict` and Keras's savers do it by themselves; a loop of
-        `train_on_batch` does it before it looks at weights. All workers must call it.
+        `train_on_batch`, or of the program's own steps, does it before it looks at weights. All
+        workers must call it.
 
         Args:
             model: the Keras model.

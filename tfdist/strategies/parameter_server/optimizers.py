@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._keras import BaseOptimizer, LossScaleOptimizer, MultiOptimizer
+from tfdist._keras import BaseOptimizer, LossScaleOptimizer, MultiOptimizer, unwrapped
 from tfdist._keras import keras_optimizers as optimizers
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
@@ -98,7 +98,7 @@ def _sent(servers: Servers, original: Callable[..., Any]) -> Callable[..., Any]:
 def _built(optimizer: Optimizer, variables: Sequence[KerasVariable] | None) -> list[Any]:
     """The variables that an optimizer updates, for which it then has its own."""
     if variables is None:
-        return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+        return list(unwrapped(optimizer)._trainable_variables)
     # Keras then can name the weight beside which a new one lies.
     with applying.up():
         build_optimizer(optimizer, list(variables))
@@ -116,7 +116,7 @@ def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
 
 def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
     """Rejects optimizers that cannot work on a variable that is split over servers."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     split = [v for v in variables if len(parts_of(v)) > 1]
     if not split:
         return
