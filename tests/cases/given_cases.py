@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import scope
+from tfdist.errors import EquivalenceWarning
 
 EXAMPLES = 77
 CLASSES = 3
@@ -126,6 +127,18 @@ LOGGED: dict[str, Callable[[Any, Any], Any]] = {
     "share": lambda y, p: tf.reduce_sum(tf.abs(p)) / tf.reduce_sum(tf.abs(y)),
 }
 
+#: From labels and predictions, and the gradient of a kernel, tensors for the logs.
+TENSORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "means": lambda y, p, g: tf.reduce_mean(p, 0),
+    "deviations": lambda y, p, g: tf.math.reduce_std(p, 0),
+    "shares": lambda y, p, g: tf.reduce_sum(tf.nn.relu(p), 0) / tf.reduce_sum(tf.abs(p), 0),
+    "norms": lambda y, p, g: tf.norm(g, axis=0),
+    "counts": lambda y, p, g: tf.math.confusion_matrix(y[:, 0] > 0.5, p[:, 0] > 0.5, 2),
+    "rows": lambda y, p, g: tf.square(y - p)[:, 0],
+}
+#: One that holds numbers of some examples.
+FIRST: dict[str, Callable[[Any, Any, Any], Any]] = {"first": lambda y, p, g: p[0]}
+
 #: From predictions other ones.
 PREDICTED: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda p: tf.argsort(tf.argsort(p[:, 0])),
@@ -209,6 +222,44 @@ def reported(
             report["evaluate"] = model.evaluate(x, y, 16, verbose=0, return_dict=True)
     texts = [str(each.message) for each in caught]
     return {**report, "named": [t.partition(" (at")[0] for t in texts if "of a batch" in t]}
+
+
+class Logging(keras.Sequential):
+    tensors: dict[str, Callable[[Any, Any, Any], Any]]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = self.compute_loss(x, y, p)
+        weights = self.trainable_variables
+        grads = tape.gradient(loss, weights)
+        self.optimizer.apply(grads, weights)
+        return {"loss": loss, **{k: made(y, p, grads[0]) for k, made in self.tensors.items()}}
+
+
+class _Tensors(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append({name: np.asarray(value) for name, value in logs.items()})
+
+
+def tensors(strategy: Any, *, first: bool) -> dict[str, Any]:
+    """The tensors that a step of the program's own logs, and what is said of them."""
+    x, _ = common.table(EXAMPLES)
+    y = np.tanh(x @ np.ones((8, 2), "float32") * 0.3 + 0.2).astype("float32")
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Logging([keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(2)])
+        model.tensors = FIRST if first else TENSORS
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        kept = _Tensors()
+        model.fit(x, y, 16, 1, 0, [kept], shuffle=False)
+    named = {str(each.message) for each in caught if each.category is EquivalenceWarning}
+    return {"seen": kept.seen, "named": sorted(named)}
 
 
 class _Sparse(keras.regularizers.Regularizer):

@@ -402,6 +402,38 @@ class _OfALayer(keras.losses.Loss):
         return tf.reduce_mean(tf.square(self.features(apart[0]) - self.features(apart[1])))
 
 
+def _labels(y: Any) -> Any:
+    return tf.cast(tf.reshape(y, [-1]), tf.int32)
+
+
+def _by_class_counts(y: Any, z: Any) -> Any:
+    counts = tf.cast(tf.math.bincount(_labels(y), minlength=3), tf.float32)
+    return tf.reduce_mean(tf.square(z), -1) * tf.gather(1.0 / (1.0 + counts), _labels(y))
+
+
+def _from_class_means(y: Any, z: Any) -> Any:
+    means = tf.math.unsorted_segment_mean(z, _labels(y), 3)
+    return tf.reduce_mean(tf.square(z - tf.gather(means, _labels(y))), -1)
+
+
+def _from_class_sums(y: Any, z: Any) -> Any:
+    sums = tf.scatter_nd(_labels(y)[:, None], z, [3, 3])
+    return tf.reduce_mean(tf.square(z - 0.01 * tf.gather_nd(sums, _labels(y)[:, None])), -1)
+
+
+def _by_repeats(y: Any, z: Any) -> Any:
+    _, places, counts = tf.unique_with_counts(_labels(y))
+    return tf.reduce_mean(tf.square(z), -1) / tf.cast(tf.gather(counts, places), tf.float32)
+
+
+def _largest_by_class(y: Any, z: Any) -> Any:
+    return 0.1 * tf.reduce_sum(tf.math.unsorted_segment_max(z[:, 0], _labels(y), 3))
+
+
+def _singular(y: Any, z: Any) -> Any:
+    return -0.01 * tf.reduce_sum(tf.linalg.svd(z, compute_uv=False))
+
+
 #: Losses in which the examples of a batch meet.
 PAIRS: dict[str, Any] = {
     "masked by labels": _MaskedByLabels(),
@@ -440,6 +472,12 @@ PAIRS: dict[str, Any] = {
             tf.reduce_prod(tf.reshape(z[: tf.shape(z)[0] // 2 * 2], (-1, 2, z.shape[-1])), 1)
         )
     ),
+    "by class counts": _by_class_counts,
+    "from class means": _from_class_means,
+    "from class sums": _from_class_sums,
+    "by repeats": _by_repeats,
+    "largest by class": _largest_by_class,
+    "singular values": _singular,
     "divided twice": lambda y, z: tf.reduce_sum(tf.square(z / tf.cast(tf.shape(z)[0], tf.float32))),
 }
 
@@ -644,6 +682,11 @@ def _summed_in_a_loop(y: Any, p: Any) -> Any:
     )[1]
 
 
+def _determinant(y: Any, p: Any) -> Any:
+    size = tf.cast(tf.shape(p)[0], tf.float32)
+    return -tf.linalg.logdet(tf.matmul(p, p, transpose_a=True) / size + tf.eye(1))
+
+
 #: Losses of which tfdist cannot know what one process makes of them: a loss of the model that is
 #: compiled, or else of a step by hand, options of `compile`, whether all batches have one size, and
 #: what is said.
@@ -651,6 +694,12 @@ DOUBTFUL: dict[str, tuple[Callable[[Any, Any], Any], dict[str, Any], bool, str]]
     "sum over a size": (
         LOSSES["over global batch"],
         {"loss": LOSSES["over global batch"]},
+        True,
+        "The loss is a sum over the examples times a factor, and the batches have a size",
+    ),
+    "determinant over a size": (
+        _determinant,
+        {},
         True,
         "The loss is a sum over the examples times a factor, and the batches have a size",
     ),

@@ -137,6 +137,16 @@ def test_statistics_in_the_logs_of_a_step(agree: Agree, logged: str) -> None:
         assert not result["named"]
 
 
+@pytest.mark.parametrize("name", ["multi_worker", "mirrored"])
+def test_tensors_in_the_logs_of_a_step(cluster: Pool, name: str) -> None:
+    expected = cluster.plain("tests.cases.given_cases:tensors", first=False)
+    for result in cluster(name).call("tests.cases.given_cases:tensors", first=False):
+        assert_same(expected, result, 1e-5, name)
+    for result in cluster(name).call("tests.cases.given_cases:tensors", first=True):
+        [named] = result["named"]
+        assert "has numbers of single examples" in named
+
+
 @pytest.mark.needs("own steps", "replicas")
 @pytest.mark.parametrize("predicted", [name for name in PREDICTED if name != "by row"])
 def test_predictions_that_relate_examples_are_named(

@@ -213,7 +213,7 @@ def _layers(spec: Spec) -> list[str]:
             found += flat[:1] if kind == "ids" and part.takes == "series" else flat
         found += part.layers
         kind = part.gives
-    if spec.heads[0].task == "tokens":
+    if spec.heads[0].task in tasks.OF_SERIES:
         return found
     return [*found, *vocabulary.FLATTENING[kind]]
 

@@ -197,11 +197,12 @@ def fits(spec: Spec) -> bool:
             not spec.second or (spec.style in ("functional", "subclass")),
             spec.second != "list" or spec.source in ("arrays", "tensors"),
             all(
-                head.task != "tokens" or (one and kinds[-1] == "series" and not spec.second)
+                head.task not in tasks.OF_SERIES
+                or (one and kinds[-1] == "series" and not spec.second)
                 for head in spec.heads
             ),
             spec.source != "lengths" or (first in ("series", "ids") and not spec.second),
-            spec.source != "lengths" or head.task != "tokens",
+            spec.source != "lengths" or head.task not in tasks.OF_SERIES,
             spec.source != "ragged" or (first == "ids" and not spec.second),
             spec.source != "sparse" or (spec.data == "table" and not spec.second),
             not by_hand or (one and not spec.weighting and plain_rows),
@@ -212,7 +213,7 @@ def fits(spec: Spec) -> bool:
             spec.policy != "float64" or not _in_float32_only(spec),
             spec.step not in ("penalty", "adversarial", "reversed")
             or (first != "ids" and plain_rows),
-            spec.weighting != "class" or (one and head.task == "classes"),
+            spec.weighting != "class" or (one and head.task in ("classes", "labels")),
             spec.weighting != "class" or spec.source != "generator",
             not spec.policy.startswith("mixed") or not {"activity", "regularized"} & {*spec.parts},
             "validation_split" not in spec.fitted or spec.source in ("arrays", "tensors"),

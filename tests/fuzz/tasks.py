@@ -115,6 +115,21 @@ TASKS: dict[str, Task] = {
         ("sparse", "sparse_ignored", "circle"),
         ("'accuracy'", "keras.metrics.SparseTopKCategoricalAccuracy(2)"),
     ),
+    "labels": Task(
+        "rng.integers(0, 3, {n}).astype('int32')",
+        "layers.Dense(3, 'softmax'",
+        ("sparse_soft", "generalized"),
+        ("'accuracy'", "keras.metrics.SparseTopKCategoricalAccuracy(2)"),
+    ),
+    "flags": Task(
+        "rng.integers(0, 2, ({n}, 1)).astype('float32')",
+        "layers.Dense(1",
+        ("binary_logits",),
+        ("keras.metrics.BinaryAccuracy(threshold=0.0)", "keras.metrics.AUC(from_logits=True)"),
+    ),
+    "transcripts": Task(
+        "rng.integers(1, 3, ({n}, 2)).astype('int32')", "layers.Dense(3", ("ctc",), ()
+    ),
     "tokens": Task(
         "rng.integers(0, 3, ({n}, {length})).astype('int32')",
         "layers.Dense(3",
@@ -122,6 +137,9 @@ TASKS: dict[str, Task] = {
         ("'accuracy'", "keras.metrics.SparseTopKCategoricalAccuracy(2)"),
     ),
 }
+
+#: Tasks whose predictions are a series for each example.
+OF_SERIES = ("tokens", "transcripts")
 
 #: `{r}` is the reduction, where there is one.
 LOSSES = {
@@ -148,6 +166,10 @@ LOSSES = {
     "sparse_ignored": (
         "keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2{, r})"
     ),
+    "sparse_soft": "keras.losses.SparseCategoricalCrossentropy({r})",
+    "generalized": "keras.losses.CategoricalGeneralizedCrossEntropy({r})",
+    "binary_logits": "keras.losses.BinaryCrossentropy(from_logits=True{, r})",
+    "ctc": "keras.losses.CTC({r})",
     "circle": "keras.losses.Circle(gamma=2.0{, r})",
     "function": "'mean_squared_error'",
     "lambda_rows": "lambda t, p: keras.ops.mean(keras.ops.square(t - p), axis=-1)",

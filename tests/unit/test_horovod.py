@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import pathlib
 import subprocess
 import sys
 import types
 
 import pytest
 
+from tfdist.cli.build_horovod import build_horovod
 from tfdist.cluster.environments import mpi
 from tfdist.cluster.spec import Address, ClusterSpec, Task, rank_of
 from tfdist.config import horovod_options
@@ -17,7 +19,10 @@ from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
+from tfdist.horovod.installer.compile import _CHANGES
 from tfdist.strategies.horovod import library
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_ranks_on_hosts_of_different_sizes():
@@ -122,3 +127,16 @@ def test_what_launchers_say():
     assert resolve({}, environ={"HOROVOD_RANK": "0"}).config.strategy == "horovod"
     assert resolve({}, environ={"PMI_RANK": "0", "PMI_SIZE": "2"}).config.strategy == "multi_worker"
     assert resolve({}, environ={"PMI_RANK": "0", "PMI_SIZE": "1"}).config.strategy == "single"
+
+
+def test_the_help_and_the_docs_tell_all_changes_of_the_source() -> None:
+    words = {3: "Three", 4: "Four", 5: "Five"}
+    assert f"{words[len(_CHANGES)]} places are changed" in " ".join(build_horovod.__doc__.split())
+    docs = (ROOT / "docs" / "horovod.md").read_text()
+    told = docs[docs.index("What is changed:") :].split("\n\n")[1]
+    items = [item for item in told.split("\n- ") if item]
+    assert len(items) == len(_CHANGES)
+    for change, item in zip(_CHANGES, items, strict=True):
+        file = change.path.rpartition("/")[2]
+        assert (change.old if file == "CMakeLists.txt" else file) in item
+        assert change.nccl is ("NCCL" in item)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-from tfdist.comm.batch_dependence import is_symbolic
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.example_pairs import place_of
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import (
     CHOOSING,
     ELEMENTWISE,
     Reduction,
     batch_axis,
-    passes_examples,
+    reduces_batch,
     reduction_of,
 )
 from tfdist.keras.replica_context import Step
@@ -21,7 +22,7 @@ from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 
-__all__ = ["at_once", "is_of_keras", "on_whole_batch"]
+__all__ = ["at_once", "is_of_keras", "logged_on_whole_batch", "on_whole_batch"]
 
 #: Ops that put rows into a tensor, or choose some of its rows.
 _MOVING_ROWS = frozenset(
@@ -56,6 +57,33 @@ def on_whole_batch(
     if result is None or (again is value and (result.unknown or result.is_mean)):
         return again if result is None else None
     return computed_again(again, result, over_whole_batch(step, result.leaves))
+
+
+def logged_on_whole_batch(step: Step, value: Tensor) -> Tensor | None:
+    """The tensor that a step would log on one device.
+
+    Args:
+        step: the calling replica's step.
+        value: a symbolic tensor, no scalar.
+
+    Returns:
+        None if the replicas' tensors are to be averaged, or are the same.
+    """
+    if not step.depends(value):
+        return None
+    subject = f"A log (at {place_of(value.op)})"
+    if _is_of_examples(step, value):
+        [rows], _ = step.gather([value], place_of(value.op))
+        return rows
+    if value.shape.is_fully_defined() and not _holds_examples(step, value):
+        return on_whole_batch(step, value, subject)
+    warnings.warn(
+        f"{subject} has numbers of single examples. Each of the {step.replicas} replicas has "
+        "examples of its own, and their average is logged. Log a mean or a sum over the examples.",
+        EquivalenceWarning,
+        stacklevel=2,
+    )
+    return None
 
 
 def at_once(step: Step, value: Tensor, subject: str) -> Tensor:
@@ -147,4 +175,34 @@ def _is_of_examples(step: Step, tensor: Tensor) -> bool:
     """
     if not tensor.shape.rank or batch_axis(tensor, step.depends) is None:
         return False
-    return tensor.shape[0] is None or (step.even and passes_examples(tensor, step.depends))
+    return tensor.shape[0] is None or (step.even and _passes_examples(tensor, step.depends))
+
+
+#: Ops of which a result has no row for each example, though an input has.
+_SUMMING = frozenset(
+    {
+        *("UnsortedSegmentSum", "SegmentSum", "Bincount", "DenseBincount", "Einsum", "ScatterNd"),
+        *("TensorScatterAdd", "TensorScatterSub"),
+    }
+)
+
+
+def _passes_examples(tensor: Tensor, depends: Dependence) -> bool:
+    """Whether a tensor has a batch axis that each op from the batch on has passed on.
+
+    That is stricter than `batch_axis`, to which the result of any op that it does not know has one.
+    """
+    seen: set[int] = set()
+    waiting = [tensor]
+    while waiting:
+        each = waiting.pop()
+        known = id(each) in seen or batch_axis(each, depends) is None
+        seen.add(id(each))
+        if known or each.op.type in _SUMMING:
+            continue
+        if each.op.type in CHOOSING and reduces_batch(each.op, depends):
+            continue
+        if each.op.type == "Placeholder":
+            return True
+        waiting.extend(each.op.inputs)
+    return False

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist._tf.graphs import branches_of, constant_of
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.keras.example_order import Orders
-from tfdist.keras.reductions import ELEMENTWISE, reduced_axes
+from tfdist.keras.reductions import ELEMENTWISE, is_by_class, reduced_axes
 from tfdist.types import FuncGraph, Operation, Tensor
 
 __all__ = [
@@ -311,7 +311,11 @@ class _Search:
             if ends(op, own, from_reduced):
                 return op
             self.orders.follow(tensor, own)
-            is_reduced = from_reduced or _is_reduction(op, self.axes) or self._is_count(tensor)
+            is_reduced = (
+                from_reduced
+                or _is_reduction(op, self.axes, self._depends)
+                or self._is_count(tensor)
+            )
             if not own and is_reduced:
                 self._reduced.add(id(tensor))
             waiting.pop()
@@ -338,17 +342,22 @@ def _values_of(op: Operation) -> list[Tensor]:
 
 def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
     """Whether each element of the result is computed from those of all examples."""
-    if op.type not in (*_ALONG_LAST, *_ALONG_GIVEN) or not op.inputs[0].shape.rank:
+    rank = _rank(op)
+    if op.type in _OF_MATRICES:
+        return rank is not None and not {rank - 1, rank - 2}.isdisjoint(axes(op.inputs[0]))
+    if op.type not in (*_ALONG_LAST, *_ALONG_GIVEN) or not rank:
         return False
     if op.type == "Cumsum" and not op.inputs[0].dtype.is_floating:
         return False  # The places of the rows of ragged examples, one after the other.
     at = -1 if op.type in _ALONG_LAST else constant_of(op.inputs[1])
-    return at is not None and int(at) % op.inputs[0].shape.rank in axes(op.inputs[0])
+    return at is not None and int(at) % rank in axes(op.inputs[0])
 
 
-def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
+def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes], depends: Dependence) -> bool:
     """Whether an op that returns nothing by example reduces all examples."""
-    return op.type in {*_REDUCING, *_CONTRACTING, "L2Loss"} and any(axes(x) for x in op.inputs)
+    types = {*_REDUCING, *_CONTRACTING, *_INTO_GIVEN, "L2Loss"}
+    reduces = op.type in types or op.type.startswith("Unique") or is_by_class(op, depends)
+    return reduces and any(axes(x) for x in op.inputs)
 
 
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
@@ -357,7 +366,9 @@ def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence
         made = op.type == "TensorListFromTensor"
         rows = any(0 in axes(x) for x in op.inputs if made or x.dtype == tf.variant)
         return ROWS if rows else NO_EXAMPLES
-    if not rank or op.type in _SIZES or not depends(tensor):
+    if not rank or op.type in _SIZES or not depends(tensor) or is_by_class(op, depends):
+        return NO_EXAMPLES
+    if op.type.startswith("Unique") and tensor.value_index != 1:  # The second has a number by row.
         return NO_EXAMPLES
     if op.type in _RULES:
         return _RULES[op.type](op, axes)
@@ -485,6 +496,10 @@ def _summed_products(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     return frozenset(i for i, letter in enumerate(result) if letter in letters)
 
 
+def _rank(op: Operation) -> int | None:
+    return op.inputs[0].shape.rank if op.inputs else None
+
+
 def _concatenated(op: Operation, axes: Callable[[Tensor], Axes]) -> Axes:
     """An axis of examples beside something else, such as positions, does not count as one."""
     *parts, at = op.inputs
@@ -536,9 +551,19 @@ _BESIDE_EACH_OTHER = frozenset(
     }
 )
 #: Ops that put values of several inputs into one row, or choose by one what is done to others.
-_BESIDE = frozenset({"GatherV2", "ConcatV2", "If", "StatelessIf", "Case", "StatelessCase"})
+_BESIDE = frozenset(
+    {"GatherV2", "GatherNd", "ConcatV2", "If", "StatelessIf", "Case", "StatelessCase"}
+)
 _CONTRACTING = frozenset({"MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"})
+#: Ops that put rows into a tensor that is given.
+_INTO_GIVEN = frozenset(
+    {
+        *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"),
+        *("TensorScatterMax", "TensorScatterMin"),
+    }
+)
 _RULES: dict[str, Callable[[Operation, Callable[[Tensor], Axes]], Axes]] = {
+    **dict.fromkeys(_INTO_GIVEN, lambda op, axes: axes(op.inputs[0])),
     "Transpose": _transposed,
     "ExpandDims": _expanded,
     "Squeeze": _squeezed,
@@ -561,7 +586,14 @@ _SIZES = frozenset({"Shape", "ShapeN", "Size"})
 _OF_SIZES = frozenset({"StridedSlice", "Prod", "Mul", "Cast", "GatherV2", "Identity", "Reshape"})
 #: The places of inputs that are lengths, or numbers of copies.
 _LENGTHS = {"Range": (0, 1, 2), "Tile": (1,), "Reshape": (1,), "BroadcastTo": (1,), "Fill": (0,)}
-_ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2"})
+_ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "InTopKV2", "FFT", "RFFT"})
+#: Ops that compute with whole matrices, along the last two axes.
+_OF_MATRICES = frozenset(
+    {
+        *("Svd", "Qr", "Cholesky", "SelfAdjointEigV2", "Eig", "MatrixInverse", "MatrixSolve"),
+        *("MatrixDeterminant", "LogMatrixDeterminant", "MatrixSolveLs", "Lu"),
+    }
+)
 _ALONG_GIVEN = frozenset({"Cumsum", "Cumprod", "CumulativeLogsumexp"})
 #: Ops that compute each element from the elements at its place, after broadcasting from the right.
 #: `Select`, of TensorFlow 1, has a condition for each row.

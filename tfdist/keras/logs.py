@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
+from tfdist.keras.assignments import logged_on_whole_batch
 from tfdist.keras.reductions import batch_axis
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_statistics import average_of
@@ -123,11 +124,19 @@ def average_logs(step: Step, logs: Logs | None, results: Results) -> Logs | None
     """
     flat = tf.nest.flatten(logs)
     of_metrics = _results_in(flat, results)
-    scalars = {
-        i: tf.convert_to_tensor(v)
-        for i, v in enumerate(flat)
-        if i not in of_metrics and (_is_scalar(v) or _has_no_rows(step, v))
-    }
+    scalars: dict[int, Any] = {}
+    for i, value in enumerate(flat):
+        if i in of_metrics:
+            continue
+        if _is_scalar(value):
+            scalars[i] = tf.convert_to_tensor(value)
+        elif is_symbolic(value) and (value.dtype.is_floating or value.dtype.is_integer):
+            whole = None if step.is_whole else logged_on_whole_batch(step, value)
+            if whole is not None:
+                flat[i] = whole
+                note_agreed(whole)
+            elif _has_no_rows(step, value):
+                scalars[i] = value
     weighed = [step.weigh(average_of(step, tf.cast(v, tf.float32))) for v in scalars.values()]
     averages = _sum_states(flat, of_metrics, weighed)
     for (i, value), average in zip(scalars.items(), averages, strict=True):
@@ -187,8 +196,7 @@ def is_agreed(value: object) -> bool:
 def _has_no_rows(step: Step, value: Any) -> bool:
     """Whether a tensor of a graph, such as the norms of some weights, holds no examples."""
     return (
-        is_symbolic(value)
-        and value.dtype.is_floating
+        value.dtype.is_floating
         and value.shape.is_fully_defined()
         and value.shape.rank != 0
         and batch_axis(value, step.depends) is None

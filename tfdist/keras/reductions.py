@@ -34,9 +34,10 @@ __all__ = [
     "Reduction",
     "batch_axis",
     "holds_chosen",
+    "is_by_class",
     "leaf_of",
-    "passes_examples",
     "reduced_axes",
+    "reduces_batch",
     "reduction_of",
 ]
 
@@ -83,6 +84,12 @@ _SUMS_BY_CLASS = {
     "ScatterNd": (0, 2),
     "DenseBincount": (0, 1),
     "Bincount": (0, 1),
+}
+#: Ops that put rows together by classes in another way.
+_CHOOSE_BY_CLASS = {
+    "UnsortedSegmentMax": (1, 2),
+    "UnsortedSegmentMin": (1, 2),
+    "UnsortedSegmentProd": (1, 2),
 }
 #: Ops whose results are functions of the same means and sums as their inputs, if of any.
 _FOLLOWED = ELEMENTWISE | _MOVING | _REDUCING | _OF_MATRICES | {"L2Loss"}
@@ -223,7 +230,7 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
         return Leaf(tensor, is_sum=True)
     if _counts_examples(op, depends):
         return None if _are_distinct(_counted(op)) else Leaf(tensor, is_sum=True)
-    if op.type in _REDUCING and _reduces_batch(op, depends):
+    if op.type in _REDUCING and reduces_batch(op, depends):
         source = op.inputs[0]
         if _are_distinct(source) or _are_beside_others(source, depends):
             return None
@@ -256,13 +263,24 @@ def _adds_rows_up(op: Operation, depends: Dependence) -> bool:
 
 def _is_sum_by_class(op: Operation, depends: Dependence) -> bool:
     """Whether an op adds rows up by classes, whose number does not depend on the batch."""
-    if op.type not in _SUMS_BY_CLASS:
+    if op.type not in _SUMS_BY_CLASS or not is_by_class(op, depends):
         return False
-    if op.type == "DenseBincount" and op.inputs[0].shape.rank != 1:
-        return False  # It counts each example's numbers, as `CategoryEncoding` does.
-    classes, size = (op.inputs[place] for place in _SUMS_BY_CLASS[op.type])
-    is_known = not depends(size) or _is_bound(size)
-    return is_known and batch_axis(classes, depends) == 0 and not _has_positions(classes)
+    return _is_known(op.inputs[_SUMS_BY_CLASS[op.type][1]], depends)
+
+
+def is_by_class(op: Operation, depends: Dependence) -> bool:
+    """Whether an op puts the examples' rows together by classes: its result has none of them."""
+    places = _SUMS_BY_CLASS.get(op.type) or _CHOOSE_BY_CLASS.get(op.type)
+    if places is None or (op.type == "DenseBincount" and op.inputs[0].shape.rank != 1):
+        return False  # Or it counts each example's numbers, as `CategoryEncoding` does.
+    classes, size = (op.inputs[place] for place in places)
+    if batch_axis(classes, depends) != 0 or _has_positions(classes):
+        return False
+    return op.type in ("Bincount", "DenseBincount") or _is_known(size, depends)
+
+
+def _is_known(size: Tensor, depends: Dependence) -> bool:
+    return not depends(size) or _is_bound(size)
 
 
 def _is_bound(size: Tensor) -> bool:
@@ -428,7 +446,8 @@ def _contracted(op: Operation, depends: Dependence) -> list[bool]:
     return [batch_axis(x, depends) == axis for x, axis in zip(op.inputs, summed, strict=True)]
 
 
-def _reduces_batch(op: Operation, depends: Dependence) -> bool:
+def reduces_batch(op: Operation, depends: Dependence) -> bool:
+    """Whether an op reduces its input along the axis of the examples."""
     source = op.inputs[0]
     axis = batch_axis(source, depends)
     return axis is not None and axis in reduced_axes(op)
@@ -500,7 +519,7 @@ def _axis_of(tensor: Tensor, depends: Dependence) -> int | None:
     if op.type == "Einsum":
         axes = _einsum_axes(op, depends)
         return 0 if axes is None else axes[0]
-    if _is_sum_by_class(op, depends):
+    if is_by_class(op, depends):
         return None
     if op.type in ("TensorScatterAdd", "TensorScatterSub"):
         return batch_axis(op.inputs[0], depends)
@@ -518,36 +537,8 @@ def _is_of_statistics(op: Operation, depends: Dependence) -> bool:
     return op.type in _OF_MATRICES and bool(own) and without
 
 
-#: Ops of which a result has no row for each example, though an input has.
-_SUMMING = frozenset(
-    {
-        *("UnsortedSegmentSum", "SegmentSum", "Bincount", "DenseBincount", "Einsum", "ScatterNd"),
-        *("TensorScatterAdd", "TensorScatterSub"),
-    }
-)
 #: Reductions that are neither means nor sums.
 CHOOSING = frozenset({"Max", "Min", "Prod", "All", "Any"})
-
-
-def passes_examples(tensor: Tensor, depends: Dependence) -> bool:
-    """Whether a tensor has a batch axis that each op from the batch on has passed on.
-
-    That is stricter than `batch_axis`, to which the result of any op that it does not know has one.
-    """
-    seen: set[int] = set()
-    waiting = [tensor]
-    while waiting:
-        each = waiting.pop()
-        known = id(each) in seen or batch_axis(each, depends) is None
-        seen.add(id(each))
-        if known or each.op.type in _SUMMING:
-            continue
-        if each.op.type in CHOOSING and _reduces_batch(each.op, depends):
-            continue
-        if each.op.type == "Placeholder":
-            return True
-        waiting.extend(each.op.inputs)
-    return False
 
 
 #: Ops of whose results the number of rows depends on the values of their inputs.

@@ -7,14 +7,15 @@ computed, in terms that the exchange of gradients averages (`step.py`).
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from tfdist._tf.graphs import run_again
+from tfdist._tf.graphs import constant_of, run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import (
@@ -208,6 +209,7 @@ def _derivatives(
     If the value is linear in means and sums, a replica's part of it does: the average is the same.
     """
     _warn_of_unknown(found)
+    _check_lengths(step, found)
     floating = [leaf.tensor.dtype.is_floating for leaf in found.leaves]
     scales = [
         _scale_of(step, leaf) if is_floating else None
@@ -282,12 +284,40 @@ def _check_static(step: Step, factor: Tensor) -> None:
     """
     constant = tf.get_static_value(factor)
     if step.even and step.replicas > 1 and (constant is None or (constant != 1.0).any()):
-        raise ConfigError(
-            "The loss is a sum over the examples times a factor, and the batches have a size that "
-            "is known when the step is traced (drop_remainder=True). So tfdist cannot tell whether "
-            "the factor belongs to a replica's batch or to the global one. Take the mean "
-            "(tf.reduce_mean) instead of a sum, or leave drop_remainder out."
-        )
+        _refuse_static()
+
+
+def _check_lengths(step: Step, found: Reduction) -> None:
+    """Refuses a length of the batch that is a constant in a function of sums over the examples."""
+    factors = (x for op in found.between if op.type in _SCALING for x in op.inputs)
+    if step.even and step.replicas > 1 and any(_is_own_length(step, x) for x in factors):
+        _refuse_static()
+
+
+#: Ops by which a sum becomes a mean.
+_SCALING = frozenset({"Mul", "RealDiv", "Div", "DivNoNan"})
+#: The name of the constant that `tf.shape` makes of a shape that is known.
+_SHAPE = re.compile(r"(^|/)Shape(_\d+)?$")
+
+
+def _is_own_length(step: Step, number: Tensor) -> bool:
+    """Whether a number is `tf.shape(x)[0]` of the replica's own examples."""
+    while number.op.type in ("Cast", "Identity"):
+        number = number.op.inputs[0]
+    op = number.op
+    if op.type != "StridedSlice" or not _SHAPE.search(op.inputs[0].op.name):
+        return False
+    start, value = constant_of(op.inputs[1]), constant_of(number)
+    return start is not None and not start.any() and value is not None and value == step.size
+
+
+def _refuse_static() -> NoReturn:
+    raise ConfigError(
+        "The loss is a sum over the examples times a factor, and the batches have a size that "
+        "is known when the step is traced (drop_remainder=True). So tfdist cannot tell whether "
+        "the factor belongs to a replica's batch or to the global one. Take the mean "
+        "(tf.reduce_mean) instead of a sum, or leave drop_remainder out."
+    )
 
 
 def _warn_of_eager(step: Step, value: Tensor) -> None:
