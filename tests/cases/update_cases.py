@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.cases import common, step_cases
+from tests.cases import common, scaling_cases, step_cases
 from tests.cases.common import BATCH, scope
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.errors import EquivalenceWarning
@@ -41,6 +41,12 @@ def own_step(strategy: Any, *, kind: str, rule: dict[str, Any]) -> dict[str, Any
         result = step_cases.own_step(strategy, kind=kind)
     said = [str(each.message) for each in caught if each.category is EquivalenceWarning]
     return {**result, "named": any("each replica does so with its own" in each for each in said)}
+
+
+def halves(strategy: Any, *, rule: dict[str, Any]) -> Any:
+    """Trains in mixed_float16 with gradients that overflow when those of replicas are added."""
+    with contextlib.nullcontext() if strategy is None else ruled(strategy, rule):
+        return scaling_cases.half(strategy, large=30.0)
 
 
 def make(model: str, optimizer: str, options: dict[str, Any]) -> Any:

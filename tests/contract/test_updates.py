@@ -105,6 +105,10 @@ def test_steps_that_compute_with_gradients(agree: Agree, kind: str, rule: dict[s
     agree("update_cases:own_step", kind=kind, rule=rule)
 
 
+def test_buckets_of_halves_overflow_as_on_one_device(agree: Agree) -> None:
+    agree("update_cases:halves", rule={"bucket_mb": 1e-4}, tolerance=1e-2)
+
+
 @pytest.mark.parametrize("kind", ["adversarial_clipped", "taken_back"])
 def test_steps_that_compute_with_gradients_of_a_replica_are_named(run: Agree, kind: str) -> None:
     for result in run("update_cases:own_step", kind=kind, rule={"compression": "bf16"}):

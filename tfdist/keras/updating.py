@@ -25,7 +25,7 @@ from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.keras.replica_context import current_step, weighed
+from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
 from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Flag
@@ -83,7 +83,11 @@ def step_by_rule(
         updater.changed.update({k: v._value for k, (v, _) in now.assigned.items() if k in owned})
     updater.rate.note_batch(None if now is None else now.total)
 
+    halves = [is_of_halves(grad) for grad in present]  # A rule with a memory has no loss scale.
+
     def apply_all(sums: list[Any]) -> None:
+        pairs = zip(sums, halves, strict=True)
+        sums = [as_of_halves(total) if of_halves else total for total, of_halves in pairs]
         supply = dict(zip(here, sums, strict=True))
         _apply(optimizer, updater, [supply.get(i) for i in range(len(grads))], weights)
 
