@@ -352,13 +352,38 @@ class Largest(keras.metrics.Metric):
         return self.largest.value
 
 
-def largest(strategy: Any) -> list[str]:
-    """The warnings of a fit with a metric that is a maximum."""
+class Running(keras.metrics.Metric):
+    """The variance of predictions by the means of the batches so far (Chan et al. 1979)."""
+
+    def __init__(self) -> None:
+        super().__init__(name="running")
+        self.count, self.mean, self.squares = (
+            self.add_weight(name=name, initializer="zeros") for name in ("count", "mean", "squares")
+        )
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Takes a batch."""
+        del y_true, sample_weight
+        size = keras.ops.cast(keras.ops.size(y_pred), "float32")
+        apart, total = keras.ops.mean(y_pred) - self.mean, self.count + size
+        own = keras.ops.sum(keras.ops.square(y_pred - keras.ops.mean(y_pred)))
+        self.squares.assign(self.squares + own + apart**2 * self.count * size / total)
+        self.mean.assign(self.mean + apart * size / total)
+        self.count.assign(total)
+
+    def result(self) -> Any:
+        """The variance."""
+        return self.squares / self.count
+
+
+def largest(strategy: Any, *, running: bool = False) -> list[str]:
+    """The warnings of a fit with a metric that is a maximum, or a running variance."""
     x, _ = common.table(EXAMPLES)
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        own = Running() if running else Largest()
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=["mae", "accuracy", keras.metrics.R2Score(), Largest()])
+        model.compile("sgd", "mse", metrics=["mae", "accuracy", keras.metrics.R2Score(), own])
         model.fit(x, x[:, :1], BATCH, 1, verbose=0)
     return [str(w.message) for w in caught if "metric's variable" in str(w.message)]
 

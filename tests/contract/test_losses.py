@@ -201,6 +201,13 @@ def test_metrics_that_are_no_sums_are_named(run: Agree, target: str) -> None:
         assert all("largest" in message for message in messages)
 
 
+@pytest.mark.needs("collectives")
+def test_metrics_whose_states_depend_on_each_other_are_named(run: Agree) -> None:
+    for messages in run("loss_cases:largest", running=True):
+        assert messages
+        assert all("computed from the metric's state" in message for message in messages)
+
+
 @pytest.mark.parametrize(
     ("name", "by_hand"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cases.common import UNEVEN
+from tests.cases.common import BATCH, UNEVEN
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import Pool
 
@@ -103,6 +103,12 @@ def test_buckets_change_nothing(agree: Agree) -> None:
 @pytest.mark.parametrize("rule", [{"bucket_mb": 400 / 2**20}, {"report": True}], ids=str)
 def test_steps_that_compute_with_gradients(agree: Agree, kind: str, rule: dict[str, Any]) -> None:
     agree("update_cases:own_step", kind=kind, rule=rule)
+
+
+def test_gradients_that_a_step_computes_by_hand(agree: Agree) -> None:
+    """They are the whole batch's before a rule sees them."""
+    rule = {"lr_rule": "linear", "base_batch": BATCH}
+    agree("update_cases:own_step", kind="gradients_by_hand", rule=rule)
 
 
 def test_buckets_of_halves_overflow_as_on_one_device(agree: Agree) -> None:

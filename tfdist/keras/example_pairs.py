@@ -311,12 +311,8 @@ class _Search:
             if ends(op, own, from_reduced):
                 return op
             self.orders.follow(tensor, own)
-            is_reduced = (
-                from_reduced
-                or _is_reduction(op, self.axes, self._depends)
-                or self._is_count(tensor)
-            )
-            if not own and is_reduced:
+            reduces = _is_reduction(tensor, self.axes, self._depends) or self._is_count(tensor)
+            if not own and (from_reduced or reduces):
                 self._reduced.add(id(tensor))
             waiting.pop()
         return None
@@ -353,11 +349,16 @@ def _runs_along(op: Operation, axes: Callable[[Tensor], Axes]) -> bool:
     return at is not None and int(at) % rank in axes(op.inputs[0])
 
 
-def _is_reduction(op: Operation, axes: Callable[[Tensor], Axes], depends: Dependence) -> bool:
-    """Whether an op that returns nothing by example reduces all examples."""
-    types = {*_REDUCING, *_CONTRACTING, *_INTO_GIVEN, "L2Loss"}
-    reduces = op.type in types or op.type.startswith("Unique") or is_by_class(op, depends)
+def _is_reduction(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> bool:
+    """Whether a tensor that has nothing by example is computed from all examples."""
+    op, types = tensor.op, {*_REDUCING, *_CONTRACTING, *_INTO_GIVEN, "L2Loss"}
+    reduces = op.type in types or _counts_repeats(tensor) or is_by_class(op, depends)
     return reduces and any(axes(x) for x in op.inputs)
+
+
+def _counts_repeats(tensor: Tensor) -> bool:
+    """Whether a tensor has how often each value occurs in a batch."""
+    return tensor.op.type.startswith("UniqueWithCounts") and tensor.value_index == 2
 
 
 def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence) -> Axes:
@@ -366,9 +367,8 @@ def _axes_of(tensor: Tensor, axes: Callable[[Tensor], Axes], depends: Dependence
         made = op.type == "TensorListFromTensor"
         rows = any(0 in axes(x) for x in op.inputs if made or x.dtype == tf.variant)
         return ROWS if rows else NO_EXAMPLES
-    if not rank or op.type in _SIZES or not depends(tensor) or is_by_class(op, depends):
-        return NO_EXAMPLES
-    if op.type.startswith("Unique") and tensor.value_index != 1:  # The second has a number by row.
+    apart = op.type in _SIZES or is_by_class(op, depends) or _counts_repeats(tensor)
+    if not rank or apart or not depends(tensor):
         return NO_EXAMPLES
     if op.type in _RULES:
         return _RULES[op.type](op, axes)

@@ -161,6 +161,8 @@ def of_replica(
     if summands is None:
         return value
     base, terms = summands
+    if any(_reads_variables(step, term) for term, _ in terms):
+        _warn_of_state(step, variable)
     own = [_of_replica(step, variable, term) for term, _ in terms]
     if all(new is term for new, (term, _) in zip(own, terms, strict=True)):
         return value
@@ -253,6 +255,20 @@ def _summands(value: Tensor, old: Tensor | None) -> tuple[Tensor, list[tuple[Ten
     return value, terms
 
 
+def _reads_variables(step: Step, term: Tensor) -> bool:
+    """Whether variables are read between the batch, or the outputs of layers, and a tensor."""
+    waiting, seen = [term], set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen or id(tensor) in step.held or id(tensor) in step.outputs:
+            continue
+        seen.add(id(tensor))
+        if tensor.op.type == "ReadVariableOp":
+            return True
+        waiting.extend(tensor.op.inputs)
+    return False
+
+
 def _is_old(value: Tensor, old: Tensor | None) -> bool:
     return value.op.type == "ReadVariableOp" or value.op is getattr(old, "op", None)
 
@@ -277,6 +293,20 @@ def _warn_of_replaced(variable: KerasVariable) -> None:
         "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
         "states are added up: what this metric shows is not what one process shows. Use a metric "
         "whose states are sums, or compute this one in evaluate on one replica.",
+        EquivalenceWarning,
+        stacklevel=5,
+    )
+
+
+def _warn_of_state(step: Step, variable: KerasVariable) -> None:
+    if not is_of_program(type(_owner_of(step, variable))):
+        return
+    warnings.warn(
+        f"To the metric's variable {variable.path!r} is added what is computed from the metric's "
+        "state, as in a running variance. Replicas each keep their own state of a metric, and the "
+        "states are added up: what this metric shows is not what one process shows. Add up sums "
+        "over the examples, such as those of values and of their squares, and compute the rest in "
+        "result().",
         EquivalenceWarning,
         stacklevel=5,
     )

@@ -146,14 +146,15 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is not None and not step.exchanges_at_tape:
             check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
+        weights = self._trainable_variables if trainable_variables is None else trainable_variables
         is_whole = step is not None and (step.exchanges_at_tape or not step.gradients)
+        is_own = updater is not None and updater.rule.periodic
+        if step is not None and is_whole and not is_own:
+            grads = [_of_one_device(step, *pair) for pair in zip(grads, weights, strict=True)]
         if updater is not None and not (is_whole and updater.rule.is_exact):
             with accounted.set(True):
                 step_by_rule(updater, self, grads, trainable_variables)
             return None
-        weights = self._trainable_variables if trainable_variables is None else trainable_variables
-        if step is not None and is_whole:
-            grads = [_of_one_device(step, *pair) for pair in zip(grads, weights, strict=True)]
         if step is not None and step.exchanges_at_tape:
             return zero.apply_reduced(original, self, grads, trainable_variables)
         to_shards = zero.stage(tf.distribute.get_strategy()) > 1
