@@ -147,6 +147,12 @@ def test_tensors_in_the_logs_of_a_step(cluster: Pool, name: str) -> None:
         assert "has numbers of single examples" in named
 
 
+def test_tensors_in_the_logs_of_workers_of_servers_are_named(cluster: Pool) -> None:
+    for result in cluster("parameter_server").call("tests.cases.given_cases:tensors", first=True):
+        [named] = result["named"]
+        assert "A log is a tensor of shape (2,)" in named
+
+
 @pytest.mark.needs("own steps", "replicas")
 @pytest.mark.parametrize("predicted", [name for name in PREDICTED if name != "by row"])
 def test_predictions_that_relate_examples_are_named(

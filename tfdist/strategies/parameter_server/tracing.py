@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import OnlyReplica
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras import replica_context as keras_step
-from tfdist.keras.example_pairs import Examples
+from tfdist.keras.example_pairs import Examples, place_of
 from tfdist.keras.hooks import accounted
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
 from tfdist.keras.stateful import is_stateful
@@ -202,6 +203,13 @@ def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) ->
         whole = leaf if part is None else average_of(part, leaf)
         values.append(tf.cast(whole, tf.float64))
         return len(values) - 1
+    if isinstance(leaf, tf.Tensor):
+        warnings.warn(
+            f"A log is a tensor of shape {leaf.shape} (at {place_of(leaf.op)}), which workers of "
+            "parameter servers do not pass on: it is shown as None. Log numbers.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
     return None
 
 
