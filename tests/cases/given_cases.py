@@ -148,7 +148,24 @@ PREDICTED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Reporting(keras.Sequential):
+class Stepping(keras.Sequential):
+    """A step by hand, whose logs come from `_report`."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = self.compute_loss(x, y, p)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss, **self._report(y, p, gradients[0])}
+
+    def _report(self, y: Any, p: Any, gradient: Any = None) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Reporting(Stepping):
     """Updates a metric by hand, logs a number, and changes what it predicts."""
 
     update, logged, predicted = "", "", ""
@@ -166,7 +183,8 @@ class Reporting(keras.Sequential):
     def metrics(self) -> list[Any]:
         return [*super().metrics, *self.kept.values()]
 
-    def _report(self, y: Any, p: Any) -> dict[str, Any]:
+    def _report(self, y: Any, p: Any, gradient: Any = None) -> dict[str, Any]:
+        del gradient
         logs = {}
         if self.update:
             name, arguments = UPDATES[self.update]
@@ -175,15 +193,6 @@ class Reporting(keras.Sequential):
         if self.logged:
             logs["logged"] = LOGGED[self.logged](y, p)
         return logs
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            p = self(x, training=True)
-            loss = self.compute_loss(x, y, p)
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss, **self._report(y, p)}
 
     def test_step(self, data: Any) -> dict[str, Any]:
         x, y = data
@@ -224,18 +233,13 @@ def reported(
     return {**report, "named": [t.partition(" (at")[0] for t in texts if "of a batch" in t]}
 
 
-class Logging(keras.Sequential):
+class Logging(Stepping):
+    """Logs tensors."""
+
     tensors: dict[str, Callable[[Any, Any, Any], Any]]
 
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            p = self(x, training=True)
-            loss = self.compute_loss(x, y, p)
-        weights = self.trainable_variables
-        grads = tape.gradient(loss, weights)
-        self.optimizer.apply(grads, weights)
-        return {"loss": loss, **{k: made(y, p, grads[0]) for k, made in self.tensors.items()}}
+    def _report(self, y: Any, p: Any, gradient: Any = None) -> dict[str, Any]:
+        return {name: made(y, p, gradient) for name, made in self.tensors.items()}
 
 
 class _Tensors(keras.callbacks.Callback):

@@ -161,8 +161,9 @@ def of_replica(
     if summands is None:
         return value
     base, terms = summands
-    if any(_reads_variables(step, term) for term, _ in terms):
-        _warn_of_state(step, variable)
+    of_program = is_of_program(type(_owner_of(step, variable)))
+    if of_program and any(_reads_variables(step, term) for term, _ in terms):
+        _warn_of_state(variable)
     own = [_of_replica(step, variable, term) for term, _ in terms]
     if all(new is term for new, (term, _) in zip(own, terms, strict=True)):
         return value
@@ -298,9 +299,7 @@ def _warn_of_replaced(variable: KerasVariable) -> None:
     )
 
 
-def _warn_of_state(step: Step, variable: KerasVariable) -> None:
-    if not is_of_program(type(_owner_of(step, variable))):
-        return
+def _warn_of_state(variable: KerasVariable) -> None:
     warnings.warn(
         f"To the metric's variable {variable.path!r} is added what is computed from the metric's "
         "state, as in a running variance. Replicas each keep their own state of a metric, and the "
