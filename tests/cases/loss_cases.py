@@ -334,60 +334,6 @@ def memory_bank(strategy: Any) -> str:
     return ""
 
 
-class Largest(keras.metrics.Metric):
-    """The largest error so far: its states are no sums."""
-
-    def __init__(self, name: str = "largest") -> None:
-        super().__init__(name=name)
-        self.largest = self.add_weight(name="largest", initializer="zeros")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Takes a batch."""
-        del sample_weight
-        error = keras.ops.max(keras.ops.abs(keras.ops.cast(y_true, "float32") - y_pred))
-        self.largest.assign(keras.ops.maximum(self.largest, error))
-
-    def result(self) -> Any:
-        """The largest."""
-        return self.largest.value
-
-
-class Running(keras.metrics.Metric):
-    """The variance of predictions by the means of the batches so far (Chan et al. 1979)."""
-
-    def __init__(self) -> None:
-        super().__init__(name="running")
-        self.count, self.mean, self.squares = (
-            self.add_weight(name=name, initializer="zeros") for name in ("count", "mean", "squares")
-        )
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Takes a batch."""
-        del y_true, sample_weight
-        size = keras.ops.cast(keras.ops.size(y_pred), "float32")
-        apart, total = keras.ops.mean(y_pred) - self.mean, self.count + size
-        own = keras.ops.sum(keras.ops.square(y_pred - keras.ops.mean(y_pred)))
-        self.squares.assign(self.squares + own + apart**2 * self.count * size / total)
-        self.mean.assign(self.mean + apart * size / total)
-        self.count.assign(total)
-
-    def result(self) -> Any:
-        """The variance."""
-        return self.squares / self.count
-
-
-def largest(strategy: Any, *, running: bool = False) -> list[str]:
-    """The warnings of a fit with a metric that is a maximum, or a running variance."""
-    x, _ = common.table(EXAMPLES)
-    with scope(strategy), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        own = Running() if running else Largest()
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=["mae", "accuracy", keras.metrics.R2Score(), own])
-        model.fit(x, x[:, :1], BATCH, 1, verbose=0)
-    return [str(w.message) for w in caught if "metric's variable" in str(w.message)]
-
-
 def _contrast(y: Any, z: Any) -> Any:
     similar = tf.matmul(z, z, transpose_b=True)
     return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(z)[0]), similar)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
-from tfdist.errors import EquivalenceWarning
 
 EXAMPLES = 77
 CLASSES = 3
@@ -346,233 +345,6 @@ def mixing(strategy: Any, *, kind: str) -> dict[str, Any]:
     return {**report, "named": [text for text in named if repr(layer.name) in text]}
 
 
-def _r2(y: Any, p: Any) -> Any:
-    return 1 - ops.sum((y - p) ** 2) / ops.sum((y - ops.mean(y)) ** 2)
-
-
-def _correlation(y: Any, p: Any) -> Any:
-    y, p = y - ops.mean(y), p - ops.mean(p)
-    return ops.sum(y * p) / ops.sqrt(ops.sum(y * y) * ops.sum(p * p))
-
-
-def _ranks(y: Any, p: Any) -> Any:
-    """For each example the share of the others that are below it, as its labels say."""
-    right = ops.equal(p > ops.transpose(p), y > ops.transpose(y))
-    return ops.mean(ops.cast(right, "float32"), 1)
-
-
-class _Own(keras.metrics.Metric):
-    """Metrics with states of their own, added up over batches."""
-
-    def __init__(self) -> None:
-        super().__init__(name="own")
-        self.n = self.add_weight(initializer="zeros", name="n")
-        self.total = self.add_weight(initializer="zeros", name="total")
-
-    def result(self) -> Any:
-        return self.total / self.n
-
-
-class MeanOfBatches(_Own):
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.n.assign_add(1.0)
-        self.total.assign_add(ops.mean(ops.abs(y_true - y_pred)))
-
-
-class CountsBatches(_Own):
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = self.add_weight(initializer="zeros", name="batches", dtype="int32")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.batches.assign(self.batches + 1)
-        self.n.assign_add(ops.cast(ops.shape(y_true)[0], "float32"))
-
-    def result(self) -> Any:
-        return self.n / ops.cast(self.batches, "float32")
-
-
-class MeanDeviation(_Own):
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(ops.std(y_pred))
-        self.n.assign_add(1.0)
-
-
-class Smoothed(_Own):
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(ops.sum(ops.abs(y_true - y_pred)) + 0.5)
-        self.n.assign_sub(-ops.cast(ops.size(y_true), "float32") - 1.0)
-
-
-class Scores(keras.metrics.Metric):
-    """Three results in a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__(name="scores")
-        names = ("hits", "predicted", "true")
-        self.states = [self.add_weight(initializer="zeros", name=name) for name in names]
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        p, y = ops.cast(y_pred > 0, "float32"), ops.cast(y_true > 0, "float32")
-        for state, each in zip(self.states, (y * p, p, y), strict=True):
-            state.assign_add(ops.sum(each))
-
-    def result(self) -> dict[str, Any]:
-        hits, predicted, true = (state + 1e-7 for state in self.states)
-        return {
-            "precision": hits / predicted,
-            "recall": hits / true,
-            "f1": 2 * hits / (predicted + true),
-        }
-
-
-class OfFunction(_Own):
-    """Adds what a compiled function makes of Python's, NumPy's and TensorFlow's numbers."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        total, count = self.sums(y_pred, np.float32(2.0), power=2)
-        self.total.assign_add(total)
-        self.n.assign_add(count)
-
-    @tf.function
-    def sums(self, values: Any, factor: Any, power: int) -> Any:
-        assert tf.is_tensor(factor), factor
-        return factor * tf.reduce_sum(values**power), tf.cast(tf.shape(values)[0], tf.float32)
-
-
-class Distinct(_Own):
-    """Counts the different roundings of a batch's predictions."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        found, _ = tf.unique(tf.round(8.0 * y_pred[:, 0]))
-        self.total.assign_add(tf.cast(tf.size(found), tf.float32))
-        self.n.assign_add(1.0)
-
-
-class ByNumPy(_Own):
-    """Adds a number that NumPy computes from a batch's predictions."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        mean = tf.numpy_function(np.mean, [y_pred], tf.float32)
-        self.total.assign_add(tf.ensure_shape(mean, ()))
-        self.n.assign_add(1.0)
-
-
-class CountsElements(_Own):
-    """Counts by a constant of the program's, which tfdist cannot tell from a number of examples."""
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.n.assign_add(64.0)
-        self.total.assign_add(ops.sum(y_true))
-
-
-#: Metrics whose constants cannot be told from a number of examples.
-CONSTANTS: dict[str, Callable[[], Any]] = {
-    "smoothed": Smoothed,
-    "elements": CountsElements,
-    "keras": keras.metrics.R2Score,
-    "batches": MeanOfBatches,
-}
-#: Metrics that add what hides how it depends on the examples, with the op that hides it.
-HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "distinct": (Distinct, "Size"),
-    "numpy": (ByNumPy, "PyFunc"),
-}
-
-METRICS: dict[str, Callable[[], Any]] = {
-    "r2": lambda: _r2,
-    "correlation": lambda: _correlation,
-    "ranks": lambda: _ranks,
-    "maximum": lambda: lambda y, p: ops.max(ops.abs(y - p)),
-    "mean of batches": MeanOfBatches,
-    "counts batches": CountsBatches,
-    "deviations": MeanDeviation,
-    "smoothed": Smoothed,
-    "dictionary": Scores,
-    "of a function": OfFunction,
-}
-
-
-class ByHand(keras.Sequential):
-    """A step that updates its metrics by hand, and returns all of their results."""
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        x, y = data
-        with tf.GradientTape() as tape:
-            predicted = self(x, training=True)
-            loss = tf.reduce_mean((y - predicted) ** 2)
-        weights = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        self.own.update_state(y, predicted)
-        return {"loss": loss, "own": self.own.result()}
-
-
-class Kept(keras.callbacks.Callback):
-    """Keeps the logs of batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logs: list[Any] = []
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.logs.append(common.numbers(logs))
-
-
-def metric(
-    strategy: Any, *, kind: str, batches: bool = False, where: str = "compile", even: bool = False
-) -> dict[str, Any]:
-    """A metric of a program's own.
-
-    Args:
-        strategy: what to train on.
-        kind: one of `METRICS`.
-        batches: whether a callback reads the logs of batches.
-        where: "compile", or "step" for a `train_step` written by hand.
-        even: whether all batches have one size, which is known when a step is traced.
-    """
-    x, _ = common.table(64 if even else EXAMPLES)
-    y = np.tanh(0.4 * x.sum(1, keepdims=True) + 0.3).astype("float32")
-    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH, drop_remainder=even)
-    kept = Kept()
-    with scope(strategy):
-        by_hand = where == "step"
-        model = (ByHand if by_hand else keras.Sequential)(
-            [keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)]
-        )
-        own = METRICS[kind]()
-        if by_hand:
-            model.own = own
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=None if by_hand else [own])
-        done = model.fit(data, epochs=2, verbose=0, callbacks=[kept] if batches else None)
-        score = {} if by_hand else model.evaluate(data, verbose=0, return_dict=True)
-    report = {"history": common.history(done), "evaluate": common.numbers(score)}
-    return {**report, "logs": kept.logs}
-
-
-def named(strategy: Any, *, kind: str, options: dict[str, Any], batch: int = BATCH) -> list[str]:
-    """The warnings of a fit.
-
-    Args:
-        strategy: what to train on.
-        kind: a metric of `CONSTANTS` or `HIDDEN`, a layer of `LAYERS`, or "" for Keras's own alone.
-        options: of `compile`.
-        batch: examples in a batch.
-    """
-    x, y = common.table(2 * batch)
-    data = tf.data.Dataset.from_tensor_slices((x, y[:, None].astype("float32")))
-    with scope(strategy), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        layers = [LAYERS[kind]()] if kind in LAYERS else []
-        made = {**CONSTANTS, **{name: metric for name, (metric, _) in HIDDEN.items()}}
-        metrics = [made[kind]()] if kind in made else ["mae"]
-        model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(6), *layers, keras.layers.Dense(1)]
-        )
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics, **options)
-        model.fit(data.batch(batch, drop_remainder=True), verbose=0)
-    return [str(each.message) for each in caught if issubclass(each.category, EquivalenceWarning)]
-
-
 class Flat(keras.Model):
     """A language model of ragged sequences, whose loss is the mean over all tokens."""
 
@@ -604,3 +376,31 @@ def flat(strategy: Any) -> dict[str, Any]:
         model.compile(keras.optimizers.SGD(0.5))
         done = model.fit(data, epochs=2, verbose=0)
     return {"history": common.history(done), "weights": common.weights(model)}
+
+
+class Seen(keras.layers.Layer):
+    """Counts the examples that it is given, whatever for."""
+
+    def build(self, _: Any) -> None:
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(ops.cast(ops.shape(inputs)[0], "float32"))
+        return inputs
+
+
+def counted(strategy: Any) -> dict[str, Any]:
+    """A weight that predictions change too: its value after each call, and what names it."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = keras.Sequential([keras.Input((8,)), Seen(), keras.layers.Dense(CLASSES)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        seen = model.layers[0].count
+        model.fit(x, y, BATCH, verbose=0)
+        model.evaluate(x, y, BATCH, verbose=0)
+        before = float(seen.numpy())
+        unnamed = [str(each.message) for each in caught]
+        model.predict(x, BATCH, verbose=0)
+    named = [str(each.message) for each in caught[len(unnamed) :]]
+    return {"before": before, "after": float(seen.numpy()), "unnamed": unnamed, "named": named}

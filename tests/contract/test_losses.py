@@ -194,20 +194,6 @@ def test_weights_that_are_neither_means_nor_sums_are_named(cluster: Pool, kind: 
         assert any(told in message for message in messages), messages
 
 
-@pytest.mark.needs("any model")
-def test_metrics_that_are_no_sums_are_named(run: Agree, target: str) -> None:
-    for messages in run("loss_cases:largest"):
-        assert messages or target in ("single", "mesh")
-        assert all("largest" in message for message in messages)
-
-
-@pytest.mark.needs("collectives")
-def test_metrics_whose_states_depend_on_each_other_are_named(run: Agree) -> None:
-    for messages in run("loss_cases:largest", running=True):
-        assert messages
-        assert all("computed from the metric's state" in message for message in messages)
-
-
 @pytest.mark.parametrize(
     ("name", "by_hand"),
     [

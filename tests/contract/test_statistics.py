@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cases.given_cases import ACTIVITIES, GIVEN, GIVEN_APART, LOGGED, PREDICTED, UPDATES
-from tests.cases.statistic_cases import (
-    CENTERS,
-    CONSTANTS,
-    HIDDEN,
-    METRICS,
-    MOMENTS,
-)
+from tests.cases.statistic_cases import CENTERS, EXAMPLES, MOMENTS
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, CallError, Pool
 
@@ -190,65 +184,16 @@ def test_an_activity_regularizer_of_a_statistic_is_named(
         assert result["named"] is (TARGETS[target].replicas > 1)
 
 
-@pytest.mark.needs("any model")
-@pytest.mark.parametrize("kind", METRICS)
-def test_metrics(agree: Agree, kind: str) -> None:
-    agree("statistic_cases:metric", kind=kind)
-
-
-@pytest.mark.needs("any model")
-@pytest.mark.parametrize("kind", ["counts batches", "deviations"])
-def test_metrics_of_batches_of_one_size(agree: Agree, kind: str) -> None:
-    agree("statistic_cases:metric", kind=kind, even=True)
-
-
-@pytest.mark.needs("replicas")
-@pytest.mark.parametrize("kind", CONSTANTS)
-def test_a_constant_that_may_belong_to_the_examples_is_named(
-    run: Agree, target: str, kind: str
-) -> None:
-    doubtful = kind in ("smoothed", "elements") and TARGETS[target].replicas > 1
-    for warned in run("statistic_cases:named", kind=kind, options={}):
-        assert any("is added a constant" in text for text in warned) is doubtful, warned
-
-
-@pytest.mark.needs("replicas")
-@pytest.mark.parametrize("kind", ["batches", "keras"])
-def test_a_constant_in_batches_of_one_example_a_replica(run: Agree, target: str, kind: str) -> None:
-    """There 1 may be a number of batches or of examples."""
-    doubtful = kind == "batches" and TARGETS[target].replicas > 1
-    for warned in run("statistic_cases:named", kind=kind, options={}, batch=2):
-        assert any("is added a constant" in text for text in warned) is doubtful, warned
-
-
-@pytest.mark.needs("replicas")
-@pytest.mark.parametrize("kind", HIDDEN)
-def test_what_a_metric_adds_by_an_op_that_hides_it_is_named(
-    run: Agree, target: str, kind: str
-) -> None:
-    told = f"is added what {HIDDEN[kind][1]} computes from the examples"
-    for warned in run("statistic_cases:named", kind=kind, options={}):
-        assert any(told in text for text in warned) is (TARGETS[target].replicas > 1), warned
-
-
-@pytest.mark.needs("replicas", "eager")
-@pytest.mark.parametrize("kind", ["centred", "deviation", "batches", "", "keras"])
-def test_what_a_program_computes_eagerly_is_named(run: Agree, target: str, kind: str) -> None:
-    doubtful = kind not in ("", "keras") and TARGETS[target].replicas > 1
-    for warned in run("statistic_cases:named", kind=kind, options={"run_eagerly": True}):
-        assert any("does not show what" in text for text in warned) is doubtful, warned
-
-
-@pytest.mark.needs("any model")
-def test_results_in_a_dictionary_in_the_logs_of_batches(agree: Agree) -> None:
-    agree("statistic_cases:metric", kind="dictionary", batches=True)
-
-
-@pytest.mark.needs("own steps")
-def test_results_in_a_dictionary_that_a_step_returns(agree: Agree) -> None:
-    agree("statistic_cases:metric", kind="dictionary", batches=True, where="step")
-
-
 @pytest.mark.needs("own steps")
 def test_the_mean_of_the_values_of_a_ragged_batch(agree: Agree) -> None:
     agree("statistic_cases:flat")
+
+
+@pytest.mark.needs("any model")
+def test_weights_that_predictions_change_are_named(run: Agree, target: str) -> None:
+    for result in run("statistic_cases:counted"):
+        assert result["before"] == 2 * EXAMPLES
+        assert not result["unnamed"]
+        named = [text for text in result["named"] if "predict" in text and "seen/count" in text]
+        assert named or result["after"] == 3 * EXAMPLES
+        assert bool(named) is (TARGETS[target].replicas > 1 or target == "parameter_server")

@@ -275,7 +275,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/metric_updates.py",
-        "tests/contract/test_statistics.py -k 'test_metrics and multi_worker' --tier=everything",
+        "tests/contract/test_metrics.py -k 'test_metrics and mirrored' --tier=everything",
         ("return step.weigh(term)", "return term"),
         ("if _counts_examples(step, variable, term) else step.added_once(term)", ""),
         ("again = with_whole_statistics(step, term)", "again = term"),
@@ -325,7 +325,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/whole_statistics.py",
-        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and (logs or metrics)'",
+        "tests/contract/test_statistics.py tests/contract/test_metrics.py --tier=everything "
+        "-k 'mirrored and (logs or metrics)'",
         ("        value = with_whole_statistics(step, value)\n", "        pass\n"),
     ),
     *_of(
@@ -442,7 +443,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/strategies/parameter_server/step_function.py",
         "tests/contract/test_steps.py -k 'seeds_goes_on and parameter_server' --tier=everything",
-        ("            if not self._sync:\n", "            if True:\n"),
+        ("            if not self._is_in_order(traced):\n", "            if True:\n"),
         ("        self._numbers.note_draws(traced)\n        if parts", "        if parts"),
         ("self._numbers.note_draws(self._trace(parts[0]))", "self._trace(parts[0])"),
     ),
@@ -554,11 +555,6 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/building.py",
         _GRADIENTS,
         (" or any(map(_has_own_apply, optimizers_of(model)))", ""),
-    ),
-    *_of(
-        "tfdist/keras/optimizers.py",
-        _GRADIENTS,
-        ("        check_moved(step)\n", ""),
     ),
     # Updates that come twice, and trainings that were interrupted.
     *_of(
@@ -773,6 +769,17 @@ MUTANTS: list[Mutant] = [
         ("settled(step, call.node.operation, (args, kwargs), outputs)", "pass"),
     ),
     # Functions, and ops that hide what they do with the examples.
+    *_of(
+        "tfdist/keras/metric_updates.py",
+        "tests/contract/test_metrics.py -k 'depend and (mirrored or server)' --tier=everything",
+        ('op.name.rpartition("/")[2].startswith(STATE)', "False"),
+        ('op.type == "ReadVariableOp" and id(op.inputs[0]) in states', "False"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/step_function.py",
+        "tests/contract/test_metrics.py -k 'in_order and server' --tier=everything",
+        ('self._method == "test_step" and traced.assigns', "False"),
+    ),
     # Values that a step goes on with: states of optimizers, gradients, TensorFlow's variables.
     *_of(
         "tfdist/keras/weights.py",
@@ -797,7 +804,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/functions.py",
-        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and function'",
+        "tests/contract/test_metrics.py --tier=everything -k 'mirrored and function'",
         ("step is not None and not", "False and not"),
         ("tf.nest.map_structure(_as_argument, args, specs)", "args"),
     ),
@@ -809,7 +816,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/reductions.py",
-        "tests/contract/test_statistics.py --tier=everything -k 'mirrored and hides'",
+        "tests/contract/test_metrics.py --tier=everything -k 'mirrored and hides'",
         ("return None if _are_distinct(_counted(op)) else Leaf", "return Leaf"),
     ),
     *_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -26,10 +26,13 @@ from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_o
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import check_given, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import average_of, with_whole_statistics
-from tfdist.types import KerasVariable, Metric, Structure, Tensor
+from tfdist.types import Graph, KerasVariable, Metric, Structure, Tensor
 from tfdist.utils.thread_state import Flag
 
-__all__ = ["hooks", "of_replica"]
+__all__ = ["STATE", "hooks", "of_replica"]
+
+#: The name of tensors that stand for a metric's variables, if they are kept elsewhere.
+STATE = "tfdist_metric"
 
 #: Set while Keras's own mean or sum adds numbers up, which have been weighed before.
 _weighed = Flag()
@@ -155,14 +158,19 @@ def of_replica(
         if depends(value):
             _warn_of_replaced(variable)
         return value
-    if step is None or step.is_whole or _weighed.is_up:
+    if _weighed.is_up or (step is None and old is None):
         return value
     summands = _summands(value, old)
     if summands is None:
         return value
     base, terms = summands
-    of_program = is_of_program(type(_owner_of(step, variable)))
-    if of_program and any(_reads_variables(step, term) for term, _ in terms):
+    if step is None or step.is_whole:
+        if any(_reads_states(term, {}) for term, _ in terms):
+            _warn_of_state(variable)
+        return value
+    owner = _owner_of(step, variable)
+    known = step.held | step.outputs
+    if is_of_program(type(owner)) and any(_reads_states(each, known, owner) for each, _ in terms):
         _warn_of_state(variable)
     own = [_of_replica(step, variable, term) for term, _ in terms]
     if all(new is term for new, (term, _) in zip(own, terms, strict=True)):
@@ -256,18 +264,30 @@ def _summands(value: Tensor, old: Tensor | None) -> tuple[Tensor, list[tuple[Ten
     return value, terms
 
 
-def _reads_variables(step: Step, term: Tensor) -> bool:
-    """Whether variables are read between the batch, or the outputs of layers, and a tensor."""
+def _reads_states(term: Tensor, known: Mapping[int, object], owner: Metric | None = None) -> bool:
+    """Whether a metric's variables are read between known tensors, by `id`, and a tensor."""
+    states = _handles(term.op.graph, owner)
     waiting, seen = [term], set()
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen or id(tensor) in step.held or id(tensor) in step.outputs:
+        if id(tensor) in seen or id(tensor) in known:
             continue
         seen.add(id(tensor))
-        if tensor.op.type == "ReadVariableOp":
+        op = tensor.op
+        if op.name.rpartition("/")[2].startswith(STATE):
             return True
-        waiting.extend(tensor.op.inputs)
+        if op.type == "ReadVariableOp" and id(op.inputs[0]) in states:
+            return True
+        waiting.extend(op.inputs)
     return False
+
+
+def _handles(graph: Graph, owner: Metric | None) -> set[int]:
+    """The `id`s of tensors of a graph that are handles of a metric's variables."""
+    variables = [variable._value for variable in getattr(owner, "variables", ())]
+    parts = [part for each in variables for part in getattr(each, "values", [each])]
+    outer = {id(part.handle) for part in parts}
+    return {id(inner) for each, inner in getattr(graph, "captures", ()) if id(each) in outer}
 
 
 def _is_old(value: Tensor, old: Tensor | None) -> bool:

@@ -22,7 +22,7 @@ from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
 from tfdist.keras.building import build_optimizer
-from tfdist.keras.custom_gradients import check_moved, check_unchanged
+from tfdist.keras.custom_gradients import check_unchanged
 from tfdist.keras.hooks import Hook, accounted, by_example, exchanged, on_gradients
 from tfdist.keras.losses import has_weights, is_of_examples, with_shares
 from tfdist.keras.model_optimizers import note_applied
@@ -199,7 +199,6 @@ def _note_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             zero.note_shards(tf.nest.flatten(sources), flat)
             return result
-        check_moved(step)
         is_own = [is_of_examples(step, each) for each in tf.nest.flatten(sources)]
         shared = [None if own else each for each, own in zip(flat, is_own, strict=True)]
         if step.exchanges_at_tape:

@@ -26,7 +26,7 @@ from tfdist.keras.custom_gradients import check_moved
 from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.metric_updates import of_replica
 from tfdist.keras.reductions import reduction_of
-from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop
+from tfdist.keras.replica_context import Step, current_step, exchanged_in_loop, settling
 from tfdist.keras.stateful import holds_own_rows
 from tfdist.keras.updating import leaves_to_updates
 from tfdist.sharding.exchange import own_shard
@@ -244,7 +244,7 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def warn_of_own_value(subject: str, value: object) -> None:
-    """Warns of a variable that a loop written by hand gives another value on each replica.
+    """Warns of a variable that a loop or predict gives another value on each replica.
 
     Args:
         subject: the variable, in the middle of a sentence.
@@ -254,12 +254,18 @@ def warn_of_own_value(subject: str, value: object) -> None:
     if strategy.num_replicas_in_sync == 1 or tf.distribute.get_replica_context() is None:
         return
     if not is_symbolic(value) or Dependence(exchanged_in_loop())(value):
-        warnings.warn(
-            f"Within Strategy.run {subject} is given a value that depends on the "
-            "replica's own examples, as moving statistics do, and each of the "
-            f"{strategy.num_replicas_in_sync} replicas keeps its own. Average the value first: "
+        predicts = settling.value is not None
+        advice = (
+            "Change it in fit or evaluate, where it gets the whole batch's value"
+            if predicts
+            else "Average the value first: "
             "tf.distribute.get_replica_context().all_reduce('MEAN', value); or train by "
-            "Model.fit, which does so.",
+            "Model.fit, which does so"
+        )
+        warnings.warn(
+            f"Within {'predict' if predicts else 'Strategy.run'} {subject} is given a value that "
+            "depends on the replica's own examples, as moving statistics do, and each of the "
+            f"{strategy.num_replicas_in_sync} replicas keeps its own. {advice}.",
             EquivalenceWarning,
             stacklevel=2,
         )

@@ -177,10 +177,12 @@ def _of_one_worker(original: Callable[..., Any]) -> Callable[..., Any]:
     """Workers that share a batch out would each assign the program's own `tf.Variable`."""
 
     @wraps(original)
-    def assign(self: object, *args: object, **kwargs: object) -> object:
+    def assign(self: types.Variable, *args: object, **kwargs: object) -> object:
         step = remote_step.value
-        if step is not None and step.parts > 1 and not accounted.is_up:
-            raise NotSplittable("assigns a variable of TensorFlow's own (tf.Variable)")
+        if step is not None and not accounted.is_up:
+            if step.parts > 1:
+                raise NotSplittable("assigns a variable of TensorFlow's own (tf.Variable)")
+            step.plain_assigned.append(self)
         return original(self, *args, **kwargs)
 
     return assign

@@ -22,7 +22,7 @@ from tfdist.comm.batch_dependence import WEIGHT
 from tfdist.errors import ConfigError
 from tfdist.keras.assignments import on_whole_batch
 from tfdist.keras.example_pairs import Meeting
-from tfdist.keras.metric_updates import of_replica
+from tfdist.keras.metric_updates import STATE, of_replica
 from tfdist.keras.replica_context import LOSS, Step, current_step
 from tfdist.strategies.parameter_server.serialization import move
 from tfdist.strategies.parameter_server.servers import Partitioned, Servers, device_of, parts_of
@@ -119,6 +119,9 @@ class RemoteStep:
         part: which part of the global batch this is, a scalar int64 tensor.
         parts: into how many parts the global batch is split.
         send: sends an update to the servers.
+
+    Attributes:
+        plain_assigned: variables of TensorFlow's own that the step assigns on their servers.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class RemoteStep:
         self.metrics: dict[int, Any] = {}
         self.updates = 0
         self.draws: list[Any] = []
+        self.plain_assigned: list[Variable] = []
         self.scales: dict[int, Any] = {}
         self._after: list[Any] = []
         self._local: dict[int, Any] = {}
@@ -276,6 +280,12 @@ class RemoteStep:
         self._early = []
 
     @property
+    def assigned(self) -> list[str]:
+        """The names of the variables that the step assigns, but for those of metrics."""
+        plain = [f"tf.Variable {each.name!r}" for each in self.plain_assigned]
+        return [*(repr(each.path) for each in self._changed.values()), *plain]
+
+    @property
     def changes_weights(self) -> bool:
         """Whether the step has sent, or is going to send, something to the servers."""
         return bool(self.updates or self._pending or self._changed)
@@ -356,7 +366,7 @@ class RemoteStep:
     def _begin(self, variable: KerasVariable) -> Tensor:
         if is_metric(variable):
             self.metrics[id(variable)] = variable
-            return tf.zeros(variable.shape, variable.dtype)
+            return tf.identity(tf.zeros(variable.shape, variable.dtype), STATE)
         shape, dtype = variable._value.shape, variable._value.dtype
         placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=shape, name=WEIGHT)
         self._slots.append((variable, placeholder))

@@ -203,7 +203,7 @@ class StepFunction:
 
     def _run(self, make_loads: Callable[[int], list[feeding.Load]]) -> None:
         loads, traced = self._prepare(make_loads)
-        if self._sync:
+        if self._is_in_order(traced):
             self._run_together(traced, loads)
             return
         if traced is not self._waiting_for:
@@ -213,6 +213,13 @@ class StepFunction:
         if len(self._waiting) >= self._steps_a_call(traced, loads[0]):
             self.submit_waiting()
             self._serving.dispatcher.wait_until(lambda: self._finished > 0)
+
+    def _is_in_order(self, traced: TracedStep) -> bool:
+        """Whether each step waits for the one before.
+
+        Steps of an evaluation that assign variables do, in all modes, which are for updates.
+        """
+        return self._sync or (self._method == "test_step" and traced.assigns)
 
     def _steps_a_call(self, traced: TracedStep, load: feeding.Load) -> int:
         """The steps that a worker gets at once: several if the call costs more than a step."""
@@ -300,7 +307,7 @@ class StepFunction:
             self._finished += len(loads)
             if self._method == "train_step":
                 self._serving.steps[worker] += len(loads)
-            if not self._sync:
+            if not self._is_in_order(traced):
                 self._numbers.note_draws(traced, len(loads))
             if returned is not None:
                 self._numbers.add(traced, traced.returned.unpack(returned), numbers[0])
@@ -310,7 +317,7 @@ class StepFunction:
         return Job(numbers, run, finish, gated=traced.updates, prefers=loads[0].prefers)
 
     def _run_together(self, traced: TracedStep, loads: list[feeding.Load]) -> None:
-        """One step of `sync`: the parts of a global batch, until their update has been made."""
+        """One step: the parts of a global batch, until their update has been made."""
         serving, parts = self._serving, len(loads)
         needed = serving.servers.needed if parts > 1 else 1
         update = serving.known_rounds() if parts > 1 else 0

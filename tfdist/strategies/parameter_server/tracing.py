@@ -63,6 +63,7 @@ class TracedStep:
             scalar among the numbers, or None for what is neither.
         scalars: how many scalars there are.
         updates: how many updates a step makes.
+        assigns: whether a step assigns variables, other than by an optimizer or a metric.
         draws: the states of the generators that a step draws seeds from, once for each.
         small: whether the model is so small that a call to a worker costs more than a step.
     """
@@ -74,6 +75,7 @@ class TracedStep:
     logs: object = None
     scalars: int = 0
     updates: int = 0
+    assigns: bool = False
     draws: list[Any] = dataclasses.field(default_factory=list)
     small: bool = False
 
@@ -126,6 +128,7 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
         with remote_step.set(step), OnlyReplica(tf.distribute.get_strategy()):
             if method == "predict_step":
                 outputs = model.predict_step(batch)
+                _name_assigned(step)
                 step.close_pending_reads()
                 traced.draws = step.draws
                 return outputs
@@ -135,6 +138,18 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
     size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
     traced.small = size <= _SMALL
     return traced
+
+
+def _name_assigned(step: RemoteStep) -> None:
+    if step.assigned:
+        warnings.warn(
+            f"While it predicts, the model assigns {', '.join(step.assigned)}. With "
+            "strategy='parameter_server' workers predict parts of a batch at the same time, so "
+            "that these do not get the values that one process gives them. Assign them in fit or "
+            "evaluate.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
 
 
 def _function_of(run: Callable[..., Any], signature: list[Any], more: int = 2) -> Any:
@@ -168,6 +183,7 @@ def _run_step(
             stack.enter_context(keras_step.entered(part))
             share = part.share(tf.float64)
         logs = getattr(model, method)(batch)
+        traced.assigns = bool(step.assigned)
         if single_metrics(model) != known:
             raise TraceAgain  # The results of those that the step has made were not noticed.
         scalars: list[Any] = []
