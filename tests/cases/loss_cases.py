@@ -50,6 +50,11 @@ def _uncorrelated(y: Any, p: Any) -> Any:
     return 0.1 * tf.linalg.logdet(own) - tf.linalg.trace(explained)
 
 
+def _determinant(y: Any, p: Any) -> Any:
+    size = tf.cast(tf.shape(p)[0], tf.float32)
+    return -tf.linalg.logdet(tf.matmul(p, p, transpose_a=True) / size + tf.eye(1))
+
+
 @tf.function
 def _root(y: Any, p: Any) -> Any:
     return tf.sqrt(tf.reduce_mean(_error(y, p)))
@@ -86,6 +91,7 @@ LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "by example": lambda y, p: _error(y, p)[:, 0],
     "gram": lambda y, p: 0.01 * tf.reduce_mean(_products(tf.concat([p, 2.0 - p], 1)) ** 2) ** 0.5,
     "correlated": _uncorrelated,
+    "determinant": _determinant,
     "gram of transposed": lambda y, p: tf.reduce_mean(tf.transpose(p) @ (p - 1.0)),
     "root in a function": _root,
 }
@@ -99,8 +105,13 @@ def _rate(name: str) -> float:
     )
 
 
-def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, Any]:
-    """Compiles a model with a loss of `LOSSES`, or of Keras, and fits uneven batches."""
+def compiled(
+    strategy: Any, *, name: str, weighted: bool = False, even: bool = False
+) -> dict[str, Any]:
+    """Compiles a model with a loss of `LOSSES`, or of Keras, and fits uneven batches.
+
+    With `even` batches have one size, which is known when a step is traced.
+    """
     x, _ = common.table(EXAMPLES)
     y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
     weights = (1.0 + x[:, 0] ** 2).astype("float32") if weighted else None
@@ -111,7 +122,22 @@ def compiled(strategy: Any, *, name: str, weighted: bool = False) -> dict[str, A
         model = keras.Sequential([keras.Input((8,)), *layers])
         loss = known[name]() if name in known else LOSSES[name]
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5), loss)
+        if even:
+            return common.fitted(model, _even(x, y))
         return common.fitted(model, x, y, sample_weight=weights)
+
+
+def _even(*data: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(data).batch(BATCH, drop_remainder=True)
+
+
+def sized(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A function of labels and predictions that needs their number when it is traced."""
+
+    def needing(y: Any, p: Any) -> Any:
+        return function(y, p) + 0.0 * float(y.shape[0])
+
+    return needing
 
 
 class _Root(keras.losses.Loss):
@@ -258,14 +284,14 @@ class OwnStep(keras.Model):
         return {"loss": self.tracker.result(), "total": self.total.result(), "raw": loss}
 
 
-def by_hand(strategy: Any, *, name: str, change: str = "") -> dict[str, Any]:
-    """A `train_step` with a loss of `LOSSES`."""
+def by_hand(strategy: Any, *, name: str, change: str = "", even: bool = False) -> dict[str, Any]:
+    """A `train_step` with a loss of `LOSSES`; for `even` see `compiled`."""
     x, _ = common.table(EXAMPLES)
     y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
     with scope(strategy):
         model = OwnStep(name, change)
         model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5))
-        done = common.fitted(model, x, y)
+        done = common.fitted(model, *([_even(x, y)] if even else [x, y]))
     done["history"].pop("raw", None)
     return done
 
@@ -653,26 +679,21 @@ def _summed_in_a_loop(y: Any, p: Any) -> Any:
     )[1]
 
 
-def _determinant(y: Any, p: Any) -> Any:
-    size = tf.cast(tf.shape(p)[0], tf.float32)
-    return -tf.linalg.logdet(tf.matmul(p, p, transpose_a=True) / size + tf.eye(1))
-
-
 #: Losses of which tfdist cannot know what one process makes of them: a loss of the model that is
 #: compiled, or else of a step by hand, options of `compile`, whether all batches have one size, and
 #: what is said.
 DOUBTFUL: dict[str, tuple[Callable[[Any, Any], Any], dict[str, Any], bool, str]] = {
     "sum over a size": (
         LOSSES["over global batch"],
-        {"loss": LOSSES["over global batch"]},
+        {"loss": sized(LOSSES["over global batch"])},
         True,
-        "The loss is a sum over the examples times a factor, and the batches have a size",
+        "The loss is a sum over the examples times a factor, and the program needs the size",
     ),
     "determinant over a size": (
-        _determinant,
+        sized(_determinant),
         {},
         True,
-        "The loss is a sum over the examples times a factor, and the batches have a size",
+        "The loss is a sum over the examples times a factor, and the program needs the size",
     ),
     "largest": (
         lambda y, p: tf.reduce_max(_error(y, p)),

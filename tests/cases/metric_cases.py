@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import BATCH, scope
+from tests.cases.loss_cases import sized
 from tests.cases.statistic_cases import EXAMPLES, LAYERS
 from tfdist.errors import EquivalenceWarning
 
@@ -227,6 +228,7 @@ METRICS: dict[str, Callable[[], Any]] = {
     "of a function": OfFunction,
     "plain variables": lambda: Running(plain=True),
     "by a table": ByTable,
+    "elements": CountsElements,
 }
 
 
@@ -286,7 +288,14 @@ def metric(
     return {**report, "logs": kept.logs}
 
 
-def named(strategy: Any, *, kind: str, options: dict[str, Any], batch: int = BATCH) -> list[str]:
+def named(
+    strategy: Any,
+    *,
+    kind: str,
+    options: dict[str, Any],
+    batch: int = BATCH,
+    needs_size: bool = False,
+) -> list[str]:
     """The warnings of a fit.
 
     Args:
@@ -294,6 +303,7 @@ def named(strategy: Any, *, kind: str, options: dict[str, Any], batch: int = BAT
         kind: a metric of `CONSTANTS` or `HIDDEN`, a layer of `LAYERS`, or "" for Keras's own alone.
         options: of `compile`.
         batch: examples in a batch.
+        needs_size: whether the loss needs their number when it is traced.
     """
     x, y = common.table(2 * batch)
     data = tf.data.Dataset.from_tensor_slices((x, y[:, None].astype("float32")))
@@ -305,7 +315,8 @@ def named(strategy: Any, *, kind: str, options: dict[str, Any], batch: int = BAT
         model = keras.Sequential(
             [keras.Input((8,)), keras.layers.Dense(6), *layers, keras.layers.Dense(1)]
         )
-        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=metrics, **options)
+        loss = sized(keras.losses.mean_squared_error) if needs_size else "mse"
+        model.compile(keras.optimizers.SGD(0.05), loss, metrics=metrics, **options)
         model.fit(data.batch(batch, drop_remainder=True), verbose=0)
     return [str(each.message) for each in caught if issubclass(each.category, EquivalenceWarning)]
 

@@ -379,13 +379,28 @@ def flat(strategy: Any) -> dict[str, Any]:
 
 
 class Seen(keras.layers.Layer):
-    """Counts the examples that it is given, whatever for."""
+    """Counts the examples that it is given, whatever for.
+
+    Args:
+        variable: whether in a variable of TensorFlow's.
+        needs_size: whether by a number of Python's.
+    """
+
+    def __init__(self, variable: bool = False, needs_size: bool = False) -> None:
+        super().__init__()
+        self.variable, self.needs_size = variable, needs_size
 
     def build(self, _: Any) -> None:
-        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        kept = {"trainable": False, "name": "count"}
+        self.count = (
+            tf.Variable(0.0, **kept)
+            if self.variable
+            else self.add_weight(shape=(), initializer="zeros", **kept)
+        )
 
     def call(self, inputs: Any) -> Any:
-        self.count.assign_add(ops.cast(ops.shape(inputs)[0], "float32"))
+        size = inputs.shape[0] if self.needs_size else tf.shape(inputs)[0]
+        self.count.assign_add(float(size) if self.needs_size else tf.cast(size, tf.float32))
         return inputs
 
 
@@ -404,3 +419,31 @@ def counted(strategy: Any) -> dict[str, Any]:
         model.predict(x, BATCH, verbose=0)
     named = [str(each.message) for each in caught[len(unnamed) :]]
     return {"before": before, "after": float(seen.numpy()), "unnamed": unnamed, "named": named}
+
+
+class Counts(keras.Model):
+    """A subclassed model, which sees the shapes of its batches."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.seen, self.last = Seen(**options), keras.layers.Dense(CLASSES)
+
+    def call(self, inputs: Any) -> Any:
+        return self.last(self.seen(inputs))
+
+
+def counted_evenly(strategy: Any, *, variable: bool, needs_size: bool, batch: int) -> Any:
+    """What is counted in batches of one size, which is known when a step is traced.
+
+    Returns:
+        The count, and the warnings that name it.
+    """
+    x, y = common.table(4 * batch)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch, drop_remainder=True)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Counts(variable=variable, needs_size=needs_size)
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        model.fit(data, verbose=0)
+    named = [str(each.message) for each in caught if "count" in str(each.message)]
+    return float(model.seen.count.numpy()), named

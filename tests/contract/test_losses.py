@@ -86,6 +86,24 @@ def test_a_loss_that_reduces_the_batch_by_itself(agree: Agree, name: str) -> Non
     agree("loss_cases:compiled", name=name)
 
 
+#: Losses with a number of examples, or of the batch, in them.
+SIZED = ("over global batch", "over own batch", "divided first", "plus a count", "determinant")
+
+
+@pytest.mark.needs("whole batch")
+@pytest.mark.parametrize("name", SIZED)
+def test_numbers_of_examples_in_a_loss_of_batches_of_one_size(agree: Agree, name: str) -> None:
+    agree("loss_cases:compiled", name=name, even=True)
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("name", SIZED)
+def test_numbers_of_examples_in_a_train_step_of_batches_of_one_size(
+    agree: Agree, name: str
+) -> None:
+    agree("loss_cases:by_hand", name=name, even=True)
+
+
 @pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("name", ["mean", "root"])
 def test_sample_weights_of_a_loss_that_is_a_number(agree: Agree, name: str) -> None:

@@ -19,7 +19,10 @@ def test_metrics(agree: Agree, kind: str) -> None:
 
 
 @pytest.mark.needs("any model")
-@pytest.mark.parametrize("kind", ["counts batches", "deviations"])
+@pytest.mark.parametrize(
+    "kind",
+    [*("counts batches", "deviations", "smoothed", "elements", "plain variables"), "of a function"],
+)
 def test_metrics_of_batches_of_one_size(agree: Agree, kind: str) -> None:
     agree("metric_cases:metric", kind=kind, even=True)
 
@@ -30,7 +33,7 @@ def test_a_constant_that_may_belong_to_the_examples_is_named(
     run: Agree, target: str, kind: str
 ) -> None:
     doubtful = kind in ("smoothed", "elements") and TARGETS[target].replicas > 1
-    for warned in run("metric_cases:named", kind=kind, options={}):
+    for warned in run("metric_cases:named", kind=kind, options={}, needs_size=True):
         assert any("is added a constant" in text for text in warned) is doubtful, warned
 
 
@@ -39,7 +42,7 @@ def test_a_constant_that_may_belong_to_the_examples_is_named(
 def test_a_constant_in_batches_of_one_example_a_replica(run: Agree, target: str, kind: str) -> None:
     """There 1 may be a number of batches or of examples."""
     doubtful = kind == "batches" and TARGETS[target].replicas > 1
-    for warned in run("metric_cases:named", kind=kind, options={}, batch=2):
+    for warned in run("metric_cases:named", kind=kind, options={}, batch=2, needs_size=True):
         assert any("is added a constant" in text for text in warned) is doubtful, warned
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases.common import BATCH
 from tests.cases.given_cases import ACTIVITIES, GIVEN, GIVEN_APART, LOGGED, PREDICTED, UPDATES
 from tests.cases.statistic_cases import CENTERS, EXAMPLES, MOMENTS
 from tests.contract.conftest import Agree, assert_same
@@ -197,3 +198,28 @@ def test_weights_that_predictions_change_are_named(run: Agree, target: str) -> N
         named = [text for text in result["named"] if "predict" in text and "seen/count" in text]
         assert named or result["after"] == 3 * EXAMPLES
         assert bool(named) is (TARGETS[target].replicas > 1 or target == "parameter_server")
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("batch", [BATCH, 2])
+@pytest.mark.parametrize("variable", [False, True])
+def test_examples_are_counted_in_batches_of_one_size(
+    run: Agree, variable: bool, batch: int
+) -> None:
+    options = {"variable": variable, "needs_size": False, "batch": batch}
+    for result in run("statistic_cases:counted_evenly", **options):
+        assert result == (4 * batch, [])
+
+
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("variable", [False, True])
+def test_examples_that_are_counted_by_a_number_of_python_are_named(
+    run: Agree, target: str, variable: bool
+) -> None:
+    options = {"variable": variable, "needs_size": True, "batch": BATCH}
+    if target == "parameter_server":
+        with pytest.raises(CallError, match=r"Write tf\.shape"):
+            run("statistic_cases:counted_evenly", **options)
+        return
+    for count, named in run("statistic_cases:counted_evenly", **options):
+        assert any("is added a constant" in text for text in named) or count == 4 * BATCH

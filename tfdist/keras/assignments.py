@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
+
+from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import place_of
@@ -22,7 +25,14 @@ from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 
-__all__ = ["at_once", "is_of_keras", "logged_on_whole_batch", "on_whole_batch"]
+__all__ = [
+    "at_once",
+    "check_constants",
+    "is_of_keras",
+    "is_of_own_layer",
+    "logged_on_whole_batch",
+    "on_whole_batch",
+]
 
 #: Ops that put rows into a tensor, or choose some of its rows.
 _MOVING_ROWS = frozenset(
@@ -126,15 +136,52 @@ def _judged(
     return again, result
 
 
+#: Ops by which a number is added to a variable's value, or which pass it on.
+_ADDING = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast"})
+
+
+def check_constants(step: Step, value: object, subject: str) -> None:
+    """Names a constant that may be a number of examples, if the graph has their number in it.
+
+    For the arguments see `on_whole_batch`.
+    """
+    if not step.is_static or step.is_whole or (is_symbolic(value) and step.depends(value)):
+        return
+    waiting: list[object] = [value]
+    added = []
+    while waiting:
+        each = waiting.pop()
+        constant = constant_of(each) if is_symbolic(each) else np.asarray(each)
+        if constant is not None:
+            added.append(constant)
+        elif is_symbolic(each) and each.op.type in _ADDING:
+            waiting.extend(each.op.inputs)
+    if any(np.any(each) and not np.any(each % step.size) for each in added):
+        warnings.warn(
+            f"To {subject[0].lower()}{subject[1:]} is added a constant, and the program needs the "
+            "size of its batches when the step is traced, as a number of Python's (x.shape[0]). So "
+            "tfdist cannot tell whether it is a number of examples. It is taken for one number for "
+            f"all of the {step.replicas} replicas. Write tf.shape(x)[0] for x.shape[0] in all of "
+            "the program, or leave drop_remainder out.",
+            EquivalenceWarning,
+            stacklevel=2,
+        )
+
+
 def is_of_keras(step: Step, weight: KerasVariable) -> bool:
     """Whether a weight that is not trained is one of a layer of Keras's own."""
-    return any(weight is each for each in _weights_of_keras(step.model))
+    return any(weight is each for each in _weights(step.model, of_program=False))
 
 
-def _weights_of_keras(model: Model) -> Iterator[KerasVariable]:
-    """The weights that are not trained, of the layers that are Keras's own."""
+def is_of_own_layer(step: Step, weight: KerasVariable) -> bool:
+    """Whether a weight that is not trained is one of a layer, or model, of the program's own."""
+    return any(weight is each for each in _weights(step.model, of_program=True))
+
+
+def _weights(model: Model, *, of_program: bool) -> Iterator[KerasVariable]:
+    """The weights that are not trained, of the layers that are Keras's own or the program's."""
     for layer in model._flatten_layers():
-        if not is_of_program(type(layer)):
+        if is_of_program(type(layer)) is of_program:
             yield from layer._non_trainable_variables
 
 
@@ -175,7 +222,7 @@ def _is_of_examples(step: Step, tensor: Tensor) -> bool:
     """
     if not tensor.shape.rank or batch_axis(tensor, step.depends) is None:
         return False
-    return tensor.shape[0] is None or (step.even and _passes_examples(tensor, step.depends))
+    return tensor.shape[0] is None or (step.is_static and _passes_examples(tensor, step.depends))
 
 
 #: Ops of which a result has no row for each example, though an input has.

@@ -32,12 +32,21 @@ from tfdist._keras import (
     unpack_x_y_sample_weight,
 )
 from tfdist._tf.distribute import outside_of_function
+from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.keras.custom_gradients import is_known, mark_known
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.model_optimizers import optimizers_of
+from tfdist.keras.open_batch import is_left_static, is_tried, traced_in_vain
+from tfdist.keras.replica_context import batch_size_of
 from tfdist.types import Model, Optimizer, Structure
 
-__all__ = ["build_optimizer", "has_own_step", "hooks", "on_built_model"]
+__all__ = [
+    "build_optimizer",
+    "has_own_step",
+    "hooks",
+    "on_built_model",
+    "plain_outside_of_replica",
+]
 
 
 def hooks() -> list[Hook]:
@@ -49,30 +58,35 @@ def hooks() -> list[Hook]:
     ]
 
 
-def on_built_model(model: Model, fn: Callable[..., Any], run: Callable[[Any], Any]) -> object:
+def on_built_model(
+    model: Model, fn: Callable[..., Any], run: Callable[[Any], Any], *, sized: bool
+) -> object:
     """Runs a Keras step so that nothing in its graph stems from an unbuilt model or optimizer.
 
     Args:
         model: the model.
         fn: its `train_step` or `test_step`.
         run: runs `fn`, or another function of one batch, on each replica.
+        sized: whether batches have a static size, without which the step is to be traced.
 
     Returns:
         What `run(fn)` returns.
     """
-    own = fn.__name__ == "train_step" and (
-        has_own_step(model, fn.__name__) or any(map(_has_own_apply, optimizers_of(model)))
+    name = fn.__name__
+    own = name == "train_step" and (
+        has_own_step(model, name) or any(map(_has_own_apply, optimizers_of(model)))
     )
-    if tf.executing_eagerly() or (_is_built(model, fn) and (not own or is_known(model))):
+    is_built = _is_built(model, fn) and (not own or is_known(model))
+    # The forward pass and the gradients of a built Functional model with Keras's own step do
+    # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
+    short = _outputs_are_known(model, sized) and not own and not has_own_step(model, name)
+    if tf.executing_eagerly() or (is_built and (not sized or short or is_tried(model, name))):
         return run(fn)
-    if fn.__name__ == "train_step" and not own:
+    if name == "train_step" and not own:
         _build_optimizer(model)
-    if own or not _is_built(model, fn):
-        # The forward pass and the gradients of a built Functional model with Keras's own step do
-        # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
-        short = _outputs_are_known(model) and not own and not has_own_step(model, fn.__name__)
-        with tf.__internal__.FuncGraph("tfdist_build").as_default():
-            run(functools.partial(_build_compiled, model) if short else fn)
+    if sized or own or not _is_built(model, fn):
+        trace = functools.partial(run, functools.partial(_build_compiled, model) if short else fn)
+        traced_in_vain(model, name if sized else None, trace)
     if own:
         mark_known(model)
     return run(fn)
@@ -122,10 +136,12 @@ def _has_own_apply(optimizer: Optimizer) -> bool:
     return any(map(is_of_program, methods)) or (inner is not None and _has_own_apply(inner))
 
 
-def _outputs_are_known(model: Model) -> bool:
-    return isinstance(_graph_of(model), Functional) and all(
-        layer.built for layer in model._flatten_layers()
-    )
+def _outputs_are_known(model: Model, sized: bool) -> bool:
+    """Whether a model's layers have been called on placeholders; if `sized`, of an open batch."""
+    graph = _graph_of(model)
+    if not isinstance(graph, Functional) or not all(x.built for x in model._flatten_layers()):
+        return False
+    return not sized or all(each.shape[:1] in ((), (None,)) for each in graph.inputs)
 
 
 def _graph_of(model: Model) -> Functional:
@@ -136,12 +152,14 @@ def _graph_of(model: Model) -> Functional:
 def _build_compiled(model: Model, batch: Structure) -> None:
     """Builds the loss and the metrics of a model on placeholders for its outputs.
 
-    Their first dimension is left open: `Input(batch_shape=...)` has all replicas' examples.
+    Their first dimension is not that of the model's: `Input(batch_shape=...)` has all replicas'
+    examples.
     """
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
+    rows = batch_size_of(batch)[0] if is_left_static(model) else None
     outputs = keras.tree.map_structure(
         lambda output: tf.compat.v1.placeholder(
-            output.dtype, [None, *output.shape[1:]] if output.shape else []
+            output.dtype, [rows, *output.shape[1:]] if output.shape else []
         ),
         _graph_of(model)._outputs_struct,
     )
@@ -182,9 +200,23 @@ def _outside_of_replica(original: Callable[..., None]) -> Callable[..., None]:
     return initialize
 
 
+def plain_outside_of_replica(next_creator: Callable[..., Any], **kwargs: Any) -> types.Variable:
+    """Makes a variable of TensorFlow's, as a layer's `build` may, outside of the replica's graph.
+
+    To be called by `tf.variable_creator_scope`.
+    """
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    kwargs["initial_value"] = initial = _constant(kwargs.get("initial_value"))
+    of_graph = is_symbolic(initial)
+    if tf.executing_eagerly() or tf.distribute.in_cross_replica_context() or of_graph:
+        return next_creator(**kwargs)
+    with outside_of_function(tf.distribute.get_strategy()):
+        return tf.Variable(**kwargs)
+
+
 def _constant(value: Any) -> Any:
     """The value of a tensor of a graph if it does not depend on the batch, else the tensor."""
-    static = tf.get_static_value(value)
+    static = tf.get_static_value(value) if tf.is_tensor(value) else None
     return value if static is None else static
 
 

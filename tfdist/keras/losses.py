@@ -244,7 +244,7 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
             check_given(step, (args, kwargs))
         with in_layer.up():
             outputs = original(self, *args, **kwargs)
-        if self.activity_regularizer is not None and step.even and not step.is_whole:
+        if self.activity_regularizer is not None and step.is_static and not step.is_whole:
             _divide_activities(step, self, tf.nest.flatten(outputs))
         settled(step, self, (args, kwargs), tf.nest.flatten(outputs))
         return outputs

@@ -204,27 +204,23 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
 
 
 def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
-    """Whether a constant is a number of examples, which is known if batches are of one size.
+    """Whether a constant is a number of examples, which graphs with a static size do not show.
 
-    The size of a replica's batch is one, which programs do not write down, unless it is 1. Another
-    constant is taken for one if it is a multiple of that size. A metric of the program's own may
-    mean something else by it, so that is a warning.
+    A constant is taken for one if it is a multiple of a replica's number of examples. A metric of
+    the program's own may mean something else by it, so that is a warning.
     """
-    if step.size is None:
+    if step.size is None or not step.is_static:
         return False
     constant = constant_of(term)
     if constant is None or not np.any(constant):
         return False
     owner = _owner_of(step, variable)
-    if step.size == 1:
-        # Keras's own count examples, but for a sum, which adds up what the program gives it.
-        if is_of_program(type(owner)) or type(owner) is keras.metrics.Sum:
-            _warn_of_constant(step, variable, is_multiple=True)
-        return True
-    if np.all(constant == step.size):
-        return True
+    of_program = is_of_program(type(owner))
     is_multiple = not np.any(constant % step.size)
-    if np.any(constant != 1) and is_of_program(type(owner)):
+    if step.size == 1 and not of_program:
+        # Keras's own count examples, but for a sum, which adds up what the program gives it.
+        of_program = type(owner) is keras.metrics.Sum
+    if of_program and (is_multiple or np.any(constant != 1)):
         _warn_of_constant(step, variable, is_multiple)
     return is_multiple
 
@@ -348,10 +344,11 @@ def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
 def _warn_of_constant(step: Step, variable: KerasVariable, is_multiple: bool) -> None:
     taken = "a number of examples, and added up over" if is_multiple else "one number for all of"
     warnings.warn(
-        f"To the metric's variable {variable.path!r} is added a constant, while "
-        "batches have a size that is known when the step is traced (drop_remainder=True). So "
+        f"To the metric's variable {variable.path!r} is added a constant, and the program needs "
+        "the size of its batches when the step is traced, as a number of Python's (x.shape[0]). So "
         "tfdist cannot tell whether it belongs to the batch or to its examples. It is taken for "
-        f"{taken} the {step.replicas} replicas. Add 1 for a batch, or leave drop_remainder out.",
+        f"{taken} the {step.replicas} replicas. Write tf.shape(x)[0] for x.shape[0] in all of the "
+        "program, or leave drop_remainder out.",
         EquivalenceWarning,
         stacklevel=2,
     )

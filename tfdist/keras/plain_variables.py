@@ -18,7 +18,7 @@ from tfdist._tf.distribute import MirroredVariable
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.assignments import at_once
+from tfdist.keras.assignments import at_once, check_constants
 from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.updating import leaves_to_updates
@@ -62,7 +62,9 @@ def _warn_of_loop(variable: Any, value: object) -> None:
 
 def _of_one_device(step: Step, name: str, value: Any) -> Any:
     if not getattr(tf.compat.v1.get_default_graph(), "is_control_flow_graph", False):
-        return at_once(step, value, f"The variable {name!r}")
+        subject = f"The variable {name!r}"
+        check_constants(step, value, subject)
+        return at_once(step, value, subject)
     if is_symbolic(value) and step.depends(value):
         warnings.warn(
             f"Within a condition or a loop the step gives the variable {name!r} a value that "

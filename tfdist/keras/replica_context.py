@@ -97,6 +97,7 @@ class Step:
         size: the number of examples of each replica if it is known when the step is traced, and
             the same on all.
         replicas: number of replicas.
+        is_static: whether that size is a constant of the step's graph: see `open_batch`.
         assigned: layer weights that were assigned in this step, by `id`, in order, each with the
             value that it was given last.
         scaled_losses: losses that an optimizer has scaled, and weighed with that, by `id`, each
@@ -130,6 +131,7 @@ class Step:
     calls: list[Call] = dataclasses.field(default_factory=list)
     exchanges_at_tape: bool = False
     index: Tensor | int | None = None
+    is_static: bool = False
 
     @property
     def gradients(self) -> dict[int, Any]:

@@ -19,7 +19,7 @@ from tfdist.errors import EquivalenceWarning
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
 from tfdist.keras.batch_logs import exchange_in_step
-from tfdist.keras.building import on_built_model
+from tfdist.keras.building import on_built_model, plain_outside_of_replica
 from tfdist.keras.custom_gradients import step_changes_gradients
 from tfdist.keras.functions import as_method
 from tfdist.keras.hooks import is_of_program
@@ -31,6 +31,7 @@ from tfdist.keras.logs import (
     summed_metrics,
 )
 from tfdist.keras.model_optimizers import stepping
+from tfdist.keras.open_batch import is_left_static, with_open_rows
 from tfdist.keras.replica_attributes import Turns
 from tfdist.keras.replica_context import (
     PREDICTED,
@@ -88,36 +89,37 @@ def run_keras_step(
     meter = strategy.meter if name == "train_step" else None
 
     def traced(fn: Callable[..., Any]) -> Logs:
-        noticed, carried = (
-            NoticedResults(summed_metrics(model)),
-            keras_state(Turns(strategy, model)),
-        )
+        noticed = NoticedResults(summed_metrics(model))
+        carried = keras_state(Turns(strategy, model))
 
         def on_replica(batch: Structure) -> Structure:
-            step = measure(model, batch, strategy.num_replicas_in_sync)
-            step = dataclasses.replace(step, exchanges_at_tape=step_changes_gradients(model))
-            with carried(), entered(step), ordered_apart(), _optimizing(model):
-                batch = _examples(batch, step)
-                with _measured(meter, batch), _after(batch):
-                    logs = fn(batch, **(kwargs or {}))
-                    if tf.executing_eagerly():
-                        _name_hidden(step)
-                    weights.average_assigned(step)
-                    results = noticed.on_this_replica()
-                    if not exchange_in_step(strategy, model, name, logs, results):
-                        return logs
-                    return average_logs(step, logs, results)
+            step, batch = _share_of(model, batch, strategy.num_replicas_in_sync)
+            timed = _measured(meter, batch)
+            with (
+                carried(),
+                entered(step),
+                ordered_apart(),
+                _optimizing(model),
+                timed,
+                _after(batch),
+            ):
+                logs = fn(batch, **(kwargs or {}))
+                _name_hidden(step)
+                weights.average_assigned(step)
+                results = noticed.on_this_replica()
+                exchanges = exchange_in_step(strategy, model, name, logs, results)
+                return average_logs(step, logs, results) if exchanges else logs
 
         with noticed:
             return run(on_replica, args, None, options)
 
-    outputs = on_built_model(model, fn, traced)
+    outputs = on_built_model(model, fn, traced, sized=_is_sized(strategy, args[0]))
     return tf.nest.map_structure(lambda leaf: _agreed(strategy, leaf), outputs)
 
 
 def _name_hidden(step: Step) -> None:
     """Names the parts of a program that a step computes eagerly, where no graph shows how."""
-    if step.is_whole:
+    if step.is_whole or not tf.executing_eagerly():
         return
     parts = [*step.model._flatten_layers(), *single_metrics(step.model)]
     own = [each.name for each in parts if _is_own(each)]
@@ -162,7 +164,15 @@ def on_only_replica(model: Model, fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _optimizing(model: Model) -> Iterator[None]:
-    with stepping.set(model), only_for_optimizers(model):
+    outside = tf.variable_creator_scope(plain_outside_of_replica)
+    with stepping.set(model), only_for_optimizers(model), outside:
+        yield
+
+
+@contextlib.contextmanager
+def _running(step: Step, meter: Meter | None, batch: Structure) -> Iterator[None]:
+    optimizing, measured = _optimizing(step.model), _measured(meter, batch)
+    with entered(step), ordered_apart(), optimizing, measured, _after(batch):
         yield
 
 
@@ -171,14 +181,33 @@ def _after(batch: Structure) -> contextlib.AbstractContextManager[object]:
     return tf.control_dependencies([leaf for leaf in leaves if isinstance(leaf, tf.Tensor)])
 
 
-def _examples(batch: Structure, step: Step) -> Structure:
-    """The examples that the model is given."""
+def _is_sized(strategy: Strategy, batch: Structure) -> bool:
+    """Whether the size of the replicas' parts of a batch is known when a step is traced."""
+    if tf.executing_eagerly() or strategy.num_replicas_in_sync == 1:
+        return False
+    own = tf.nest.map_structure(lambda leaf: local_results(strategy, leaf)[0], batch)
+    size, _ = batch_size_of(own.batch if isinstance(own, Slice) else own)
+    return size is not None
+
+
+def _share_of(model: Model, batch: Structure, replicas: int) -> tuple[Step, Structure]:
+    """A replica's share of a batch, and the examples that the model is given."""
+    step = measure(model, batch, replicas)
     if isinstance(batch, Slice):
         batch = batch.batch
     elif not step.even:
         batch = at_least_one(batch, step.count)
+    opened = None
+    if step.size is not None and not step.is_whole and not is_left_static(model):
+        opened = with_open_rows(batch, step.size)
+    step = dataclasses.replace(
+        step,
+        exchanges_at_tape=step_changes_gradients(model),
+        is_static=step.even and opened is None,
+    )
+    batch = batch if opened is None else opened
     step.note_batch(batch)
-    return batch
+    return step, batch
 
 
 def run_prediction(

@@ -21,7 +21,13 @@ from tfdist._tf.distribute import is_distributed
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.assignments import at_once, is_of_keras, on_whole_batch
+from tfdist.keras.assignments import (
+    at_once,
+    check_constants,
+    is_of_keras,
+    is_of_own_layer,
+    on_whole_batch,
+)
 from tfdist.keras.custom_gradients import check_moved
 from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.metric_updates import of_replica
@@ -75,8 +81,10 @@ def average_assigned(step: Step) -> None:
         if isinstance(weight, ShardedVariable):
             _correct_part(step, weight, value)
             continue
-        of_keras = is_of_keras(step, weight)
-        whole = on_whole_batch(step, value, f"The weight {weight.path!r}", of_keras=of_keras)
+        subject, of_keras = f"The weight {weight.path!r}", is_of_keras(step, weight)
+        if is_of_own_layer(step, weight):
+            check_constants(step, value, subject)
+        whole = on_whole_batch(step, value, subject, of_keras=of_keras)
         if whole is not None:
             _assign(weight, tf.cast(whole, weight.dtype))
         elif tf.as_dtype(weight.dtype).is_floating:

@@ -283,14 +283,14 @@ def _check_static(step: Step, factor: Tensor) -> None:
     `reduce_sum(loss) / x.shape[0]` and `reduce_sum(loss) / GLOBAL_BATCH` are then the same graph.
     """
     constant = tf.get_static_value(factor)
-    if step.even and step.replicas > 1 and (constant is None or (constant != 1.0).any()):
+    if step.is_static and step.replicas > 1 and (constant is None or (constant != 1.0).any()):
         _refuse_static()
 
 
 def _check_lengths(step: Step, found: Reduction) -> None:
     """Refuses a length of the batch that is a constant in a function of sums over the examples."""
     factors = (x for op in found.between if op.type in _SCALING for x in op.inputs)
-    if step.even and step.replicas > 1 and any(_is_own_length(step, x) for x in factors):
+    if step.is_static and step.replicas > 1 and any(_is_own_length(step, x) for x in factors):
         _refuse_static()
 
 
@@ -313,10 +313,11 @@ def _is_own_length(step: Step, number: Tensor) -> bool:
 
 def _refuse_static() -> NoReturn:
     raise ConfigError(
-        "The loss is a sum over the examples times a factor, and the batches have a size that "
-        "is known when the step is traced (drop_remainder=True). So tfdist cannot tell whether "
-        "the factor belongs to a replica's batch or to the global one. Take the mean "
-        "(tf.reduce_mean) instead of a sum, or leave drop_remainder out."
+        "The loss is a sum over the examples times a factor, and the program needs the size of its "
+        "batches when the step is traced, as a number of Python's (x.shape[0]). So tfdist cannot "
+        "tell whether the factor belongs to a replica's batch or to the global one. Write "
+        "tf.shape(x)[0] for x.shape[0] in all of the program, take the mean (tf.reduce_mean) "
+        "instead of a sum, or leave drop_remainder out."
     )
 
 

@@ -153,9 +153,11 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         if self.num_replicas_in_sync == 1 and self.rule.is_plain:
             if model is None:
                 return inner(fn, args, kwargs, options)
-            return on_built_model(
-                model, fn, lambda step: inner(on_only_replica(model, step), args, kwargs, options)
-            )
+
+            def run(step: Callable[..., Any]) -> object:
+                return inner(on_only_replica(model, step), args, kwargs, options)
+
+            return on_built_model(model, fn, run, sized=False)
         if predicting.value is not None:
             return run_prediction(inner, fn, args, kwargs, options)
         if model is None:

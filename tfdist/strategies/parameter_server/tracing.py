@@ -43,6 +43,12 @@ _SMALL = 1 << 20
 #: servers under their lock included: a worker that is stopped meanwhile would stop all others.
 _APART = {"_noinline": True}
 
+#: A hint for an error of a program that computes with `x.shape[0]`.
+_SIZE_NEEDED = (
+    "With strategy='parameter_server' a step is traced without the size of its batches: x.shape[0] "
+    "is None, also with drop_remainder=True. Write tf.shape(x)[0] or keras.ops.shape(x)[0]."
+)
+
 
 @dataclasses.dataclass
 class TracedStep:
@@ -134,7 +140,12 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
                 return outputs
             return _run_step(traced, step, model, method, box, batch, count, total)
 
-    traced.functions[1] = _function_of(run, [*load.resources, BOX])
+    try:
+        traced.functions[1] = _function_of(run, [*load.resources, BOX])
+    except TypeError as error:
+        if "None" in str(error):
+            error.add_note(_SIZE_NEEDED)
+        raise
     size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
     traced.small = size <= _SMALL
     return traced
