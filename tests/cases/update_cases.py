@@ -419,4 +419,5 @@ def _loop(strategy: Any, model: Any, optimizer: Any, dataset: Any) -> None:
     everywhere = tf.function(lambda *batch: strategy.run(step, batch))
     for batch in strategy.experimental_distribute_dataset(dataset.batch(BATCH)):
         everywhere(*batch)
+    model.trainable = False  # What is pending is flushed all the same.
     strategy.flush(model)

@@ -48,7 +48,7 @@ def traced_in_vain(model: Model, name: str | None, trace: Callable[[], object]) 
     Raises:
         ConfigError: if tfdist refuses the step.
     """
-    if name is not None and not is_tried(model, name):
+    if name is not None and model not in _static:
         try:
             with _scratch():
                 trace()

@@ -166,7 +166,7 @@ def _updaters(model: Model | None) -> list[tuple[Any, Updater]]:
     strategy = tf.distribute.get_strategy()
     if model is None or getattr(strategy, "rule", PLAIN).is_plain:
         return []
-    weights = {id(weight) for weight in getattr(model, "trainable_weights", ())}
+    weights = {id(weight) for weight in getattr(model, "weights", ())}
     others = [
         optimizer
         for optimizer in optimizers_by_rule(strategy)
