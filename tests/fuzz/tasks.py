@@ -48,6 +48,7 @@ _NUMBER_METRICS = (
     "keras.metrics.PearsonCorrelation()",
     "keras.metrics.ConcordanceCorrelation()",
     "Largest()",
+    "PerExample()",
     "lambda t, p: keras.ops.abs(t - p)",
     "batch_error",
     "keras.metrics.MeanMetricWrapper(keras.losses.huber, name='wrapped')",
@@ -83,6 +84,7 @@ TASKS: dict[str, Task] = {
             "keras.metrics.BinaryCrossentropy()",
             "keras.metrics.Hinge()",
             "Largest()",
+            "PerExample()",
         ),
     ),
     "onehot": Task(

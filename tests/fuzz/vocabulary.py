@@ -86,6 +86,8 @@ PARTS: dict[str, Part] = {
     "add_weights": _flat("AddWeights()"),
     "counter": _flat("Counter()"),
     "moving": _flat("Moving()"),
+    "seen": _flat("Seen()"),
+    "kept": _flat("Kept()"),
     "experts": _flat("Experts()"),
     "reshaped": _flat("layers.Dense(12)", "layers.Reshape((3, 4))", "layers.Flatten()"),
     "few_ids": Part("ids", "series", ("layers.Embedding(50, 5)",)),
@@ -235,6 +237,32 @@ HELPERS = {
                         self.mean.assign(0.9 * self.mean + 0.1 * now)
                     return x
             """,
+        "Seen": """
+            class Seen(layers.Layer):
+                def build(self, shape):
+                    self.count, self.total = (
+                        self.add_weight(shape=(), initializer="zeros", trainable=False, name=name)
+                        for name in ("count", "total")
+                    )
+                def call(self, x, training=None):
+                    if training:
+                        own = keras.ops.cast(x, self.total.dtype)
+                        size = keras.ops.cast(keras.ops.shape(x)[0], self.count.dtype)
+                        self.count.assign_add(size)
+                        self.total.assign_add(keras.ops.sum(own))
+                    return x + 0.1 * keras.ops.cast(self.total / (self.count + 1), x.dtype)
+            """,
+        "Kept": """
+            class Kept(layers.Layer):
+                def build(self, shape):
+                    self.count = tf.Variable(1.0, trainable=False)
+                    self.total = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
+                def call(self, x, training=None):
+                    if training:
+                        self.count.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+                        self.total.assign_add(tf.reduce_sum(tf.cast(x, tf.float32), 0))
+                    return x + 0.1 * tf.cast(self.total / self.count, x.dtype)
+            """,
         "Experts": """
             class Experts(layers.Layer):
                 def build(self, shape):
@@ -286,6 +314,22 @@ HELPERS = {
                     self.most.assign(keras.ops.maximum(self.most, top))
                 def result(self):
                     return self.most
+            """,
+        "PerExample": """
+            class PerExample(keras.metrics.Metric):
+                def __init__(self):
+                    super().__init__(name="per_example")
+                    self.batches, self.examples, self.total = (
+                        self.add_weight(shape=(), initializer="zeros", name=name)
+                        for name in ("batches", "examples", "total")
+                    )
+                def update_state(self, y_true, y_pred, sample_weight=None):
+                    size = keras.ops.shape(y_pred)[0]
+                    self.batches.assign_add(1)
+                    self.examples.assign_add(keras.ops.cast(size, self.dtype))
+                    self.total.assign_add(keras.ops.sum(keras.ops.cast(y_pred, self.dtype)))
+                def result(self):
+                    return (self.total + self.batches) / (self.examples + 1)
             """,
         "batch_error": """
             def batch_error(t, p):

@@ -37,7 +37,7 @@ from tfdist.keras.custom_gradients import is_known, mark_known
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.open_batch import is_left_static, is_tried, traced_in_vain
-from tfdist.keras.replica_context import batch_size_of
+from tfdist.keras.replica_context import static_size_of
 from tfdist.types import Model, Optimizer, Structure
 
 __all__ = [
@@ -156,7 +156,7 @@ def _build_compiled(model: Model, batch: Structure) -> None:
     examples.
     """
     x, y, sample_weight = unpack_x_y_sample_weight(batch)
-    rows = batch_size_of(batch)[0] if is_left_static(model) else None
+    rows = static_size_of(batch) if is_left_static(model) else None
     outputs = keras.tree.map_structure(
         lambda output: tf.compat.v1.placeholder(
             output.dtype, [rows, *output.shape[1:]] if output.shape else []

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
+from tfdist.keras.stateful import is_stateful
 from tfdist.types import Model, Structure
 from tfdist.utils.messages import logger
 
@@ -28,13 +29,16 @@ _tried: weakref.WeakKeyDictionary[Model, set[str]] = weakref.WeakKeyDictionary()
 
 
 def is_left_static(model: Model) -> bool:
-    """Whether a model's steps are traced with the size of their batches."""
-    return model in _static
+    """Whether a model's steps are traced with the size of their batches.
+
+    Those of stateful RNNs are: they keep a state for each row.
+    """
+    return model in _static or is_stateful(model)
 
 
 def is_tried(model: Model, name: str) -> bool:
     """Whether it is known if a step, by name, can be traced without the size of its batches."""
-    return model in _static or name in _tried.get(model, ())
+    return is_left_static(model) or name in _tried.get(model, ())
 
 
 def traced_in_vain(model: Model, name: str | None, trace: Callable[[], object]) -> None:
@@ -48,7 +52,7 @@ def traced_in_vain(model: Model, name: str | None, trace: Callable[[], object]) 
     Raises:
         ConfigError: if tfdist refuses the step.
     """
-    if name is not None and model not in _static:
+    if name is not None and not is_left_static(model):
         try:
             with _scratch():
                 trace()

@@ -436,16 +436,30 @@ def batch_size_of(data: Structure) -> tuple[int | None, Any]:
     Raises:
         ValueError: if no component has a batch dimension.
     """
+    leaf = _batched(data)
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.shape[0], tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.shape[0], tf.cast(leaf.dense_shape[0], tf.int64)
+    return leaf.shape[0], tf.shape(leaf, tf.int64)[0]
+
+
+def static_size_of(data: Structure) -> int | None:
+    """The static size that `batch_size_of` gives, without an op in the graph that is traced."""
+    size: int | None = _batched(data).shape[0]
+    return size
+
+
+def _batched(data: Structure) -> Any:
+    """The first component of a batch that has a batch dimension."""
     for leaf in tf.nest.flatten(data):
         if leaf is None or isinstance(leaf, (str, bytes)) or is_distributed(leaf):
             continue
-        if isinstance(leaf, tf.RaggedTensor):
-            return leaf.shape[0], tf.cast(leaf.nrows(), tf.int64)
-        if isinstance(leaf, tf.SparseTensor):
-            return leaf.shape[0], tf.cast(leaf.dense_shape[0], tf.int64)
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            return leaf
         tensor = tf.convert_to_tensor(leaf)
         if tensor.shape.rank is None or tensor.shape.rank > 0:
-            return tensor.shape[0], tf.shape(tensor, tf.int64)[0]
+            return tensor
     raise ValueError(
         "The batch has no component with a batch dimension, so tfdist cannot tell how many "
         "examples each replica holds. Let the data set yield batches of shape (batch, ...)."

@@ -42,6 +42,7 @@ from tfdist.keras.replica_context import (
     keras_state,
     measure,
     settling,
+    static_size_of,
 )
 from tfdist.keras.whole_batch import check_given
 from tfdist.keras.zero import only_for_optimizers
@@ -186,8 +187,7 @@ def _is_sized(strategy: Strategy, batch: Structure) -> bool:
     if tf.executing_eagerly() or strategy.num_replicas_in_sync == 1:
         return False
     own = tf.nest.map_structure(lambda leaf: local_results(strategy, leaf)[0], batch)
-    size, _ = batch_size_of(own.batch if isinstance(own, Slice) else own)
-    return size is not None
+    return static_size_of(own.batch if isinstance(own, Slice) else own) is not None
 
 
 def _share_of(model: Model, batch: Structure, replicas: int) -> tuple[Step, Structure]:
