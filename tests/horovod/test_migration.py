@@ -305,7 +305,7 @@ def run_program(out: pathlib.Path, name: str, *arguments: str) -> list[dict[str,
 
 
 #: Programs whose lines others have too.
-SELDOM = ("keras_digits", "keras_synthetic", "tape_synthetic")
+SELDOM = ("keras_digits", "keras_digits_advanced", "keras_synthetic", "tape_synthetic")
 
 
 @needs_horovod

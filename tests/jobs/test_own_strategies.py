@@ -69,9 +69,9 @@ def alone(tmp_path_factory):
     ("program", "strategy"),
     [
         pytest.param("mirrored_fit", "mirrored", marks=pytest.mark.core),
-        ("mirrored_fit", "multi_worker"),
+        seldom("mirrored_fit", "multi_worker"),
         seldom("mirrored_fit", "horovod"),
-        ("mirrored_loop", "mirrored"),
+        seldom("mirrored_loop", "mirrored"),
         ("mirrored_loop", "horovod"),
         seldom("mirrored_loop", "multi_worker"),
     ],

@@ -15,22 +15,30 @@ CASES = "tests.cases.elastic_cases"
 
 TRAININGS = [
     ("arrays", (1, 2), False),
-    ("arrays", (2, 4), False),
     ("arrays", (0, 0), True),
-    ("arrays", (1, 1), True),
     ("known", (1, 0), False),
     ("unknown", (0, 4), False),
-    ("unknown", (2, 1), False),
     ("endless", (1, 3), False),
-    ("endless", (2, 2), False),
     ("generator", (2, 2), False),
     ("optimizers", (2, 1), False),
     ("by hand", (1, 1), False),
 ]
 
 
+#: Others at another step of the same kind of training.
+SELDOM = [
+    ("arrays", (2, 4), False),
+    ("arrays", (1, 1), True),
+    ("unknown", (2, 1), False),
+    ("endless", (2, 2), False),
+]
+
+
 @pytest.mark.turns("all")
-@pytest.mark.parametrize(("kind", "at", "deferred"), TRAININGS)
+@pytest.mark.parametrize(
+    ("kind", "at", "deferred"),
+    [*TRAININGS, *(pytest.param(*each, marks=pytest.mark.seldom) for each in SELDOM)],
+)
 @pytest.mark.parametrize("target", ["single", "horovod"])
 def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
     whole = cluster.results(target, f"{CASES}:undisturbed", kind=kind, deferred=deferred)

@@ -16,7 +16,7 @@ NETWORKS = ("network", "transformer", "groups", "recurrent", "subclassed")
 
 def _marks(target: str, network: str) -> list[pytest.MarkDecorator]:
     first = (target, network) in (("mesh", "transformer"), ("mesh_zero1", "groups"))
-    return [] if first or (target, network) == ("mesh_zero3", "network") else [pytest.mark.seldom]
+    return [] if first else [pytest.mark.seldom]
 
 
 @pytest.mark.parametrize(
