@@ -447,3 +447,28 @@ def counted_evenly(strategy: Any, *, variable: bool, needs_size: bool, batch: in
         model.fit(data, verbose=0)
     named = [str(each.message) for each in caught if "count" in str(each.message)]
     return float(model.seen.count.numpy()), named
+
+
+class _Averages(keras.layers.Layer):
+    """Moves its inputs by their mean so far, which it reads from sums that it has just changed."""
+
+    def build(self, _: Any) -> None:
+        self.count, self.total = (
+            self.add_weight(shape=(), initializer="zeros", trainable=False, name=name)
+            for name in ("count", "total")
+        )
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(ops.cast(ops.size(inputs), self.count.dtype))
+        self.total.assign_add(ops.sum(ops.cast(inputs, self.total.dtype)))
+        return inputs + 0.1 * ops.cast(self.total / self.count, inputs.dtype)
+
+
+def averaged(strategy: Any) -> dict[str, Any]:
+    """Sums that a layer in half precision keeps, and reads in the same step."""
+    x = np.tile(np.array([[0.5, 1.0, -0.25, 2.0]], "float32"), (EXAMPLES, 2))  # exact in halves
+    with scope(strategy):
+        layers = [_Averages(dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        return common.fitted(model, x, x[:, :1], epochs=1)

@@ -223,3 +223,8 @@ def test_examples_that_are_counted_by_a_number_of_python_are_named(
         return
     for count, named in run("statistic_cases:counted_evenly", **options):
         assert any("is added a constant" in text for text in named) or count == 4 * BATCH
+
+
+@pytest.mark.needs("any model")
+def test_sums_that_a_layer_in_half_precision_reads(agree: Agree) -> None:
+    agree("statistic_cases:averaged", tolerance=1e-3)

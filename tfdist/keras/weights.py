@@ -163,7 +163,8 @@ def _of_whole_batch(weight: types.KerasVariable, value: Tensor) -> Tensor:
         return value
     if isinstance(weight, ShardedVariable) or is_of_keras(step, weight):
         return value
-    whole = tf.cast(at_once(step, value, f"The weight {weight.path!r}"), weight.dtype)
+    # `weight.dtype` is that of the layer that reads it, which may compute in halves.
+    whole = tf.cast(at_once(step, value, f"The weight {weight.path!r}"), weight._value.dtype)
     _assign(weight, whole)
     del step.assigned[id(weight)]  # Nothing is left to average at the end of the step.
     return whole
