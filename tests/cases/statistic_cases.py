@@ -449,7 +449,7 @@ def counted_evenly(strategy: Any, *, variable: bool, needs_size: bool, batch: in
     return float(model.seen.count.numpy()), named
 
 
-class _Averages(keras.layers.Layer):
+class Averages(keras.layers.Layer):
     """Moves its inputs by their mean so far, which it reads from sums that it has just changed."""
 
     def build(self, _: Any) -> None:
@@ -468,7 +468,42 @@ def averaged(strategy: Any) -> dict[str, Any]:
     """Sums that a layer in half precision keeps, and reads in the same step."""
     x = np.tile(np.array([[0.5, 1.0, -0.25, 2.0]], "float32"), (EXAMPLES, 2))  # exact in halves
     with scope(strategy):
-        layers = [_Averages(dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")]
+        layers = [Averages(dtype="mixed_float16"), keras.layers.Dense(1, dtype="float32")]
         model = keras.Sequential([keras.Input((8,)), *layers])
         model.compile(keras.optimizers.SGD(0.01), "mse")
         return common.fitted(model, x, x[:, :1], epochs=1)
+
+
+class MadeInBuild(keras.layers.Layer):
+    """Moves its inputs by sums in variables of TensorFlow's, which its `build` makes."""
+
+    def build(self, shape: Any) -> None:
+        self.count = tf.Variable(1.0, trainable=False)
+        self.total = tf.Variable(tf.zeros([shape[-1]]), trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(tf.cast(tf.shape(inputs)[0], tf.float32))
+            self.total.assign_add(tf.reduce_sum(inputs, 0))
+        return inputs + 0.1 * self.total / self.count
+
+
+class SumsInBuild(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(6), MadeInBuild(), keras.layers.Dense(1)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        first, second, third = self.parts
+        return third(second(first(inputs), training=training))
+
+
+def made_in_build(strategy: Any) -> dict[str, Any]:
+    """Two variables of TensorFlow's that are made in the first step, of different shapes."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy):
+        model = SumsInBuild()
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        report = common.fitted(model, x, x[:, :1])
+    kept = model.parts[1]
+    return {**report, "kept": [float(kept.count.numpy()), kept.total.numpy()]}

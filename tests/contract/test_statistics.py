@@ -228,3 +228,8 @@ def test_examples_that_are_counted_by_a_number_of_python_are_named(
 @pytest.mark.needs("any model")
 def test_sums_that_a_layer_in_half_precision_reads(agree: Agree) -> None:
     agree("statistic_cases:averaged", tolerance=1e-3)
+
+
+@pytest.mark.needs("any model")
+def test_variables_that_a_layer_makes_in_its_build(agree: Agree) -> None:
+    agree("statistic_cases:made_in_build")

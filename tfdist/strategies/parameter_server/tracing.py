@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import OnlyReplica
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras import replica_context as keras_step
+from tfdist.keras.building import plain_outside_of_replica
 from tfdist.keras.example_pairs import Examples, place_of
 from tfdist.keras.hooks import accounted
 from tfdist.keras.logs import NoticedResults, single_metrics, summed_metrics
@@ -131,7 +132,8 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
         header = unbox(box)
         batch, count, total = load.make_batch(resources, box)
         step = RemoteStep(servers, header.job, header.update, header.part, parts, apply_update.send)
-        with remote_step.set(step), OnlyReplica(tf.distribute.get_strategy()):
+        outside = tf.variable_creator_scope(plain_outside_of_replica)
+        with remote_step.set(step), OnlyReplica(tf.distribute.get_strategy()), outside:
             if method == "predict_step":
                 outputs = model.predict_step(batch)
                 _name_assigned(step)
