@@ -12,6 +12,7 @@ from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.example_pairs import place_of
 from tfdist.keras.hooks import is_of_program
+from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import (
     CHOOSING,
     ELEMENTWISE,
@@ -158,11 +159,9 @@ def check_constants(step: Step, value: object, subject: str) -> None:
             waiting.extend(each.op.inputs)
     if any(np.any(each) and not np.any(each % step.size) for each in added):
         warnings.warn(
-            f"To {subject[0].lower()}{subject[1:]} is added a constant, and the program needs the "
-            "size of its batches when the step is traced, as a number of Python's (x.shape[0]). So "
+            f"To {subject[0].lower()}{subject[1:]} is added a constant, and {SIZE_NEEDED}. So "
             "tfdist cannot tell whether it is a number of examples. It is taken for one number for "
-            f"all of the {step.replicas} replicas. Write tf.shape(x)[0] for x.shape[0] in all of "
-            "the program, or leave drop_remainder out.",
+            f"all of the {step.replicas} replicas. {SIZE_ADVICE}, or leave drop_remainder out.",
             EquivalenceWarning,
             stacklevel=2,
         )

@@ -72,6 +72,8 @@ def on_built_model(
     Returns:
         What `run(fn)` returns.
     """
+    if tf.executing_eagerly():
+        return run(fn)
     name = fn.__name__
     own = name == "train_step" and (
         has_own_step(model, name) or any(map(_has_own_apply, optimizers_of(model)))
@@ -80,7 +82,7 @@ def on_built_model(
     # The forward pass and the gradients of a built Functional model with Keras's own step do
     # not change its state, so its loss and metrics suffice: a fraction of a whole trace.
     short = _outputs_are_known(model, sized) and not own and not has_own_step(model, name)
-    if tf.executing_eagerly() or (is_built and (not sized or short or is_tried(model, name))):
+    if is_built and (not sized or short or is_tried(model, name)):
         return run(fn)
     if name == "train_step" and not own:
         _build_optimizer(model)

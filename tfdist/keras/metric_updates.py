@@ -22,6 +22,7 @@ from tfdist.errors import EquivalenceWarning
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.logs import single_metrics
+from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import check_given, computed_again, over_whole_batch
@@ -215,12 +216,10 @@ def _counts_examples(step: Step, variable: KerasVariable, term: Tensor) -> bool:
     if constant is None or not np.any(constant):
         return False
     owner = _owner_of(step, variable)
-    of_program = is_of_program(type(owner))
+    # Keras's own count examples, but for a sum, which adds up what the program gives it.
+    of_sum = step.size == 1 and type(owner) is keras.metrics.Sum
     is_multiple = not np.any(constant % step.size)
-    if step.size == 1 and not of_program:
-        # Keras's own count examples, but for a sum, which adds up what the program gives it.
-        of_program = type(owner) is keras.metrics.Sum
-    if of_program and (is_multiple or np.any(constant != 1)):
+    if (is_of_program(type(owner)) or of_sum) and (is_multiple or np.any(constant != 1)):
         _warn_of_constant(step, variable, is_multiple)
     return is_multiple
 
@@ -344,11 +343,9 @@ def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
 def _warn_of_constant(step: Step, variable: KerasVariable, is_multiple: bool) -> None:
     taken = "a number of examples, and added up over" if is_multiple else "one number for all of"
     warnings.warn(
-        f"To the metric's variable {variable.path!r} is added a constant, and the program needs "
-        "the size of its batches when the step is traced, as a number of Python's (x.shape[0]). So "
+        f"To the metric's variable {variable.path!r} is added a constant, and {SIZE_NEEDED}. So "
         "tfdist cannot tell whether it belongs to the batch or to its examples. It is taken for "
-        f"{taken} the {step.replicas} replicas. Write tf.shape(x)[0] for x.shape[0] in all of the "
-        "program, or leave drop_remainder out.",
+        f"{taken} the {step.replicas} replicas. {SIZE_ADVICE}, or leave drop_remainder out.",
         EquivalenceWarning,
         stacklevel=2,
     )

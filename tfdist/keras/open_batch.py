@@ -20,7 +20,21 @@ from tfdist.keras.stateful import is_stateful
 from tfdist.types import Model, Structure
 from tfdist.utils.messages import logger
 
-__all__ = ["is_left_static", "is_tried", "traced_in_vain", "with_open_rows"]
+__all__ = [
+    "SIZE_ADVICE",
+    "SIZE_NEEDED",
+    "is_left_static",
+    "is_tried",
+    "traced_in_vain",
+    "with_open_rows",
+]
+
+#: The state of a program that is traced with the size of its batches, and its way out.
+SIZE_NEEDED = (
+    "the program needs the size of its batches when the step is traced, as a number of Python's "
+    "(x.shape[0])"
+)
+SIZE_ADVICE = "Write tf.shape(x)[0] for x.shape[0] in all of the program"
 
 #: Models that need the size of their batches when a step is traced.
 _static: weakref.WeakSet[Model] = weakref.WeakSet()

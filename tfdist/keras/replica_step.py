@@ -95,15 +95,7 @@ def run_keras_step(
 
         def on_replica(batch: Structure) -> Structure:
             step, batch = _share_of(model, batch, strategy.num_replicas_in_sync)
-            timed = _measured(meter, batch)
-            with (
-                carried(),
-                entered(step),
-                ordered_apart(),
-                _optimizing(model),
-                timed,
-                _after(batch),
-            ):
+            with carried(), _running(step, meter, batch):
                 logs = fn(batch, **(kwargs or {}))
                 _name_hidden(step)
                 weights.average_assigned(step)

@@ -82,7 +82,7 @@ def average_assigned(step: Step) -> None:
             _correct_part(step, weight, value)
             continue
         subject, of_keras = f"The weight {weight.path!r}", is_of_keras(step, weight)
-        if is_of_own_layer(step, weight):
+        if step.is_static and is_of_own_layer(step, weight):
             check_constants(step, value, subject)
         whole = on_whole_batch(step, value, subject, of_keras=of_keras)
         if whole is not None:

@@ -27,6 +27,7 @@ from tfdist.keras.example_pairs import (
     statistic_in,
 )
 from tfdist.keras.hooks import is_of_program
+from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
 from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.types import Layer, Structure, Tensor
@@ -313,11 +314,10 @@ def _is_own_length(step: Step, number: Tensor) -> bool:
 
 def _refuse_static() -> NoReturn:
     raise ConfigError(
-        "The loss is a sum over the examples times a factor, and the program needs the size of its "
-        "batches when the step is traced, as a number of Python's (x.shape[0]). So tfdist cannot "
-        "tell whether the factor belongs to a replica's batch or to the global one. Write "
-        "tf.shape(x)[0] for x.shape[0] in all of the program, take the mean (tf.reduce_mean) "
-        "instead of a sum, or leave drop_remainder out."
+        f"The loss is a sum over the examples times a factor, and {SIZE_NEEDED}. So tfdist cannot "
+        "tell whether the factor belongs to a replica's batch or to the global one. "
+        f"{SIZE_ADVICE}, take the mean (tf.reduce_mean) instead of a sum, or leave drop_remainder "
+        "out."
     )
 
 
