@@ -20,7 +20,7 @@ from tfdist.cluster.spec import Task
 from tfdist.launcher import root_cause, supervisor
 from tfdist.launcher.output import Pump, TaskOutput
 from tfdist.launcher.plan import JobPlan, Program, local_cluster, plan_local
-from tfdist.launcher.process import Terminal
+from tfdist.launcher.process import Guard, Terminal, spawn
 
 HEAD = """
 import json, os, signal, subprocess, sys, time
@@ -282,6 +282,21 @@ raise SystemExit(3)
     assert outcome.message.startswith("worker 0 failed with exit status 3.")
     named = "Stopped by SIGSTOP, a debugger or Ctrl-Z when the job ended: worker 1."
     assert named in outcome.message
+
+
+def test_a_task_that_ended_unseen_is_not_taken_for_stopped(here: Path) -> None:
+    """All tasks of a job may end at once, between two looks at them."""
+    plan = plan_of("raise SystemExit(3)").tasks[0]
+    pump = Pump()
+    with Guard() as guard:
+        task = spawn(plan, guard=guard, pump=pump, terminal=None, complain=pytest.fail)
+        pid = task._process.pid
+        assert os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) is not None  # Not yet collected.
+        task.note_pause()
+        assert task.poll() == 3
+    pump.close()
+    task.close()
+    assert not task.paused
 
 
 def test_a_program_that_does_not_exist(here: Path) -> None:

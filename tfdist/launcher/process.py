@@ -142,8 +142,10 @@ class RunningTask:
     def note_pause(self) -> None:
         """Notes whether the task is stopped by a signal, before others are sent to it."""
         if self.returncode is None:
-            flags = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            self.paused = os.waitid(os.P_PID, self._process.pid, flags) is not None
+            # Without WEXITED, waitid fails if the task has ended since the last look.
+            flags = os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT
+            state = os.waitid(os.P_PID, self._process.pid, flags)
+            self.paused = state is not None and state.si_code == os.CLD_STOPPED
 
     def _wait(self) -> int:
         """Waits for the task, which has ended, with a look at its memory."""
