@@ -763,30 +763,6 @@ def stateful_uneven(strategy: Any, *, method: str) -> str:
     return ""
 
 
-def made_outside(strategy: Any, *, what: str) -> str:
-    """The error of a `fit` with a part that was made outside of the scope; empty if none."""
-    x, y = common.table(16)
-    made = {
-        "optimizer": lambda: keras.optimizers.Adam(),
-        "metric": lambda: keras.metrics.SparseCategoricalAccuracy(),
-        "layer": lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]),
-        "frozen layer": lambda: keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)]),
-    }[what]()
-    if what == "frozen layer":
-        made.trainable = False
-    with scope(strategy):
-        inside = [made] if "layer" in what else []
-        model = keras.Sequential([keras.Input((8,)), *inside, keras.layers.Dense(3)])
-        loss = common.sparse_crossentropy()
-        metrics = [made] if what == "metric" else []
-        model.compile(made if what == "optimizer" else "sgd", loss, metrics=metrics)
-    try:
-        model.fit(x, y, 8, verbose=0)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def quantized(strategy: Any) -> dict[str, Any]:
     """A model of 8-bit weights, tuned by low-rank adapters."""
     x, _ = common.table(77)

@@ -149,18 +149,6 @@ def test_options_that_may_not_work(
             assert_same(reference, result, 1e-5, target)
 
 
-@pytest.mark.needs("replicas")
-@pytest.mark.parametrize("what", ["optimizer", "metric", "layer"])
-def test_what_was_made_outside_of_the_scope_is_refused_by_name(run: Agree, what: str) -> None:
-    for message in run("step_cases:made_outside", what=what):
-        assert "was made outside of strategy.scope()" in message
-
-
-@pytest.mark.needs("replicas")
-def test_a_frozen_layer_may_be_made_outside_of_the_scope(run: Agree) -> None:
-    assert set(run("step_cases:made_outside", what="frozen layer")) == {""}
-
-
 @pytest.mark.needs("any model")
 def test_a_model_of_8_bit_weights_that_is_tuned(agree: Agree) -> None:
     agree("step_cases:quantized")

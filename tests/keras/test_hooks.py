@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.unit.test_seams import all_seams
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.strategies import constructors
-from tfdist.strategies.base import Scope
+from tfdist.strategies.scope import Scope
 
 
 class Owner:
@@ -175,7 +175,7 @@ def test_a_scope_leaves_nothing_behind_whatever_fails(inner, own):
     seams = all_seams()
     before = [vars(seam.owner).get(seam.name) for seam in seams]
     scope, hooks = Failing(*inner), Failing(*own)
-    opened = Scope(tf.distribute.OneDeviceStrategy("CPU:0"), scope, hooks)
+    opened = Scope(tf.distribute.OneDeviceStrategy("CPU:0"), lambda: scope, hooks)
     if inner or own:
         with pytest.raises(RuntimeError, match=r"enter|leave"), opened:
             pass

@@ -688,6 +688,13 @@ MUTANTS: list[Mutant] = [
         ("while not _has_one(held, names)", "while False"),
     ),
     *_of(
+        "tfdist/strategies/scope.py",
+        "tests/contract/test_scope.py -k 'cleared and mirrored'",
+        ("                scope.leave()", "                pass"),
+        ("            scope.enter()\n", "            pass\n"),
+        ("for scope in _of_thread.open:", "for scope in _of_thread.open[:1]:"),
+    ),
+    *_of(
         "tfdist/strategies/constructors.py",
         "tests/unit/test_constructors.py",
         ('"tf.compat.v2.distribute", "tf.compat.v1.distribute"', '"tf.compat.v2.distribute"'),

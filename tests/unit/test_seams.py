@@ -20,6 +20,7 @@ from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
 from tfdist.strategies import constructors
+from tfdist.strategies import scope as strategy_scope
 from tfdist.strategies.parameter_server import hooks as served_hooks
 from tfdist.strategies.parameter_server.step_function import Serving
 from tfdist.strategies.pipeline import hooks as pipeline_hooks
@@ -241,6 +242,7 @@ SIGNATURES = {
         "global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None, "
         "loss_scale_factor=None, gradient_accumulation_steps=None, name=None, **kwargs)"
     ),
+    "reset_default_graph": "() -> None",
 }
 
 
@@ -288,6 +290,7 @@ def all_seams():
         *HookSet(lambda: piped, STRATEGY + 1).wanted(),  # never together with `served`
         *HookSet(horovod_program.hooks, PROGRAM).wanted(),
         *HookSet(constructors.hooks, PROGRAM).wanted(),
+        *HookSet(strategy_scope.hooks, PROGRAM).wanted(),
     ]
 
 

@@ -9,6 +9,7 @@ another strategy would be updated on one replica only, or not at all.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,8 @@ def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
         trains = method_name in ("fit", "train_on_batch")
         if (self.train_function if trains else self.test_function) is not None:
             return  # Checked before that was made; `compile` drops it.
+        if trains and not tf.distribute.has_strategy():
+            raise ConfigError(_on_other_thread(method_name))
         strategy = tf.distribute.get_strategy()
         for owner in _made_elsewhere(self, strategy, trains):
             raise ConfigError(
@@ -90,6 +93,16 @@ def _made_in_scope(original: Callable[..., None]) -> Callable[..., None]:
             )
 
     return assert_compile_called
+
+
+def _on_other_thread(method_name: str | None) -> str:
+    """Keras is hooked, so a scope is open, but not on the thread that trains."""
+    return (
+        f"`{method_name}` was called on thread {threading.current_thread().name!r}, on which no "
+        "strategy is active: each process would train all of the data by itself. Scopes of "
+        "`tf.distribute` hold on the thread that opened them. Begin what the thread runs, the "
+        "making of the model included, by `with tfdist.strategy().scope():`."
+    )
 
 
 def _made_elsewhere(model: Model, strategy: Strategy, trains: bool) -> Iterator[str]:

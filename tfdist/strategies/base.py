@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,11 +22,9 @@ from tfdist.config.sharding_options import Checkpoints
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.gradients.step_profiler import Meter
-from tfdist.keras import scope as keras_scope
 from tfdist.keras import updating
 from tfdist.keras.building import on_built_model
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
-from tfdist.keras.hooks import HookSet
 from tfdist.keras.input_comparison import show_first_batch
 from tfdist.keras.logs import is_agreed
 from tfdist.keras.replica_attributes import Turns
@@ -39,53 +36,11 @@ from tfdist.keras.replica_step import (
     run_keras_step,
     run_prediction,
 )
-from tfdist.strategies import constructors
+from tfdist.strategies.scope import Scope
 from tfdist.types import Dataset, Model, Strategy, Structure
 from tfdist.utils.messages import logger
 
 _Policy = tf.data.experimental.AutoShardPolicy
-
-
-class Scope:
-    """TensorFlow's scope with Keras, and TensorFlow's constructors, hooked while it is open.
-
-    Args:
-        strategy: the strategy.
-        inner: TensorFlow's scope of the strategy.
-        hooks: the strategy's own hooks besides those of all strategies.
-    """
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        inner: contextlib.AbstractContextManager[object],
-        hooks: HookSet | None = None,
-    ) -> None:
-        self._strategy = strategy
-        self._inner = inner
-        own = [] if hooks is None else [hooks]
-        self._hooks: list[Any] = [keras_scope, constructors.ConstructorHooks(strategy), *own]
-        self._opened: list[contextlib.ExitStack] = []
-
-    def __enter__(self) -> object:
-        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self._strategy:
-            raise ConfigError(_two_scopes(tf.distribute.get_strategy(), self._strategy))
-        # The stack undoes the steps that have succeeded, in reverse, whichever step fails.
-        with contextlib.ExitStack() as undoing:
-            for hooks in self._hooks:
-                hooks.enter()
-                undoing.callback(hooks.leave)
-            entered = undoing.enter_context(self._inner)
-            self._opened.append(undoing.pop_all())
-        return entered
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return self._opened.pop().__exit__(kind, error, trace)
 
 
 if TYPE_CHECKING:
@@ -134,7 +89,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(self, super().scope())  # type: ignore[misc]
+        return Scope(self, super().scope)  # type: ignore[misc]
 
     def run(
         self,
@@ -377,16 +332,6 @@ def agree_on_seed(strategy: Strategy) -> None:
         keras.utils.set_random_seed(
             host_collectives.from_chief(strategy, drawn, "the chief's seed")
         )
-
-
-def _two_scopes(outer: object, inner: object) -> str:
-    names = [getattr(each, "name", None) or type(each).__name__ for each in (outer, inner)]
-    return (
-        f"The scope of a strategy {names[1]!r} was entered inside the scope of another strategy, "
-        f"{names[0]!r}. A program has one strategy. `tfdist run` opens its scope before the script "
-        "starts: the script gets that strategy from `tfdist.strategy()` or "
-        "`tf.distribute.get_strategy()`, and need not make one."
-    )
 
 
 def _is_scalar(value: Any) -> bool:

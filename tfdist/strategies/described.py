@@ -24,8 +24,8 @@ from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, HookSet
 from tfdist.keras.layouts import WeightLayout, weight_layouts
 from tfdist.sharding.variables import ShardedVariable, noted
-from tfdist.strategies.base import Scope
 from tfdist.strategies.multi_worker.strategy import MultiWorker
+from tfdist.strategies.scope import Scope
 from tfdist.types import Optimizer, Scalar, Tensor
 
 __all__ = ["Described", "Description"]
@@ -86,8 +86,8 @@ class Described(MultiWorker):
     @contextlib.contextmanager
     def scope(self) -> Iterator[object]:
         """The scope of all strategies; divided variables that are read in it are zeros."""
-        inner = tf.distribute.MultiWorkerMirroredStrategy.scope(self)
-        with Scope(self, inner, self._hooks) as scope, noted.set({}):
+        inner = tf.distribute.MultiWorkerMirroredStrategy.scope
+        with Scope(self, lambda: inner(self), self._hooks) as scope, noted.set({}):
             yield scope
 
     @property

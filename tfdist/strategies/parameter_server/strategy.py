@@ -16,7 +16,7 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.keras.feeding import batches_by_keras, is_feeding_keras, no_more_than_read
 from tfdist.keras.hooks import STRATEGY, HookSet
-from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
 from tfdist.strategies.membership import Member
 from tfdist.strategies.parameter_server import hooks
@@ -33,6 +33,7 @@ from tfdist.strategies.parameter_server.reporting import Counted
 from tfdist.strategies.parameter_server.scheduler import Dispatcher, gate_of
 from tfdist.strategies.parameter_server.servers import Servers, device_of, watch
 from tfdist.strategies.parameter_server.step_function import Serving
+from tfdist.strategies.scope import Scope
 from tfdist.types import Dataset, Variable
 
 #: The attribute of a data set that holds its `Reading`, and the strategy that this belongs to.
@@ -82,7 +83,7 @@ class ParameterServer(StrategyMixin, ServerStrategy):
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(self, ServerStrategy.scope(self), self._hooks)
+        return Scope(self, lambda: ServerStrategy.scope(self), self._hooks)
 
     @property
     def epochs(self) -> list[Counted]:

@@ -17,7 +17,7 @@ from tfdist.config.timeline_options import is_picture
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
-from tfdist.strategies.base import Scope, StrategyMixin
+from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
 from tfdist.strategies.devices import connect_tasks, prepare_devices
 from tfdist.strategies.membership import Member
@@ -25,6 +25,7 @@ from tfdist.strategies.pipeline import hooks
 from tfdist.strategies.pipeline.schedules import Box, Shape, check, ideal_bubble
 from tfdist.strategies.pipeline.trace import check_installed, draw, write_trace
 from tfdist.strategies.pipeline.train_function import PipelineFunction
+from tfdist.strategies.scope import Scope
 from tfdist.types import Dataset, Model
 from tfdist.utils.atomic_io import check_writable
 from tfdist.utils.messages import logger
@@ -105,7 +106,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
 
     def scope(self) -> contextlib.AbstractContextManager[object]:
         """The strategy's scope, in which Keras is hooked; see `tf.distribute.Strategy.scope`."""
-        return Scope(self, tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
+        return Scope(self, lambda: tf.distribute.OneDeviceStrategy.scope(self), self._hooks)
 
     def experimental_distribute_dataset(self, dataset: Dataset, options: object = None) -> Dataset:
         """The data set itself: batches are read in this process, and go to the stages from here.
