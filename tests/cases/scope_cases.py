@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tests.cases import common
 from tests.cases.common import scope
@@ -25,6 +26,7 @@ def cleared(strategy: Any) -> dict[str, Any]:
         keras.utils.clear_session()
     result["kept"] = [kept]
     result["left"] = [not tf.distribute.has_strategy(), type(tf.Variable(0.0)).__name__]
+    result["device"] = [context.context().device_name]
     return result
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.conftest import Agree
 
 
-@pytest.mark.core("clear_session")
+@pytest.mark.core("sessions")
 def test_a_cleared_session_stays_in_the_scope(agree: Agree) -> None:
     for result in agree("scope_cases:cleared"):
         assert result["kept"] == [True]

@@ -22,6 +22,7 @@ CORE = {
     "optimizers",
     "predict and evaluate",
     "saving",
+    "sessions",
     "shared lookups",
     "uneven batches",
 }

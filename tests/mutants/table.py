@@ -689,7 +689,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/strategies/scope.py",
-        "tests/contract/test_scope.py -k 'cleared and mirrored'",
+        "tests/contract/test_scope.py -k 'cleared and multi_worker'",
         ("                scope.leave()", "                pass"),
         ("            scope.enter()\n", "            pass\n"),
         ("for scope in _of_thread.open:", "for scope in _of_thread.open[:1]:"),
