@@ -252,3 +252,35 @@ def reset(strategy: Any) -> dict[str, Any]:
             del strategy.reduce
         shown = [float(np.asarray(variable)) for variable in model.metrics_variables]
         return {"sums": sums, "shown": shown}
+
+
+class Typed(keras.Sequential):
+    """Predicts values of types that collectives do not know."""
+
+    def predict_step(self, data: Any) -> dict[str, Any]:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        predicted = self(x, training=False)
+        return {
+            "bool": predicted > 0,
+            "uint8": tf.cast(tf.abs(predicted) * 20, tf.uint8),
+            "uint32": tf.cast(tf.abs(predicted) * 1e6, tf.uint32),
+            "bfloat16": tf.cast(predicted, tf.bfloat16),
+            "complex64": tf.complex(predicted, -predicted),
+            "complex128": tf.cast(tf.complex(predicted, -predicted), tf.complex128),
+            "string": tf.strings.as_string(tf.cast(predicted * 10, tf.int32)),
+        }
+
+
+def predicted_types(strategy: Any) -> dict[str, Any]:
+    """What `predict` and `predict_on_batch` return of each type."""
+    x, _ = common.table(43)
+    with scope(strategy):
+        model = Typed([keras.Input((8,)), keras.layers.Dense(3)])
+        several = model.predict(x, BATCH, verbose=0)
+        single = model.predict_on_batch(x[:5])
+    wide = {"bfloat16": "float32"}
+    return {
+        f"{call} {name}": [value.dtype.name, value.astype(wide.get(name, value.dtype))]
+        for call, values in (("several", several), ("single", single))
+        for name, value in values.items()
+    }

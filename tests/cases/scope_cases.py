@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.data.ops import debug_mode
 from tensorflow.python.eager import context
 
 from tests.cases import common
-from tests.cases.common import scope
+from tests.cases.common import BATCH, scope
+from tfdist.errors import ConfigError
 
 
 def cleared(strategy: Any) -> dict[str, Any]:
@@ -27,6 +29,26 @@ def cleared(strategy: Any) -> dict[str, Any]:
     result["kept"] = [kept]
     result["left"] = [not tf.distribute.has_strategy(), type(tf.Variable(0.0)).__name__]
     result["device"] = [context.context().device_name]
+    return result
+
+
+def debugged(strategy: Any, *, what: str) -> dict[str, Any]:
+    """Trains, evaluates and predicts with functions of TensorFlow, or of `tf.data`, run eagerly."""
+    x, y = common.table(43)
+    functions = tf.config.run_functions_eagerly
+    debug = {"functions": functions, "data": debug_mode.toggle_debug_mode}[what]
+    with scope(strategy):
+        model = common.dense_model()
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy(), metrics=["accuracy"])
+        try:
+            debug(True)
+            result = common.fitted(model, x, y, epochs=1)
+            result["evaluated"] = model.evaluate(x, y, BATCH, verbose=0)
+            result["predicted"] = model.predict(x, BATCH, verbose=0)
+        except ConfigError as error:
+            result = {"error": str(error)}
+        finally:
+            debug(False)
     return result
 
 

@@ -12,6 +12,11 @@ def test_predict_gives_every_row_once_and_in_order(agree: Agree) -> None:
     agree("batch_cases:predict", tolerance=0.0)
 
 
+@pytest.mark.needs("own steps")
+def test_predictions_may_have_any_type(agree: Agree) -> None:
+    agree("batch_cases:predicted_types")
+
+
 @pytest.mark.core("predict and evaluate")
 def test_predict_and_evaluate_with_several_steps_per_execution(agree: Agree) -> None:
     agree("batch_cases:predict_steps_per_execution")

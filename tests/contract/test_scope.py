@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.conftest import Agree
+from tests.contract.conftest import Agree, assert_same
+from tests.harness import TARGETS, Pool
 
 
 @pytest.mark.core("sessions")
@@ -12,6 +13,17 @@ def test_a_cleared_session_stays_in_the_scope(agree: Agree) -> None:
     for result in agree("scope_cases:cleared"):
         assert result["kept"] == [True]
         assert result["left"] == [True, "ResourceVariable"]
+
+
+@pytest.mark.parametrize("what", ["functions", "data"])
+def test_functions_that_run_eagerly(run: Agree, cluster: Pool, target: str, what: str) -> None:
+    plain = cluster.plain("tests.cases.scope_cases:debugged", what=what)
+    for result in run("scope_cases:debugged", plain=True, what=what):
+        if "error" in result:
+            assert "eager" in TARGETS[target].lacks
+            assert "conflicts with a step that runs eagerly" in result["error"]
+        else:
+            assert_same(plain, result, 1e-5, target)
 
 
 def test_training_on_a_thread_without_the_scope_is_named(run: Agree) -> None:

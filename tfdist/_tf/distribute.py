@@ -116,6 +116,19 @@ class GraphCollectives:
         finally:
             self._replica_graph = before
 
+    def _gather_to_implementation(
+        self, value: object, destinations: object, axis: int, options: object
+    ) -> object:
+        """Gathers in a graph, as collectives must, also where functions are run eagerly."""
+        inner = super()._gather_to_implementation  # type: ignore[misc]
+        if not (tf.executing_eagerly() and tf.config.functions_run_eagerly()):
+            return inner(value, destinations, axis, options)
+        tf.config.run_functions_eagerly(False)
+        try:
+            return inner(value, destinations, axis, options)
+        finally:
+            tf.config.run_functions_eagerly(True)
+
     def outside_of_loops(self) -> contextlib.AbstractContextManager[object]:
         """A block outside of the loops and branches of a replica's function that is traced.
 

@@ -82,7 +82,7 @@ def slice_bounds(size: Any, position: Tensor | int, parts: int) -> tuple[Any, An
         start = position * small + min(position, extra)
         return start, start + small + (1 if position < extra else 0)
     start = position * small + tf.minimum(position, extra)
-    return start, start + small + tf.cast(position < extra, small.dtype)
+    return start, start + small + tf.cast(position < extra, start.dtype)
 
 
 def split_in_words(batch: int, parts: int) -> str:
@@ -303,11 +303,14 @@ class _Spread:
         self._slice_at, self._shard, self._preview = slice_at, shard, preview
         self._variant = tf.function(self._variant_at, autograph=False)
         self._spec: Structure = None
+        self._read: tf.data.Dataset | None = None
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def slices(self, index: Tensor, whole: Structure) -> tf.data.Dataset:
         """The slices of the batch of an index."""
-        variant = self._variant(index, whole)
+        # The debug mode of `tf.data` runs this eagerly, and what it calls again.
+        make = self._variant_at if tf.executing_eagerly() else self._variant
+        variant = make(index, whole)
         return tf.data.experimental.from_variant(variant, self._spec)
 
     def _variant_at(self, index: Tensor, whole: Structure) -> Tensor:
@@ -325,6 +328,7 @@ class _Spread:
     def _noted(self, slices: tf.data.Dataset) -> Tensor:
         if self._spec is None:
             self._spec = slices.element_spec
+        self._read = slices  # In the debug mode, its functions live as long as it does.
         return tf.data.experimental.to_variant(slices)
 
     def _at(self, positions: Tensor, whole: Structure) -> tf.data.Dataset:

@@ -16,6 +16,7 @@ from tfdist._tf.distribute import (
     cross_device_utils,
     gradients_of_control_flow,
 )
+from tfdist.comm.carriers import gather_any, gather_strings
 from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
 from tfdist.utils.messages import log_without
 
@@ -45,6 +46,10 @@ class _Launcher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[m
         for graph in reversed(gradients_of_control_flow()):
             key = graph.capture(key)
         return key
+
+    def _all_gather(self, input_tensor: Tensor, options: object) -> Tensor:
+        gather = super()._all_gather
+        return gather_any(lambda tensor: gather(tensor, options), input_tensor)
 
 
 class _ChunkedLauncher(_Launcher):
@@ -141,15 +146,16 @@ class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignor
     def _all_gather(self, input_tensor: Tensor, options: object) -> Tensor:
         del options
         with tf.device(self._device):
+            if input_tensor.dtype == tf.string:
+                return gather_strings(self.ring.gather, input_tensor)
             return self.ring.gather(input_tensor)
 
     def all_gather(self, input_tensor: Tensor, axis: Scalar, options: object = None) -> Tensor:
         """The processes' tensors, one after the other along an axis."""
-        del options
         rank = tf.rank(input_tensor)
         order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], 0)
         with tf.device(self._device):
-            gathered = self.ring.gather(tf.transpose(input_tensor, order))
+            gathered = self._all_gather(tf.transpose(input_tensor, order), options)
             return tf.transpose(gathered, tf.argsort(order))
 
     def all_reduce_indexed_slices(

@@ -43,6 +43,7 @@ _CARRIED_AS = {
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
     tf.complex64: tf.int64,
+    tf.complex128: tf.float64,
 }
 
 
