@@ -252,7 +252,7 @@ MUTANTS: list[Mutant] = [
         _TRAINING,
         ("position * small + min(position, extra)", "position * small"),
         (
-            "return start, start + small + tf.cast(position < extra, small.dtype)",
+            "return start, start + small + tf.cast(position < extra, start.dtype)",
             "return start, start + small",
         ),
     ),
@@ -570,7 +570,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/strategies/parameter_server/transaction_log.py",
         f"{_SERVERS} -k ledger",
         ("late = there > number", "late = there > number + WINDOW"),
-        ("late = tf.logical_or(late, number < self._floor)", "pass"),
+        ("late = tf.logical_or(late, tf.less(number, self._floor))", "pass"),
     ),
     Mutant(
         "tfdist/strategies/parameter_server/optimizers.py",

@@ -242,7 +242,14 @@ SIGNATURES = {
         "global_clipnorm=None, use_ema=False, ema_momentum=0.99, ema_overwrite_frequency=None, "
         "loss_scale_factor=None, gradient_accumulation_steps=None, name=None, **kwargs)"
     ),
+    "config.experimental.set_memory_growth": "(device, enable)",
+    "config.experimental.set_virtual_device_configuration": "(device, logical_devices)",
+    "config.experimental.set_visible_devices": "(devices, device_type=None)",
+    "config.set_logical_device_configuration": "(device, logical_devices)",
+    "config.set_visible_devices": "(devices, device_type=None)",
     "reset_default_graph": "() -> None",
+    "threading.set_inter_op_parallelism_threads": "(num_threads)",
+    "threading.set_intra_op_parallelism_threads": "(num_threads)",
 }
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigError
 from tfdist.keras import scope as keras_scope
 from tfdist.keras.hooks import PROGRAM, Hook, HookSet
-from tfdist.strategies import constructors
+from tfdist.strategies import constructors, device_settings
 from tfdist.types import Strategy
 
 __all__ = ["Scope", "hooks"]
@@ -40,7 +40,7 @@ class Scope:
         self._hooks: list[Any] = [
             keras_scope,
             constructors.ConstructorHooks(strategy),
-            _graph_hooks,
+            _program_hooks,
             *own,
         ]
         self._opened: list[contextlib.ExitStack] = []
@@ -116,8 +116,9 @@ _of_thread = _OfThread()
 
 
 def hooks() -> list[Hook]:
-    """The seam of TensorFlow that takes the default graph away."""
-    return [Hook(tf.compat.v1, "reset_default_graph", _in_scopes)]
+    """The seams of TensorFlow at which a program changes what was there before it."""
+    reset = Hook(tf.compat.v1, "reset_default_graph", _in_scopes)
+    return [reset, *device_settings.hooks()]
 
 
 def _in_scopes(original: Callable[[], None]) -> Callable[[], None]:
@@ -136,7 +137,7 @@ def _in_scopes(original: Callable[[], None]) -> Callable[[], None]:
     return reset_default_graph
 
 
-_graph_hooks = HookSet(hooks, PROGRAM)
+_program_hooks = HookSet(hooks, PROGRAM)
 
 
 def _two_scopes(outer: object, inner: object) -> str:

@@ -73,7 +73,7 @@ class Ledger:
             late = there > number
             # Only the first server decides, so it alone has the floor.
             if device == self.devices[0]:
-                late = tf.logical_or(late, number < self._floor)
+                late = tf.logical_or(late, tf.less(number, self._floor))
             return tf.where(late, tf.constant(FORGOTTEN, tf.int64), known)
 
     def refuse_before(self, number: int) -> None:
