@@ -88,11 +88,19 @@ def read_all(strategy: Any, path: str) -> dict[str, Any]:
 
 
 def serve(strategy: Any, path: str) -> np.ndarray:
-    """Calls the serving signature of an exported model."""
-    del strategy
+    """Calls an exported model in all ways, loaded in the scope: the results, one after another."""
     x, _ = common.images(20)
-    signature = tf.saved_model.load(f"{path}/exported").signatures["serving_default"]
-    return next(iter(signature(tf.constant(x)).values())).numpy()
+    with scope(strategy):
+        loaded = tf.saved_model.load(f"{path}/exported")
+        signature = loaded.signatures["serving_default"]
+        layer = keras.layers.TFSMLayer(f"{path}/exported", call_endpoint="serve")
+        results = [
+            next(iter(signature(tf.constant(x)).values())),
+            loaded.serve(tf.constant(x)),
+            tf.function(loaded.serve)(tf.constant(x)),
+            keras.Sequential([keras.Input(x.shape[1:]), layer]).predict(x, verbose=0),
+        ]
+    return np.stack([np.asarray(each) for each in results])
 
 
 def continued(strategy: Any, path: str) -> dict[str, Any]:

@@ -49,8 +49,10 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
                 expected = {key: chief["state"][key] for key in state}
                 assert_same(expected, state, 0.0, f"{file}, read by {reader} {worker},")
     if exports:
-        served = cluster("plain").call(f"{CASES}:serve", path=path)[0]
-        assert_same(chief["predicted"], served, 1e-6, "the exported model")
+        for reader in ("plain", name):
+            for served in cluster(reader).call(f"{CASES}:serve", path=path):
+                for each in served:
+                    assert_same(chief["predicted"], each, 1e-6, f"the exported model on {reader}")
 
 
 @pytest.mark.parametrize("name", [*KINDS, "zero", "zero3"])

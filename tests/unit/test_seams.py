@@ -95,6 +95,7 @@ SIGNATURES = {
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
         "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)"
     ),
+    "_WrapperFunction._call_flat": "(self, args, captured_inputs)",
     "TrackableSaver.save": (
         "(self, file_prefix, checkpoint_number=None, session=None, options=None)"
     ),

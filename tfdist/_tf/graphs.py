@@ -21,6 +21,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import custom_gradient as custom_gradients
 from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
+from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
 
 from tfdist import types
 from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
@@ -28,6 +29,7 @@ from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
 __all__ = [
     "FlatFunction",
     "Function",
+    "LoadedFunction",
     "TfMethodTarget",
     "body_of",
     "branches_of",

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,13 @@ import tensorflow as tf
 
 from tfdist._keras import TFExportArchive, file_utils, io_utils, legacy_h5_format, saving_lib
 from tfdist._keras import keras_export as export
-from tfdist._tf.distribute import SyncOnReadVariable, TrackableSaver, eagerly_outside_of_scope
+from tfdist._tf.distribute import (
+    SyncOnReadVariable,
+    TrackableSaver,
+    eagerly_outside_of_scope,
+    is_distributed,
+)
+from tfdist._tf.graphs import LoadedFunction
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import progress, updating
@@ -64,6 +70,7 @@ def hooks() -> list[Hook]:
         Hook(saving_lib, "_raise_loading_failure", _mistakes_first),
         Hook(SyncOnReadVariable, "_get_cross_replica", _read_from_hand),
         Hook(saving_lib.H5IOStore, "_get_h5_file", _with_care),
+        Hook(LoadedFunction, "_call_flat", _by_first_replica),
     ]
 
 
@@ -377,3 +384,17 @@ def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.constant(target)
 
     return save
+
+
+def _by_first_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TensorFlow refuses to call what was loaded in a scope, except on a replica."""
+
+    @functools.wraps(original)
+    def call_flat(self: object, args: Sequence[Any], captured_inputs: Sequence[Any]) -> Any:
+        if tf.distribute.in_cross_replica_context():
+            captured_inputs = [
+                each.values[0].handle if is_distributed(each) else each for each in captured_inputs
+            ]
+        return original(self, args, captured_inputs)
+
+    return call_flat
