@@ -10,6 +10,7 @@ import random
 import sys
 import types
 import unittest.mock
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 import tfdist
 from tests.cases import common
 from tests.cases.common import scope
+from tfdist.errors import EquivalenceWarning
 from tfdist.keras import iterators
 
 #: 5 batches of 8 and one of 3.
@@ -453,3 +455,51 @@ def freed_by_thread(strategy: Any, *, epochs: int) -> dict[str, int]:
     alone = sys.getrefcount(object())
     held = [sys.getrefcount(taken[at]) for at in range(len(taken))]
     return {"taken": len(taken), "held": sum(count > alone + 1 for count in held)}
+
+
+def passes_shared(strategy: Any, *, how: str) -> dict[str, Any]:
+    """Passes over one shuffle that different data sets, calls and loops begin.
+
+    Args:
+        strategy: what to train on.
+        how: "steps" limits each call; "split" trains on one part and validates on the other;
+            "looked at" reads batches in loops of the program's own.
+    """
+    keras.utils.set_random_seed(11)
+    with scope(strategy):
+        model = _model()
+        rows = tf.data.Dataset.from_tensor_slices(_rows())
+        if how == "steps":
+            data = rows.repeat().shuffle(EXAMPLES, seed=3).batch(BATCH)
+            done = [model.fit(data, steps_per_epoch=3, epochs=2, verbose=0)]
+            scores = [model.evaluate(data, steps=2, verbose=0, return_dict=True) for _ in range(2)]
+            steps = {"validation_data": data, "validation_steps": 2, "steps_per_epoch": 3}
+            done.append(model.fit(data, epochs=2, verbose=0, **steps))
+        elif how == "split":
+            data = rows.shuffle(EXAMPLES, seed=3)
+            train, rest = data.skip(20).batch(BATCH), data.take(20).batch(BATCH)
+            done = [model.fit(train, validation_data=rest, epochs=3, verbose=0)]
+            scores = [model.evaluate(rest, verbose=0, return_dict=True)]
+        else:
+            data = rows.shuffle(EXAMPLES, seed=3).batch(BATCH)
+            seen = [next(iter(data))[0].numpy().sum(), *(x.numpy().sum() for x, _ in data.take(1))]
+            done = [model.fit(data, epochs=2, verbose=0)]
+            seen += [x.numpy().sum() for x, _ in data.map(lambda x, y: (x, y))]
+            done.append(model.fit(data, epochs=2, verbose=0))
+            scores = [{"seen": float(value)} for value in seen]
+    return {
+        "history": [common.history(each) for each in done],
+        "scores": [common.numbers(each) for each in scores],
+        "weights": common.weights(model),
+    }
+
+
+def repeated_shuffle(strategy: Any) -> list[str]:
+    """What is named of a second pass over a data set that repeats a shuffle."""
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EquivalenceWarning)
+        model = _model()
+        data = tf.data.Dataset.from_tensor_slices(_rows()).shuffle(EXAMPLES, seed=3).repeat()
+        for _ in range(2):
+            model.fit(data.batch(BATCH), steps_per_epoch=7, verbose=0)
+    return [str(each.message) for each in caught if each.category is EquivalenceWarning]

@@ -72,6 +72,20 @@ def test_shuffles_go_on_in_the_next_fit(agree: Agree, seed: int | None) -> None:
     agree("data_cases:shuffles_that_go_on", seed=seed)
 
 
+@pytest.mark.parametrize("how", ["steps", "split", "looked at"])
+def test_passes_over_a_shuffle_that_others_begin_too(agree: Agree, how: str) -> None:
+    agree("data_cases:passes_shared", how=how)
+
+
+def test_a_second_pass_over_a_repeated_shuffle_is_named(run: Agree, target: str) -> None:
+    for named in run("data_cases:repeated_shuffle"):
+        if target == "parameter_server":
+            assert len(named) == 1
+            assert "repeats a shuffle (shuffle(…).repeat())" in named[0]
+        else:
+            assert named == []
+
+
 def test_remainder_dropped(agree: Agree) -> None:
     agree("data_cases:remainder_dropped")
 

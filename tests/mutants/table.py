@@ -688,6 +688,14 @@ MUTANTS: list[Mutant] = [
         ("while not _has_one(held, names)", "while False"),
     ),
     *_of(
+        "tfdist/strategies/parameter_server/passes.py",
+        "tests/contract/test_data.py -k '(shuffle) and parameter_server'",
+        ("vars(step)[_BEGUN] = count + 1", "pass"),
+        ("            _iterate(step)", "            pass"),
+        ("        return read_here(self, begin_pass(self))", "        return _iterate(self)"),
+        ("repeated and vars(step).get(_BEGUN, 0) for", "False for"),
+    ),
+    *_of(
         "tfdist/strategies/scope.py",
         "tests/contract/test_scope.py -k 'cleared and multi_worker'",
         ("                scope.leave()", "                pass"),

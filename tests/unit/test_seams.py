@@ -96,6 +96,7 @@ SIGNATURES = {
         "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)"
     ),
     "_WrapperFunction._call_flat": "(self, args, captured_inputs)",
+    "DatasetV2.__iter__": "(self) -> tensorflow.python.data.ops.iterator_ops.OwnedIterator",
     "TrackableSaver.save": (
         "(self, file_prefix, checkpoint_number=None, session=None, options=None)"
     ),

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.types import Dataset, DatasetIterator, Tensor
 
-__all__ = ["next_of_this_process", "resources_of", "unordered_steps"]
+__all__ = ["next_of_this_process", "reshuffles", "resources_of", "unordered_steps"]
 
 
 def unordered_steps(dataset: Dataset) -> list[str]:
@@ -23,6 +23,23 @@ def unordered_steps(dataset: Dataset) -> list[str]:
             result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
         waiting.extend(current._inputs())
     return result
+
+
+def reshuffles(dataset: Dataset) -> list[tuple[Dataset, bool]]:
+    """The shuffles of a data set's pipeline that draw another order for each pass.
+
+    Returns:
+        Each with whether a pass over the data set may pass over it several times.
+    """
+    found: dict[int, tuple[Dataset, bool]] = {}
+    waiting = [(dataset, False)]
+    while waiting:
+        current, repeated = waiting.pop()
+        if getattr(current, "_reshuffle_each_iteration", False):
+            found[id(current)] = current, repeated
+        repeats = type(current).__name__ == "_RepeatDataset"
+        waiting.extend((each, repeated or repeats) for each in current._inputs())
+    return list(found.values())
 
 
 def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:

@@ -19,6 +19,7 @@ from tfdist._tf.data import unordered_steps
 from tfdist._tf.distribute import DistributedDatasetsFromFunction
 from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
+from tfdist.strategies.parameter_server.passes import begin_pass, read_here
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
 from tfdist.types import (
     Array,
@@ -263,12 +264,11 @@ class Reading:
         self._graph, self.recoveries = graph, recoveries
         # Traced here: while a worker runs, others may be stopped, whom each new graph waits for.
         self._load, self._iterator, self._first = _functions_of(dataset.element_spec)
-        self._passes = itertools.count()
         self._copies: dict[int, tuple[int, Any, int]] = {}
 
     def begin(self) -> Pass:
         """One pass over the data set."""
-        return _ReadPass(self, next(self._passes))
+        return _ReadPass(self, begin_pass(self.dataset))
 
     def open(self, worker: int, number: int) -> DatasetIterator:
         """An iterator on a worker for a pass; orders that are drawn anew are those of this pass.
@@ -297,7 +297,7 @@ class _ReadPass(Pass):
 
     def __next__(self) -> Structure:
         if self._own is None:
-            self._own = iter(self._reading.dataset)
+            self._own = read_here(self._reading.dataset, self._number)
         return tf.nest.map_structure(_without_optionals, next(self._own))
 
     def next_loads(self) -> Callable[[int], list[Load]]:

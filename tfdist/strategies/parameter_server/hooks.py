@@ -35,7 +35,7 @@ from tfdist.keras.losses import is_of_examples
 from tfdist.keras.optimizers import adam_while
 from tfdist.keras.replica_context import current_step
 from tfdist.keras.weights import assignable
-from tfdist.strategies.parameter_server import optimizers, reporting
+from tfdist.strategies.parameter_server import optimizers, passes, reporting
 from tfdist.strategies.parameter_server.payload import applying, guarded
 from tfdist.strategies.parameter_server.remote_step import (
     NotSplittable,
@@ -73,6 +73,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(TFExportArchive, "write_out", _on_the_chiefs_disk),
         Hook(TensorFlowTrainer, "fit", partial(_nothing_left, serving)),
         *optimizers.hooks(serving.servers),
+        *passes.hooks(),
         *reporting.hooks(serving),
     ]
 

@@ -94,14 +94,15 @@ class ParameterServer(StrategyMixin, ServerStrategy):
         """Spreads a data set of batches over the workers; see `tf.distribute.Strategy`."""
         if not is_feeding_keras():
             return ServerStrategy.experimental_distribute_dataset(self, dataset, options)
-        dataset, batches = no_more_than_read(dataset), batches_by_keras()
+        batches = batches_by_keras()
         reading = self._reading_of(dataset, batches)
         if reading is not None:
             return GlobalBatchDataset(dataset, reading.begin)
-        return GlobalBatchDataset(dataset, lambda: ChiefPass(dataset, batches))
+        read = no_more_than_read(dataset)
+        return GlobalBatchDataset(read, lambda: ChiefPass(read, batches))
 
     def _reading_of(self, dataset: Dataset, batches: int | None) -> Reading | None:
-        """Kept with the data set: in the next `fit` its shuffles go on, as on one device."""
+        """Kept with the data set, so that in the next `fit` the workers' copies go on."""
         reading, of = vars(dataset).get(_READING, (None, None))
         if of is not self:
             reading = reading_of(dataset, batches, lambda w: self.serving.dispatcher.recoveries[w])
