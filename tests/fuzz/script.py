@@ -157,6 +157,7 @@ def _source_lines(spec: Spec) -> list[str]:
         "sparse": f"{rows}.batch(B)",
         "dataset_unknown": f"{rows}.filter(lambda *_: True).batch(B)",
         "dataset_repeated": f"{rows}.batch(B).repeat()",
+        "dataset_shuffled": f"{rows}.shuffle(N, seed=7).batch(B)",
         "dataset_dropped": f"{rows}.batch(B, drop_remainder=True)",
         "dataset_varied": f"{rows}.take(B).batch(B).concatenate({rows}.skip(B).batch(B // 2 + 1))",
     }
@@ -389,6 +390,8 @@ def used(spec: Spec) -> str:
         "on_batch": _on_batch,
         "again": _again,
         "frozen": _frozen,
+        "cleared": _cleared,
+        "looked": _looked,
         "loop": _loop,
         "strategy_loop": _strategy_loop,
     }
@@ -452,6 +455,16 @@ def _again(spec: Spec) -> str:
 def _frozen(spec: Spec) -> str:
     lines = ["for layer in model.layers[:-1]:", "    layer.trainable = False"]
     return "\n".join([*lines, _compile(spec, _optimizer(spec)), _fit(spec, "frozen", 1)])
+
+
+def _cleared(spec: Spec) -> str:
+    compiled = _compile(spec, _optimizer(spec))
+    return "\n".join(["keras.backend.clear_session()", compiled, _fit(spec, "cleared", 1)])
+
+
+def _looked(spec: Spec) -> str:
+    """Reads a batch in the program, which is a pass over the data set too."""
+    return "next(iter(data))\n" + _fit(spec, "looked", 1)
 
 
 def _other(spec: Spec, call: str) -> str:

@@ -19,6 +19,7 @@ SOURCES = (
     "dataset",
     "dataset_unknown",
     "dataset_repeated",
+    "dataset_shuffled",
     "dataset_dropped",
     "dataset_varied",
     "lengths",
@@ -65,6 +66,8 @@ CALLS = (
     "predict_on_batch",
     "again",
     "frozen",
+    "cleared",
+    "looked",
     "loop",
     "strategy_loop",
 )
@@ -235,7 +238,8 @@ def fits(spec: Spec) -> bool:
             spec.optimizer != "ScheduleFreeAdamW" or spec.style in ("functional", "sequential"),
             "frozen" not in spec.calls or spec.style != "subclass",
             # What these compile anew outside of the scope is refused.
-            spec.inside or not {"again", "frozen"} & {*spec.calls},
+            spec.inside or not {"again", "frozen", "cleared"} & {*spec.calls},
+            "looked" not in spec.calls or spec.source.startswith("dataset"),
             not spec.callbacks or "fit" in spec.calls,
             spec.source != "dataset_dropped" or spec.examples >= spec.batch,
             not {"run_eagerly=True", "steps_per_execution=2"} <= {*spec.compiled},
@@ -369,7 +373,8 @@ def _draw_calls(rng: random.Random) -> tuple[str, ...]:
         return ("strategy_loop",)
     first = "on_batch" if kind < 0.25 else "fit"
     rest = ("evaluate", "predict", "test_on_batch", "predict_on_batch", "again", "frozen")
-    return (first, *_some(rng, rest, 0.5))
+    second = rng.choice(("", "", "", "cleared", "looked"))
+    return (first, *_some(rng, rest, 0.5), *([second] if second else []))
 
 
 def simpler(spec: Spec) -> Iterator[Spec]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops import debug_mode
 
 from tfdist.types import Dataset, DatasetIterator, Tensor
 
-__all__ = ["next_of_this_process", "reshuffles", "resources_of", "unordered_steps"]
+__all__ = ["is_debugged", "next_of_this_process", "reshuffles", "resources_of", "unordered_steps"]
 
 
 def unordered_steps(dataset: Dataset) -> list[str]:
@@ -23,6 +24,11 @@ def unordered_steps(dataset: Dataset) -> list[str]:
             result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
         waiting.extend(current._inputs())
     return result
+
+
+def is_debugged() -> bool:
+    """Whether functions of `tf.data` run eagerly (`tf.data.experimental.enable_debug_mode`)."""
+    return bool(debug_mode.DEBUG_MODE)
 
 
 def reshuffles(dataset: Dataset) -> list[tuple[Dataset, bool]]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist._tf.data import is_debugged
 from tfdist.errors import ConfigError
 from tfdist.types import Scalar, Structure, Tensor
 
@@ -224,7 +225,7 @@ def local_dataset(
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
         return _with_static_batch(part, _even_batch(spec, shard.replicas))
 
-    key = (_form_of(spec), shard, shares, preview)
+    key = (_form_of(spec), shard, shares, preview, is_debugged())
     if shard.local == 1 and not preview:
         own_slice = _traced_once(key, lambda: _own_slice(slice_at, shard))
         # tf.data hands a plain tuple to a function as several arguments, a namedtuple as one.
