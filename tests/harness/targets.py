@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -211,7 +212,8 @@ def free_ports(count: int) -> list[int]:
     """Distinct free ports of this host, below those that the system hands out by itself.
 
     They are not held until a server listens, so nobody else may be given one: not the jobs of other
-    tests, and not the test sessions beside this one (`-n 2`), which take other ones.
+    tests, not the test sessions beside this one (`-n 2`), which take other ones, and no other
+    cluster of this session, which may start at the same time.
     """
     session = int((environment.snapshot().get("PYTEST_XDIST_WORKER", "gw0"))[2:]) % _SESSIONS
     random = secrets.SystemRandom()
@@ -219,16 +221,21 @@ def free_ports(count: int) -> list[int]:
         ports: list[int] = []
         while len(ports) < count:
             port = random.randrange(_LOWEST_PORT, _HIGHEST_PORT, _SESSIONS) + session
+            if port in _given:
+                continue
             listener = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
-                listener.bind(("127.0.0.1", port))
+                listener.bind(("", port))  # TensorFlow's servers listen on all interfaces.
                 ports.append(port)
+                _given.append(port)
         return ports
 
 
 _SESSIONS = 8
 #: The system hands out 32768 and higher ones (/proc/sys/net/ipv4/ip_local_port_range).
 _LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
+#: The last ports that this session, which has 1,500, was given.
+_given: collections.deque[int] = collections.deque(maxlen=500)
 
 
 def server_configs(target: Target) -> list[str]:
