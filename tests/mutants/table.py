@@ -700,7 +700,7 @@ MUTANTS: list[Mutant] = [
         "tests/contract/test_scope.py -k 'cleared and multi_worker'",
         ("                scope.leave()", "                pass"),
         ("            scope.enter()\n", "            pass\n"),
-        ("for scope in _of_thread.open:", "for scope in _of_thread.open[:1]:"),
+        ("for scope in _open.value:", "for scope in _open.value[:1]:"),
     ),
     *_of(
         "tfdist/strategies/constructors.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -17,13 +18,21 @@ def unordered_steps(dataset: Dataset) -> list[str]:
 
     They were made with `deterministic=False`, which the data set's options do not override.
     """
-    result, waiting = [], [dataset]
+    return [
+        type(step).__name__.lstrip("_").removesuffix("Dataset")
+        for step, _ in _steps(dataset)
+        if getattr(step, "_deterministic", None) == "false"
+    ]
+
+
+def _steps(dataset: Dataset) -> Iterator[tuple[Dataset, bool]]:
+    """The steps of a data set's pipeline, each with whether a later one repeats it."""
+    waiting = [(dataset, False)]
     while waiting:
-        current = waiting.pop()
-        if getattr(current, "_deterministic", None) == "false":
-            result.append(type(current).__name__.lstrip("_").removesuffix("Dataset"))
-        waiting.extend(current._inputs())
-    return result
+        step, repeated = waiting.pop()
+        yield step, repeated
+        repeated = repeated or type(step).__name__ == "_RepeatDataset"
+        waiting.extend((each, repeated) for each in step._inputs())
 
 
 def is_debugged() -> bool:
@@ -37,15 +46,10 @@ def reshuffles(dataset: Dataset) -> list[tuple[Dataset, bool]]:
     Returns:
         Each with whether a pass over the data set may pass over it several times.
     """
-    found: dict[int, tuple[Dataset, bool]] = {}
-    waiting = [(dataset, False)]
-    while waiting:
-        current, repeated = waiting.pop()
-        if getattr(current, "_reshuffle_each_iteration", False):
-            found[id(current)] = current, repeated
-        repeats = type(current).__name__ == "_RepeatDataset"
-        waiting.extend((each, repeated or repeats) for each in current._inputs())
-    return list(found.values())
+    found = [
+        each for each in _steps(dataset) if getattr(each[0], "_reshuffle_each_iteration", False)
+    ]
+    return list({id(step): (step, repeated) for step, repeated in found}.values())
 
 
 def next_of_this_process(iterator: DatasetIterator) -> list[Any] | None:

@@ -16,7 +16,7 @@ from tfdist._tf.distribute import (
     cross_device_utils,
     gradients_of_control_flow,
 )
-from tfdist.comm.carriers import gather_any, gather_strings
+from tfdist.comm.carriers import gather_any
 from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
 from tfdist.utils.messages import log_without
 
@@ -146,16 +146,15 @@ class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignor
     def _all_gather(self, input_tensor: Tensor, options: object) -> Tensor:
         del options
         with tf.device(self._device):
-            if input_tensor.dtype == tf.string:
-                return gather_strings(self.ring.gather, input_tensor)
             return self.ring.gather(input_tensor)
 
     def all_gather(self, input_tensor: Tensor, axis: Scalar, options: object = None) -> Tensor:
         """The processes' tensors, one after the other along an axis."""
+        del options
         rank = tf.rank(input_tensor)
         order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], 0)
         with tf.device(self._device):
-            gathered = self._all_gather(tf.transpose(input_tensor, order), options)
+            gathered = self.ring.gather(tf.transpose(input_tensor, order))
             return tf.transpose(gathered, tf.argsort(order))
 
     def all_reduce_indexed_slices(

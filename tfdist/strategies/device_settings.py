@@ -19,7 +19,7 @@ __all__ = ["hooks"]
 
 _DEVICES = "`tfdist run --devices` sets the number of a process's devices"
 _VISIBLE = "CUDA_VISIBLE_DEVICES in the environment of the job chooses GPUs"
-_GROWTH = "tfdist lets the memory of GPUs grow"
+_GROWTH = "The memory of GPUs grows as it is needed"
 
 #: Functions below `tf.config`, and how the same is set for a job.
 _SETTERS = {
@@ -28,8 +28,8 @@ _SETTERS = {
     "set_visible_devices": _VISIBLE,
     "experimental.set_visible_devices": _VISIBLE,
     "experimental.set_memory_growth": _GROWTH,
-    "threading.set_inter_op_parallelism_threads": "set TF_NUM_INTEROP_THREADS in its environment",
-    "threading.set_intra_op_parallelism_threads": "set TF_NUM_INTRAOP_THREADS in its environment",
+    "threading.set_inter_op_parallelism_threads": "Set TF_NUM_INTEROP_THREADS in its environment",
+    "threading.set_intra_op_parallelism_threads": "Set TF_NUM_INTRAOP_THREADS in its environment",
 }
 
 
@@ -54,7 +54,7 @@ def _set(path: str, instead: str, original: Callable[..., None]) -> Callable[...
             if getattr(tf.distribute.get_strategy(), "is_chief", True):
                 logger.warning(
                     f"{path} of the program has no effect: the job's TensorFlow has started "
-                    f"already. {instead[0].upper()}{instead[1:]}."
+                    f"already. {instead}."
                 )
 
     return setter

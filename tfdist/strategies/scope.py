@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -16,6 +15,7 @@ from tfdist.keras import scope as keras_scope
 from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.strategies import constructors, device_settings
 from tfdist.types import Strategy
+from tfdist.utils.thread_state import Current
 
 __all__ = ["Scope", "hooks"]
 
@@ -53,7 +53,10 @@ class Scope:
             for hooks in self._hooks:
                 hooks.enter()
                 undoing.callback(hooks.leave)
-            entered = undoing.enter_context(_OnGraph(self._make))
+            scope = _OnGraph(self._make)
+            entered = scope.enter()
+            undoing.callback(scope.leave)
+            undoing.enter_context(_open.set((*_open.value, scope)))
             self._opened.append(undoing.pop_all())
         return entered
 
@@ -81,38 +84,13 @@ class _OnGraph:
         self._context = self._make()
         return self._context.__enter__()
 
-    def __enter__(self) -> object:
-        entered = self.enter()
-        _of_thread.open.append(self)
-        return entered
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> bool | None:
-        _of_thread.open.remove(self)
-        return self.leave(kind, error, trace)
-
-    def leave(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> bool | None:
+    def leave(self) -> None:
         """Leaves the scope on the default graph."""
-        return self._context.__exit__(kind, error, trace)
+        self._context.__exit__(None, None, None)
 
 
-class _OfThread(threading.local):
-    """The scopes that are open on a thread, the outermost first."""
-
-    def __init__(self) -> None:
-        self.open: list[_OnGraph] = []
-
-
-_of_thread = _OfThread()
+#: The scopes that are open, the outermost first.
+_open: Current[tuple[_OnGraph, ...]] = Current(())
 
 
 def hooks() -> list[Hook]:
@@ -129,9 +107,9 @@ def _in_scopes(original: Callable[[], None]) -> Callable[[], None]:
         former = tf.compat.v1.get_default_graph()
         original()
         with former.as_default():
-            for scope in reversed(_of_thread.open):
+            for scope in reversed(_open.value):
                 scope.leave()
-        for scope in _of_thread.open:
+        for scope in _open.value:
             scope.enter()
 
     return reset_default_graph

@@ -22,6 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.comm.carriers import gather_strings
 from tfdist.comm.replica_collectives import by_group, grouped
 from tfdist.errors import ConfigError
 from tfdist.types import DType, Scalar, Tensor
@@ -110,6 +111,9 @@ class Ring:
         Args:
             tensor: of shape `(n, ...)`; `n` may differ between processes.
         """
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype == tf.string:
+            return gather_strings(self.gather, tensor)
         return self._sent("gather", tensor, self.hvd.allgather)
 
     def all_to_all(self, tensor: Tensor, splits: Sequence[int] | Tensor | None) -> Tensor:
