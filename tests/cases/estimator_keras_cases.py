@@ -30,7 +30,19 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _model(optimizer: Any) -> Any:
+class Centred(layers.Layer):
+    """Reads the moving mean that it has just assigned, which has no gradient to the batch."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        if training:
+            self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+        return x - self.mean
+
+
+def _model(optimizer: Any, centred: bool = False) -> Any:
     """All that has state: normalization, random numbers; and losses of its own."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
@@ -39,6 +51,7 @@ def _model(optimizer: Any) -> Any:
             keras.Input((8,)),
             layers.Dense(12, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-3)),
             layers.BatchNormalization(),
+            *([Centred()] if centred else []),
             layers.Dropout(0.3),
             layers.Dense(3, kernel_constraint=keras.constraints.MaxNorm(1.0)),
         ]
@@ -70,7 +83,7 @@ def _differences(model: Any, values: dict[str, Any]) -> dict[str, float]:
 def fitted(_: Any, path: str, optimizer: str, times: int) -> dict[str, Any]:
     """An Estimator and the model itself, trained on the same uneven batches so many times."""
     x, y = table(88)
-    model = _model(OPTIMIZERS[optimizer]())
+    model = _model(OPTIMIZERS[optimizer](), centred=True)
     if optimizer == "adamw":
         model.optimizer.exclude_from_weight_decay(var_names=["bias"])
     before = model.get_weights()
@@ -224,6 +237,8 @@ def refused(_: Any) -> dict[str, str]:
         "labels": lambda: trained(compiled(keras.Sequential(plain)), x),
         "inputs": lambda: trained(compiled(keras.Sequential(plain)), {"p": x, "q": x}, x),
     }
+    normed = [keras.Input((2,)), layers.SpectralNormalization(layers.Dense(1))]
+    cases["assigned"] = lambda: trained(compiled(keras.Sequential(normed)), x, x[:, :1])
     scaled = keras.Sequential(plain)
     scaled.compile(scaling, "mse")
     cases["scaling"] = lambda: trained(scaled, x, x[:, :1])

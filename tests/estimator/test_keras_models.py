@@ -74,6 +74,7 @@ def test_what_cannot_be_an_estimator_is_refused(cluster):
         "format": "checkpoint_format='checkpoint' is not supported",
         "labels": "got no labels",
         "inputs": "has one input",
+        "assigned": "with a layer that assigns 'sequential",
         "scaling": "LossScaleOptimizer is not supported",
     }
     assert messages.keys() == expected.keys()

@@ -159,8 +159,6 @@ OF_THE_BATCH = (
     "nested_norm",
     "conv1d_norm",
     "conv2d_norm",
-    "moving",
-    "counter",
 )
 
 #: Kinds of input: what its tensors are, the shape of an example, and how an array of n is made.

@@ -473,7 +473,10 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/strategies/pipeline/stage.py",
         _ADDED,
-        ("if scope.losses and not self._adds_losses:", "if False:"),
+        (
+            "if not self._is_open and (scope.losses or self._of_program & {*scope.assigned}):",
+            "if False:",
+        ),
         ("Dependence([*weights, *state])", "Dependence()"),
         ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
     ),
@@ -843,5 +846,30 @@ MUTANTS: list[Mutant] = [
         "tfdist/_tf/graphs.py",
         "tests/contract/test_losses.py --tier=everything -k 'mirrored and softmax'",
         ("inputs = [constant_of(each) for each in tensor.op.inputs]", "inputs = [None]"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/layer_state.py",
+        "tests/pipelines/test_layer_state.py --tier=everything",
+        ("* step.total // tf.maximum(step.count, 1)", "* 1"),
+        (
+            "return tensor * step.per_share(tensor.dtype) if leaf.is_sum else tensor",
+            "return tensor",
+        ),
+        ("if found.unknown or not (counts or is_average):", "if found.unknown:"),
+        (
+            "found = assigned_variables(graph) if microbatches > 1 or recompute",
+            "found = [] if True",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/stateless.py",
+        "tests/pipelines/test_layer_state.py --tier=everything -k 'one_microbatch'",
+        ("super().add_update((variable, tf.stop_gradient(value)))", "super().add_update(update)"),
+    ),
+    *_of(
+        "tfdist/placement/plan.py",
+        "tests/pipelines/test_layer_state.py --tier=everything",
+        ("keras.StatelessScope(), ", ""),
+        ("            variable.assign(value)", "            pass"),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -31,6 +32,7 @@ __all__ = [
     "Function",
     "LoadedFunction",
     "TfMethodTarget",
+    "assigned_variables",
     "body_of",
     "branches_of",
     "called_in_line",
@@ -192,6 +194,23 @@ def branches_of(op: Operation) -> list[FuncGraph]:
     flat = [each for one in named for each in (one if isinstance(one, list) else [one])]
     functions = [op.graph._get_function(each.name) for each in flat]
     return [_graph_of(function, op) for function in functions if function is not None]
+
+
+#: Ops that change a variable.
+_ASSIGNING = re.compile("Assign(Add|Sub|)VariableOp|Resource(Scatter|Strided|Apply|SparseApply).*")
+
+
+def assigned_variables(graph: FuncGraph) -> list[str]:
+    """The names of the variables that a graph assigns, also in the functions that it calls."""
+    names = []
+    for op in graph.get_operations():
+        inner = [body_of(op), *branches_of(op)]
+        names += [name for each in inner if each is not None for name in assigned_variables(each)]
+        if _ASSIGNING.fullmatch(op.type):
+            given = [outer for outer, own in graph.captures if own is op.inputs[0]]
+            known = [v.name for v in graph.variables if any(v.handle is each for each in given)]
+            names.append(known[0] if known else op.inputs[0].op.name)
+    return names
 
 
 def _graph_of(function: Any, caller: Operation) -> FuncGraph:

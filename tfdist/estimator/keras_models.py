@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from tfdist.estimator.keras_optimizers import GraphOptimizer
 from tfdist.estimator.keras_variables import GraphVariables
 from tfdist.estimator.run_config import RunConfig
 from tfdist.estimator.spec import EstimatorSpec, ModeKeys
+from tfdist.keras.stateless import Assigning
 from tfdist.types import (
     Array,
     Features,
     KerasVariable,
     Model,
     Scaffold,
-    StatelessScope,
     Structure,
     Tensor,
 )
@@ -137,9 +137,10 @@ class _Graph:
             state = [_for_replica(*pair) for pair in self._state.read()]
         # A loss of several outputs updates metrics; those of training are not looked at.
         unused = [(v, tf.zeros(v.shape, v.dtype)) for v in _metric_variables(model)]
-        with _stateless([*weights, *state, *unused]) as scope:
+        with Assigning([*weights, *state, *unused], initialize=False) as scope:
             outputs = model(self._x, training=True)
             loss = self._loss(outputs, training=True)
+        _check_assigned(scope, [*state, *unused])
         optimizer = GraphOptimizer(
             model.optimizer, self._weights.keras, self._weights.graph, compiled=True
         )
@@ -168,14 +169,16 @@ class _Graph:
         )
         with self._after_batch():
             before = totals.read()
-        with _stateless([*self._weights.read(), *self._state.read(), *before]) as scope:
+        with Assigning(
+            [*self._weights.read(), *self._state.read(), *before], initialize=False
+        ) as scope:
             outputs = model(self._x, training=False)
             loss = unscale_loss_for_distribution(self._loss(outputs, training=False))
             size = tf.shape(tf.nest.flatten(self._x)[0])[0]
             model._loss_tracker.update_state(loss, sample_weight=size)
             model.compute_metrics(self._x, self._y, outputs, sample_weight=None)
         update = tf.group(*totals.assigned(before, scope))
-        with _stateless(totals.read()):
+        with Assigning(totals.read(), initialize=False):
             results = model.get_metrics_result()
         results["average_loss"] = results.pop("loss")
         return EstimatorSpec(
@@ -191,7 +194,7 @@ class _Graph:
 
     def prediction(self, more: Mapping[str, type]) -> EstimatorSpec:
         """The graph of prediction."""
-        with _stateless([*self._weights.read(), *self._state.read()]):
+        with Assigning([*self._weights.read(), *self._state.read()], initialize=False):
             predictions = self._named(self._model(self._x, training=False))
         outputs = {"serving_default": PredictOutput(predictions)}
         for name, output in more.items():
@@ -244,13 +247,20 @@ def _for_replica(variable: KerasVariable, value: Array) -> tuple[Any, Any]:
     return variable, value + tf.cast(tf.stack([replica, 0]), value.dtype)
 
 
+def _check_assigned(scope: Assigning, pairs: Sequence[tuple[Any, Any]]) -> None:
+    known = {id(variable) for variable, _ in pairs}
+    others = [v.path for key, v in scope.assigned.items() if key not in known]
+    if others:
+        raise ConfigError(
+            f"model_to_estimator cannot train a model with a layer that assigns {others[0]!r}, a "
+            "weight that an optimizer trains, as SpectralNormalization does, or a variable of no "
+            "layer. Keep the value in a weight of the layer, self.add_weight(trainable=False), or "
+            "train the model by fit."
+        )
+
+
 def _metric_variables(model: Model) -> list[Any]:
     return [variable for metric in model.metrics for variable in metric.variables]
-
-
-def _stateless(pairs: list[tuple[Any, Any]]) -> contextlib.AbstractContextManager[StatelessScope]:
-    """Replaces Keras's variables by values while a part of the model is built."""
-    return keras.StatelessScope(pairs, collect_losses=True, initialize_variables=False)
 
 
 def _build(model: Model, x: Structure, y: Structure) -> None:
@@ -280,7 +290,7 @@ def _at_rest(model: Model, variables: list[Any]) -> list[Any]:
     """The values that variables of metrics have before the first batch."""
     with eagerly_outside_of_scope():
         zeros = [(each, tf.zeros(each.shape, each.dtype)) for each in variables]
-        with _stateless(zeros) as scope:
+        with Assigning(zeros, initialize=False) as scope:
             for metric in model.metrics:
                 metric.reset_state()
         return [np.asarray(scope.get_current_value(each)) for each in variables]

@@ -29,6 +29,7 @@ from tfdist.types import KerasVariable, Model, Tensor
 __all__ = [
     "at_once",
     "check_constants",
+    "holds_examples",
     "is_of_keras",
     "is_of_own_layer",
     "logged_on_whole_batch",
@@ -86,7 +87,7 @@ def logged_on_whole_batch(step: Step, value: Tensor) -> Tensor | None:
     if _is_of_examples(step, value):
         [rows], _ = step.gather([value], place_of(value.op))
         return rows
-    if value.shape.is_fully_defined() and not _holds_examples(step, value):
+    if value.shape.is_fully_defined() and not holds_examples(step, value):
         return on_whole_batch(step, value, subject)
     warnings.warn(
         f"{subject} has numbers of single examples. Each of the {step.replicas} replicas has "
@@ -118,7 +119,7 @@ def _judged(
 
     The latter is None if nothing is left that depends on them.
     """
-    if _holds_examples(step, value):
+    if holds_examples(step, value):
         raise ConfigError(
             f"{subject} is given rows of the batch, like a memory bank or a "
             f"queue of examples. With {step.replicas} replicas each has rows of its own, and "
@@ -198,7 +199,7 @@ def _warn_of_hidden(step: Step, found: set[str], subject: str) -> None:
     )
 
 
-def _holds_examples(step: Step, value: Tensor) -> bool:
+def holds_examples(step: Step, value: Tensor) -> bool:
     """Whether a value has rows of the batch in it, as they are or changed by element."""
     waiting, seen = [value], set()
     while waiting:

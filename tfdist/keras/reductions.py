@@ -35,6 +35,7 @@ __all__ = [
     "batch_axis",
     "holds_chosen",
     "is_by_class",
+    "is_count",
     "leaf_of",
     "reduced_axes",
     "reduces_batch",
@@ -345,7 +346,7 @@ def _is_sum(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> bool:
 
 def _is_linear(op: Operation, depends: Dependence) -> bool:
     own = [depends(x) for x in op.inputs]
-    if op.type in (*_MOVING, *_REDUCING, *_SUMS):
+    if op.type in (*_MOVING, *_REDUCING, *_SUMS, "StopGradient"):
         return own[0] or op.type in (*_SUMS, "Pack", "ConcatV2")
     if op.type in ("RealDiv", "Div", "DivNoNan"):
         return not own[1]
@@ -401,6 +402,11 @@ def _counts_examples(op: Operation, depends: Dependence) -> bool:
     single = op.get_attr("shrink_axis_mask") == 1
     axis = batch_axis(op.inputs[0].op.inputs[0], depends)
     return single and axis is not None and start is not None and int(start[0]) == axis
+
+
+def is_count(leaf: Tensor) -> bool:
+    """Whether a leaf is a number of examples, or of their elements, and no sum of values."""
+    return leaf.op.type in ("Size", "Prod", "StridedSlice")
 
 
 def _counted(op: Operation) -> Tensor:

@@ -70,7 +70,8 @@ def costs_of(model: Model, batch: Structure, *, slots: int = 2) -> list[Cost]:
     """Measures the layers of a model, each by itself, on the first device.
 
     A forward pass is timed and counts three times, for the backward pass. The first pass is not
-    timed. The activations that a layer keeps are estimated by the size of its output.
+    timed. The activations that a layer keeps are estimated by the size of its output. Variables
+    that layers assign, such as those of their metrics, are left as they were.
 
     Args:
         model: a Keras model that is built.
@@ -84,13 +85,25 @@ def costs_of(model: Model, batch: Structure, *, slots: int = 2) -> list[Cost]:
     times: dict[int, list[float]] = {id(unit.operation): [] for unit in units}
     sizes: dict[int, int] = {}
     inputs = keras.tree.map_structure(tf.convert_to_tensor, batch)
-    with _watched(units, times, sizes):
+    with _watched(units, times, sizes), keras.StatelessScope(), _kept_variables(model):
         for _ in range(_REPEATS + 1):
             model(inputs, training=False)
     return [
         _cost_of(unit, times[id(unit.operation)], sizes.get(id(unit.operation), 0), slots)
         for unit in units
     ]
+
+
+@contextlib.contextmanager
+def _kept_variables(model: Model) -> Iterator[None]:
+    """Sets the variables of TensorFlow's own that layers have back to what they were."""
+    own = [v for layer in model._flatten_layers() for v in vars(layer).values()]
+    before = [(v, v.read_value()) for v in own if isinstance(v, tf.Variable)]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 def _cost_of(unit: Unit, times: Sequence[float], size: int, slots: int) -> Cost:

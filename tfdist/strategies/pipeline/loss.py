@@ -13,8 +13,10 @@ import tensorflow as tf
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import entered
+from tfdist.strategies.pipeline.layer_state import refuse_reads
+from tfdist.strategies.pipeline.microbatch import Microbatch
 from tfdist.strategies.pipeline.partitioning import Cut, Key
-from tfdist.strategies.pipeline.stage import Microbatch, Part, Values, of_any_size
+from tfdist.strategies.pipeline.stage import Part, Values, of_any_size
 from tfdist.strategies.pipeline.stage_graph import ForwardInputs, Result
 from tfdist.strategies.pipeline.state import Batch
 from tfdist.types import KerasVariable, Model, Structure, Tensor
@@ -99,6 +101,13 @@ def _check(outputs: Sequence[Any], unknown: set[str]) -> None:
 
 class _NeedsTotalsError(Exception):
     """A loss asks for a number of the whole batch."""
+
+
+#: The reason against a metric that reads a weight.
+_BEFORE_UPDATE = (
+    "microbatches are measured before the update, and Keras measures a batch after it. Read the "
+    "weight in a callback, or choose another strategy."
+)
 
 
 def _refused_metric(value: Tensor) -> Tensor:
@@ -306,3 +315,4 @@ class KerasObjective:
         )
         with entered(step):
             self._model.compute_metrics(x, y, outputs, sample_weight=weight)
+        refuse_reads(self._graph, "a metric", _BEFORE_UPDATE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,15 +12,21 @@ from tfdist._tf.distribute import eagerly_outside_of_scope
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
-from tfdist.keras.example_pairs import Meeting
 from tfdist.keras.losses import settled
-from tfdist.keras.replica_context import LOSS, Step, settling
+from tfdist.keras.replica_context import settling
+from tfdist.keras.stateless import Assigning
 from tfdist.keras.whole_batch import as_average, examples_in
 from tfdist.placement.devices import moved, on
+from tfdist.strategies.pipeline.layer_state import (
+    on_whole_batch,
+    refuse_outside,
+    states_of_program,
+)
+from tfdist.strategies.pipeline.microbatch import Microbatch
 from tfdist.strategies.pipeline.partitioning import Cut
-from tfdist.types import Gradient, KerasVariable, Layer, StatelessScope, Structure, Tensor
+from tfdist.types import Gradient, KerasVariable, Tensor
 
-__all__ = ["GradientSums", "Microbatch", "Part", "Values", "of_any_size"]
+__all__ = ["GradientSums", "Part", "Values", "of_any_size"]
 
 #: Keras's name for the state of random numbers.
 _SEED = "seed_generator_state"
@@ -37,48 +42,6 @@ class Values(NamedTuple):
 
     tensors: list[Any]
     masks: list[Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Microbatch(Step):
-    """A microbatch's share of a Keras step: it counts as a replica does.
-
-    Attributes:
-        total_of: gives the sum of a number over all microbatches, in the middle of one.
-        microbatches: parts of the batch.
-    """
-
-    total_of: Callable[[Tensor], Tensor]
-    microbatches: int = 1
-    size: int | None = None
-    replicas: int = 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this is all of the batch."""
-        return self.microbatches == 1
-
-    def sum(self, values: Structure) -> Any:
-        """The sums over all microbatches."""
-        return tf.nest.map_structure(self.total_of, values)
-
-    def note_meeting(self, found: Meeting, place: Layer | str = LOSS) -> None:
-        """Refuses, as `gather` does."""
-        inside = "" if isinstance(place, str) else f", in {place.name!r}"
-        self.gather([], found.where + inside)
-
-    def gather(self, rows: list[Any], where: str) -> tuple[list[Any], Tensor]:
-        """Refuses: a microbatch is through before the next one comes.
-
-        Raises:
-            ConfigError: always.
-        """
-        del rows
-        raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss, a metric or a layer in "
-            f"which the examples of a batch meet (at {where}): each microbatch would see its own "
-            "only. Set microbatches=1, or choose another strategy."
-        )
 
 
 def _refused_total(value: Tensor) -> Tensor:
@@ -104,6 +67,8 @@ class Part:
 
     Attributes:
         chunk: the chunk.
+        model: the whole model.
+        microbatches: parts of a batch.
         weights: Keras's trainable variables.
         state: its other variables: moving statistics, states of random numbers.
     """
@@ -111,14 +76,18 @@ class Part:
     def __init__(
         self, cut: Cut, number: int, device: str, *, is_copy: bool, microbatches: int
     ) -> None:
-        self._cut, self._is_copy, self._microbatches = cut, is_copy, microbatches
+        self._cut, self._is_copy, self.microbatches = cut, is_copy, microbatches
         self.number, self.chunk, self.device = number, cut.chunks[number], device
+        self.model = cut.graph
         layers = self.chunk.layers
-        unique = {id(v): v for layer in layers for v in layer.variables}
+        unique = {
+            id(v): v for layer in layers for v in (*layer.variables, *layer.metrics_variables)
+        }
         trainable = {id(v) for layer in layers for v in layer.trainable_weights}
         self.weights = [v for key, v in unique.items() if key in trainable]
         self.state = [v for key, v in unique.items() if key not in trainable]
-        self._adds_losses = False
+        self._of_program = states_of_program(layers)
+        self._is_open = False
         self._calls: dict[Any, FlatFunction] = {}
         for variable in () if is_copy else unique.values():
             moved(variable, device)
@@ -184,36 +153,33 @@ class Part:
             Its average over the microbatches is the whole batch's.
 
         Raises:
-            ConfigError: if a loss that a layer adds is neither a mean nor a sum over the examples,
-                if a layer mixes these, or if it assigns a weight that is trained.
+            ConfigError: if a loss that a layer adds, or what it assigns, is neither a mean nor a
+                sum over the examples, if a layer mixes these, or if it assigns a weight that is
+                trained or a variable of no layer.
         """
         microbatch, count, total = tf.unstack(numbers)
         step = Microbatch(
             *(self._cut.graph, count, total),
             depends=Dependence([*weights, *state]),
             total_of=_refused_total,
-            microbatches=self._microbatches,
+            microbatches=self.microbatches,
         )
         # A sum over a size that is known looks like one times a constant.
-        tensors = [of_any_size(t) for t in values.tensors] if self._adds_losses else values.tensors
+        tensors = [of_any_size(t) for t in values.tensors] if self._is_open else values.tensors
         drawn = [_for_microbatch(*pair, microbatch) for pair in zip(self.state, state, strict=True)]
         pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
         known = dict(zip(self.chunk.reads, _masked(tensors, values.masks), strict=True))
         # Names of layers may begin as names at the root must not.
         scopes = tf.name_scope(f"chunk{self.number}")
-        with keras.StatelessScope(state_mapping=pairs, collect_losses=True) as scope, scopes:
+        with Assigning(pairs) as scope, scopes:
             written = self._through(known, step)
-            if scope.losses and not self._adds_losses:
-                self._adds_losses = True
+            if not self._is_open and (scope.losses or self._of_program & {*scope.assigned}):
+                self._is_open = True
                 return self.run(weights, state, values, numbers)
             loss = self._losses(scope, step)
-            following = [scope.get_current_value(v) for v in self.state]
-            self._check_unassigned(scope, weights)
+            self._check_assigned(scope)
+            changed = [self._following(scope, step, variable) for variable in self.state]
         outputs = [written[key] for key in self.chunk.writes]
-        changed = [
-            None if new is None or new is before else new
-            for new, before in zip(following, drawn, strict=True)
-        ]
         return Values(outputs, [getattr(o, "_keras_mask", None) for o in outputs]), changed, loss
 
     def _through(self, known: dict[Any, Any], step: Microbatch) -> dict[Any, Any]:
@@ -236,16 +202,29 @@ class Part:
         self._cut.held.update((key, examples_in(step, x)) for key, x in written.items())
         return written
 
-    def _check_unassigned(self, scope: StatelessScope, weights: Sequence[Any]) -> None:
-        for weight, value in zip(self.weights, weights, strict=True):
-            if scope.get_current_value(weight) is not value:
+    def _following(self, scope: Assigning, step: Microbatch, variable: KerasVariable) -> Any:
+        """The value that a variable of the state is given; None if it stays."""
+        if id(variable) not in scope.assigned:
+            return None
+        value = scope.get_current_value(variable)
+        if id(variable) not in self._of_program:
+            return value
+        return on_whole_batch(step, variable, value)
+
+    def _check_assigned(self, scope: Assigning) -> None:
+        for weight in self.weights:
+            if id(weight) in scope.assigned:
                 raise ConfigError(
                     f"strategy='pipeline' conflicts with a layer that assigns {weight.path!r}, a "
                     "weight that an optimizer trains, as SpectralNormalization does: each "
                     "microbatch would assign it again. Use strategy='mirrored'."
                 )
+        own = {id(variable) for variable in self.state}
+        refuse_outside(
+            self.chunk.layers, [v for key, v in scope.assigned.items() if key not in own]
+        )
 
-    def _losses(self, scope: StatelessScope, step: Microbatch) -> Tensor | None:
+    def _losses(self, scope: Assigning, step: Microbatch) -> Tensor | None:
         terms = [as_average(step, tf.reduce_sum(term)) for term in scope.losses]
         for layer in self.chunk.layers:
             terms += layer._get_regularization_losses()

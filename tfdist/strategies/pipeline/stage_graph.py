@@ -14,6 +14,7 @@ from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.errors import ConfigError
 from tfdist.placement.devices import on
+from tfdist.strategies.pipeline.layer_state import check_plain_variables, refuse_reads
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
 from tfdist.types import DType, Gradient, GradientTape, IndexedSlices, Shape, Structure, Tensor
 
@@ -163,6 +164,13 @@ class _Taped:
         return list(result)
 
 
+#: The reason against a weight that is read by itself.
+_NO_GRADIENT = (
+    "it would have no gradient from there. Let the layer that uses a weight own it, or add the "
+    "loss in the layer that owns it (kernel_regularizer, add_loss); or choose another strategy."
+)
+
+
 class _Graphs:
     """The functions of a chunk for tensors of some shapes.
 
@@ -243,6 +251,10 @@ class _Graphs:
 
     def _forward(self, *flat: Any) -> list[Any]:
         taped = self._taped(flat)
+        check_plain_variables(
+            tf.compat.v1.get_default_graph(), self._job.part.microbatches, self._job.recompute
+        )
+        refuse_reads(self._job.part.model, "a layer or a loss", _NO_GRADIENT)
         leaves = tf.nest.flatten(taped.result)
         there = [None if leaf is None else True for leaf in leaves]  # No tensor of this graph.
         self._result = tf.nest.pack_sequence_as(taped.result, there)
