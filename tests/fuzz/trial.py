@@ -10,6 +10,7 @@ from tests.fuzz.spec import Spec, to_json
 from tests.fuzz.vocabulary import OF_THE_BATCH
 from tests.harness import PLAIN, Pool
 from tests.harness.cluster import CallError
+from tests.harness.targets import TARGETS
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.server_options import ServerOptions
 from tfdist.errors import ConfigError
@@ -109,7 +110,8 @@ class Trial:
 def can_run(target: str, spec: Spec) -> bool:
     """Whether a program says something on a target that this tool can judge.
 
-    A pipeline has no update modes of this kind and normalizes microbatches; a loop with
+    A pipeline has no update modes of this kind, normalizes microbatches, and refuses steps of a
+    program's own, models without a graph and batches that microbatches do not divide; a loop with
     `Strategy.run` needs TensorFlow's coordinator on parameter servers (tests/servers has one).
     """
     rule, calls = spec.rule, {*spec.calls}
@@ -117,7 +119,10 @@ def can_run(target: str, spec: Spec) -> bool:
         return _takes(ServerOptions, rule) and "strategy_loop" not in calls
     if target == "pipeline":
         of_the_batch = {*OF_THE_BATCH} & {*spec.parts}
-        return not rule and not of_the_batch and not {"loop", "strategy_loop"} & calls
+        by_graph = spec.style in ("functional", "sequential") and not spec.step
+        divides = spec.batch % TARGETS[target].options["microbatches"] == 0
+        eager = "run_eagerly=True" in spec.compiled or {"loop", "strategy_loop"} & calls
+        return not rule and not of_the_batch and by_graph and divides and not eager
     if target in ("single", "zero", "zero3", "mesh"):
         return not rule  # The command refuses these; the harness sets the rule past its checks.
     return _takes(GradientOptions, rule)

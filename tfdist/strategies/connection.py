@@ -52,7 +52,7 @@ def connecting(
         f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library} did not "
         f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."
     )
-    if task == member.cluster.chief:
+    if peers and task == member.cluster.chief:
         _report(f"all tasks have joined; {library} connects to {peers}, then traces the first step")
     return hard_deadline(seconds, message, StartError.exit_status)
 

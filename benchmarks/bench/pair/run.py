@@ -23,7 +23,13 @@ _TASK = Path(__file__).with_name("task.py")
 _ERROR_LINES = 12
 _GRACE_SECONDS = 10.0
 _LOOK_SECONDS = 0.4
-_THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+#: One thread for each process, and bytecode for this checkout as installed libraries have it.
+_ENVIRON = {
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "PYTHONDONTWRITEBYTECODE": "",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +93,7 @@ def _run(job: Pair, place: Path, output: Any) -> int | str:
     pair = subprocess.Popen(
         PEERS[job.peer].start(script, job.processes),
         cwd=place,
-        env=environment.merged({**_THREADS, **environ_of(job.peer), **job.environ}),
+        env=environment.merged({**_ENVIRON, **environ_of(job.peer), **job.environ}),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
