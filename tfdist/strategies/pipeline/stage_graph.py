@@ -16,7 +16,16 @@ from tfdist.errors import ConfigError
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.layer_state import check_plain_variables, refuse_reads
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
-from tfdist.types import DType, Gradient, GradientTape, IndexedSlices, Shape, Structure, Tensor
+from tfdist.types import (
+    ConcreteFunction,
+    DType,
+    Gradient,
+    GradientTape,
+    IndexedSlices,
+    Shape,
+    Structure,
+    Tensor,
+)
 
 __all__ = ["ForwardInputs", "Job", "Kept", "Objective", "Passes", "Result"]
 
@@ -193,7 +202,9 @@ class _Graphs:
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
         self._inputs = [spec for spec in self.specs if spec is not None]
         self._kept = self._inputs
-        self.forward = self._function(self._forward, self._inputs)
+        forward = self._traced(self._forward, self._inputs)
+        check_plain_variables(forward.graph, job.part.microbatches, job.recompute)
+        self.forward = flat_call(forward)
 
     def results(self, flat: Sequence[Any]) -> tuple[Result, list[Any]]:
         """The results of the forward function, and the tensors that the backward pass reads."""
@@ -246,14 +257,14 @@ class _Graphs:
             self._reached[present] = result
         return self._reached[present]
 
+    def _traced(self, run: Callable[..., Any], specs: Sequence[Any]) -> ConcreteFunction:
+        return tf.function(run, autograph=False).get_concrete_function(*specs)
+
     def _function(self, run: Callable[..., Any], specs: Sequence[Any]) -> FlatFunction:
-        return flat_call(tf.function(run, autograph=False).get_concrete_function(*specs))
+        return flat_call(self._traced(run, specs))
 
     def _forward(self, *flat: Any) -> list[Any]:
         taped = self._taped(flat)
-        check_plain_variables(
-            tf.compat.v1.get_default_graph(), self._job.part.microbatches, self._job.recompute
-        )
         refuse_reads(self._job.part.model, "a layer or a loss", _NO_GRADIENT)
         leaves = tf.nest.flatten(taped.result)
         there = [None if leaf is None else True for leaf in leaves]  # No tensor of this graph.
