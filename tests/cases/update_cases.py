@@ -408,6 +408,51 @@ def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
         return common.weights(model)
 
 
+def recompiled(strategy: Any, *, rule: dict[str, Any], flushed: bool) -> list[Any]:
+    """The weights after a model got a new optimizer in the middle of a period.
+
+    Args:
+        strategy: the strategy.
+        rule: the update rule.
+        flushed: whether the program flushes the model before.
+    """
+    x, y = common.table(BATCH * 4)
+    with ruled(strategy, rule), scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        model.train_on_batch(x[:BATCH], y[:BATCH])
+        if flushed:
+            strategy.flush(model)
+        model.compile(keras.optimizers.SGD(0.2), common.sparse_crossentropy())
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        return common.weights(model)
+
+
+def updated_twice(strategy: Any, *, rule: dict[str, Any], apart: bool) -> list[Any]:
+    """The weights after steps that apply two optimizers, to weights of their own or to the same."""
+    x, y = common.table(BATCH * 5)
+    with ruled(strategy, rule), scope(strategy):
+
+        class Net(keras.Sequential):
+            def train_step(self, data: Any) -> Any:
+                inputs, labels = data
+                with tf.GradientTape() as tape:
+                    predicted = self(inputs, training=True)
+                    loss = tf.reduce_mean(common.sparse_crossentropy()(labels, predicted))
+                weights = self.trainable_variables
+                grads = tape.gradient(loss, weights)
+                cut = 2 if apart else 0
+                self.optimizer.apply(grads[cut:], weights[cut:])
+                self.second.apply(grads[:2], weights[:2])
+                return {"loss": loss}
+
+        model = Net([keras.Input((8,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)])
+        model.second = keras.optimizers.SGD(0.05)
+        model.compile(keras.optimizers.SGD(0.1))
+        model.fit(x, y, BATCH, 1, shuffle=False, verbose=0)
+        return common.weights(model)
+
+
 def _loop(strategy: Any, model: Any, optimizer: Any, dataset: Any) -> None:
     def step(inputs: Any, labels: Any) -> None:
         with tf.GradientTape() as tape:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases.common import BATCH, UNEVEN
 from tests.contract.conftest import Agree, assert_same
-from tests.harness import Pool
+from tests.harness import CallError, Pool
 
 TRAIN = "update_cases:train"
 
@@ -280,3 +280,25 @@ def test_an_optimizer_is_flushed_wherever_it_is_held(
     expected = run("update_cases:held_by", rule=rule, where="model.optimizer")
     for weights in run("update_cases:held_by", rule=rule, where=where):
         assert_same({"weights": expected[0]}, {"weights": weights}, 1e-6, where)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"mode": "local", "period": 3, "outer_momentum": 0.9}, {"mode": "stale"}, {"accumulate": 3}],
+    ids=str,
+)
+def test_a_new_optimizer_begins_with_all_updates_of_the_old_one(
+    run: Agree, rule: dict[str, Any]
+) -> None:
+    expected = run("update_cases:recompiled", rule=rule, flushed=True)
+    for weights in run("update_cases:recompiled", rule=rule, flushed=False):
+        assert_same({"weights": expected[0]}, {"weights": weights}, 1e-6, "flushed")
+
+
+def test_local_steps_of_two_optimizers(run: Agree) -> None:
+    rule = {"mode": "local", "period": 3}
+    first, *others = run("update_cases:updated_twice", rule=rule, apart=True)
+    for weights in others:
+        assert_same({"weights": first}, {"weights": weights}, 1e-6, "another replica's")
+    with pytest.raises(CallError, match=r"mode='local' conflicts with two optimizers"):
+        run("update_cases:updated_twice", rule=rule, apart=False)

@@ -872,4 +872,17 @@ MUTANTS: list[Mutant] = [
         ("keras.StatelessScope(), ", ""),
         ("            variable.assign(value)", "            pass"),
     ),
+    *_of(
+        "tfdist/keras/updating.py",
+        "tests/contract/test_updates.py --tier=everything -k 'new_optimizer and mirrored'",
+        (
+            "        flush(self, batches=True)\n        original(self, *args",
+            "        original(self, *args",
+        ),
+    ),
+    *_of(
+        "tfdist/gradients/optimizer_state.py",
+        "tests/contract/test_updates.py --tier=everything -k 'two_optimizers and mirrored'",
+        ("            self._check_alone(indices, weights)", "            pass"),
+    ),
 ]

@@ -24,6 +24,9 @@ __all__ = ["Updater", "optimizers_by_rule", "updater_of"]
 #: The attribute of an optimizer under which Keras finds, saves and loads the state.
 _ATTRIBUTE = "tfdist_updates"
 
+#: The attribute of a graph that names the exchange of each weight that is averaged now and then.
+_AVERAGED = "_tfdist_averaged"
+
 _lock = threading.RLock()
 
 #: For each strategy the optimizers that have an updater, in the order in which they were given it.
@@ -72,12 +75,17 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             values: their gradients, weighted.
             shares: this replica's examples, and those of the batch.
             apply: applies gradients.
+
+        Raises:
+            ConfigError: if weights that are averaged now and then have another optimizer as well.
         """
         shaped = [
             value if isinstance(value, tf.IndexedSlices) else tf.ensure_shape(value, weight.shape)
             for weight, value in zip(weights, values, strict=True)
         ]
         exchange = self._exchange(indices, weights, shaped)
+        if self.rule.periodic:
+            self._check_alone(indices, weights)
         return exchange.step(shaped, *shares, apply)
 
     def flush(
@@ -102,6 +110,30 @@ class Updater(KerasSaveable):  # type: ignore[misc]
             if key not in self._flushes:
                 self._flushes[key] = _compiled(strategy, exchange, apply, key)
             self._flushes[key]()
+
+    def _check_alone(self, indices: tuple[int, ...], weights: Sequence[Any]) -> None:
+        """Refuses weights that another exchange of the same function has, too.
+
+        An exchange averages the changes since its first step after an average. If the steps of
+        another one lie between, replicas begin with weights of their own, and keep the difference.
+        """
+        outermost, graph = None, tf.compat.v1.get_default_graph()
+        while hasattr(graph, "outer_graph"):
+            outermost, graph = graph, graph.outer_graph
+        if outermost is None:
+            return  # Eager steps do not show which belong together.
+        with _lock:
+            known = getattr(outermost, _AVERAGED, {})
+            setattr(outermost, _AVERAGED, known)
+            for weight in weights:
+                owner = known.setdefault(id(weight), (id(self), indices))
+                if owner != (id(self), indices):
+                    raise ConfigError(
+                        f"mode={self.rule.mode!r} conflicts with two optimizers, or two calls of "
+                        f"one, that update {weight.name!r} in a step: each averages the weights "
+                        "from where its own steps began. Update a weight once in a step, or choose "
+                        "mode='sync'."
+                    )
 
     def _exchange(
         self, indices: tuple[int, ...], weights: Sequence[Any], values: Sequence[Any]

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import types
-from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer, unwrapped
+from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer, Trainer, unwrapped
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, optimizers_by_rule, updater_of
@@ -37,10 +37,11 @@ _clipped = Flag()
 
 
 def hooks() -> list[Hook]:
-    """The seams at which Keras looks at weights, makes optimizers' state, and clips."""
+    """The seams at which Keras looks at weights, takes and builds optimizers, and clips."""
     return [
         Hook(TensorFlowTrainer, "evaluate", _flush_first),
         Hook(TensorFlowTrainer, "predict", _flush_first),
+        Hook(Trainer, "compile", _flush_before, priority=-1),
         Hook(CallbackList, "on_epoch_end", _flush_at_epoch_end, priority=2),
         Hook(CallbackList, "on_train_end", _flush_at_end, priority=2),
         Hook(CallbackList, "on_train_batch_end", _say_rate, priority=1),
@@ -186,6 +187,17 @@ def _flush_first(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, *args, **kwargs)
 
     return look
+
+
+def _flush_before(original: Callable[..., None]) -> Callable[..., None]:
+    """A new optimizer begins with all updates of the old one, and with the same weights."""
+
+    @functools.wraps(original)
+    def compile_model(self: Model, *args: object, **kwargs: object) -> None:
+        flush(self, batches=True)
+        original(self, *args, **kwargs)
+
+    return compile_model
 
 
 def _flush_at_epoch_end(original: Callable[..., None]) -> Callable[..., None]:
