@@ -118,7 +118,12 @@ HOOK_ORDER = {
         "keras.input_comparison",
         "keras.backup",
     ],
-    "Trainer.compile": ["keras.building", "strategies.parameter_server.hooks", "horovod.program"],
+    "Trainer.compile": [
+        "keras.updating",
+        "keras.building",
+        "strategies.parameter_server.hooks",
+        "horovod.program",
+    ],
     "GradientTape.gradient": [
         "keras.loops",
         "keras.losses",
