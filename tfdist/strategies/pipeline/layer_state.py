@@ -37,7 +37,7 @@ _ADVICE = "Set microbatches=1, or choose another strategy."
 def states_of_program(layers: list[Layer]) -> set[int]:
     """The `id`s of the variables of layers of the program's own, and of metrics within layers."""
     every = [each for layer in layers for each in layer._flatten_layers()]
-    own = [each for each in every if is_of_program(type(each))]
+    own = [each for each in every if is_of_program(type(each).call)]
     kept = {id(v) for each in own for v in each._trainable_variables}
     kept |= {id(v) for each in own for v in each._non_trainable_variables}
     return kept | {id(v) for each in every for v in each.metrics_variables}
