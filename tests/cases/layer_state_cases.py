@@ -115,12 +115,13 @@ NAMED: dict[str, Callable[[], layers.Layer]] = {
 OUTSIDE: dict[str, Callable[[], layers.Layer]] = {"outside": lambda: layers.Lambda(_outside)}
 
 
-def kept(strategy: Any, kind: str, **options: Any) -> dict[str, Any]:
+def kept(strategy: Any, kind: str, *, built: bool = True, **options: Any) -> dict[str, Any]:
     """A model with such a layer, without and with a pipeline: what both have at the end.
 
     Args:
         strategy: of the calling process; the pipeline is made here.
         kind: of `KEPT` or `NAMED`.
+        built: whether the model is before `fit`.
         **options: of the pipeline.
     """
     del strategy
@@ -133,11 +134,11 @@ def kept(strategy: Any, kind: str, **options: Any) -> dict[str, Any]:
         made = pipeline(2, **{"microbatches": 4, **options}) if name == "piped" else None
         with tf.distribute.get_strategy().scope() if made is None else made.scope():
             _of_no_layer[:] = [keras.Variable(0.0, trainable=False)]
-            inputs = keras.Input((6,))
-            h = layers.Dense(FEATURES, "tanh")(inputs)
             layer = {**KEPT, **NAMED, **OUTSIDE}[kind]()
-            h = layers.Dense(4, "tanh")(layer(h))
-            model = keras.Model(inputs, layers.Dense(1)(h))
+            first, last = layers.Dense(FEATURES, "tanh"), layers.Dense(4, "tanh")
+            model = keras.Sequential([first, layer, last, layers.Dense(1)])
+            if built:
+                model.build((None, 6))
             model.compile(keras.optimizers.SGD(0.05), "mse")
         history = model.fit(x, y, 16, 2, verbose=0, shuffle=False).history
         own = layer.kept if isinstance(layer, Keeping) else ()

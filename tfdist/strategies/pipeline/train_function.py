@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._keras import TensorFlowTrainer, Trainer, unpack_x_y_sample_weight
+from tfdist._keras import TensorFlowTrainer, Trainer, keras_backend, unpack_x_y_sample_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import exchanged
 from tfdist.placement.devices import on
@@ -198,8 +198,8 @@ class PipelineFunction:
         model, shape = self._model, self._shape
         x, _, _ = unpack_x_y_sample_weight(data)
         (first, *_) = _split_rows(x, [size, _examples_of(data) - size])
-        if not model.built:
-            model(first)
+        if not model.built:  # As Keras does it: layers assign nothing.
+            keras_backend.compute_output_spec(model, first, training=False)
         made = cut(model, first, shape.chunks, self._stages)
         if made.table:
             print(made.table, file=sys.stderr, flush=True)
