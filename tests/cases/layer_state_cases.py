@@ -155,12 +155,35 @@ def _measured(model: keras.Model) -> dict[str, Any]:
     return {"metrics": [lambda y, p: ops.sum(model.layers[1].kernel ** 2) + 0 * p[:, 0]]}
 
 
+class Scaled(keras.losses.Loss):
+    """Divides by a moving mean of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = keras.Variable(1.0, trainable=False, name="size")
+
+    def call(self, y: Any, p: Any) -> Any:
+        loss = ops.mean((y - p) ** 2, -1) / self.size
+        self.size.assign(0.9 * self.size + 0.1 * ops.mean(ops.abs(y)))
+        return loss
+
+
 #: What reads a weight by itself: arguments of `compile`, or what a layer of the last stage does.
 READING: dict[str, Callable[[keras.Model], dict[str, Any]]] = {
     "loss": _with_weight,
     "metric": _measured,
     "layer": lambda model: {},
 }
+
+
+def assigns_in_loss(strategy: Any, microbatches: int) -> None:
+    """Trains by a loss that keeps something between batches."""
+    del strategy
+    x = np.ones((16, 6), "float32")
+    with pipeline(2, microbatches=microbatches).scope():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dense(1)])
+        model.compile("sgd", Scaled())
+    model.fit(x, x[:, :1], 16, verbose=0)
 
 
 def reads(strategy: Any, kind: str, cut: bool = True) -> list[float]:

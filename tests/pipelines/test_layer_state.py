@@ -9,6 +9,7 @@ from tests.cases.layer_state_cases import KEPT, NAMED, READING
 from tests.harness import CallError
 
 CASE = "tests.cases.layer_state_cases:kept"
+LOSS = "tests.cases.layer_state_cases:assigns_in_loss"
 READS = "tests.cases.layer_state_cases:reads"
 
 
@@ -41,6 +42,12 @@ def test_is_named_where_it_cannot_be(cluster, kind):
 def test_a_variable_of_no_layer_is_named(cluster, microbatches):
     with pytest.raises(CallError, match=r"strategy='pipeline' conflicts with the assignment"):
         cluster("devices").call(CASE, kind="outside", microbatches=microbatches)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_loss_that_keeps_something_is_named(cluster, microbatches):
+    with pytest.raises(CallError, match=r"the assignment of 'size' in the loss"):
+        cluster("devices").call(LOSS, microbatches=microbatches)
 
 
 @pytest.mark.parametrize("kind", [*KEPT, *NAMED])

@@ -8,6 +8,7 @@ not depend on them. A sum is brought into that form first; all else is refused.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import NoReturn
 
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tfdist.errors import ConfigError
 from tfdist.keras.assignments import holds_examples
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.reductions import Leaf, is_count, reduction_of
+from tfdist.keras.stateless import Assigning
 from tfdist.keras.whole_batch import computed_again
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.strategies.pipeline.microbatch import Microbatch
@@ -92,22 +94,24 @@ def _as_average(step: Microbatch, leaf: Leaf) -> Tensor:
     return tensor * step.per_share(tensor.dtype) if leaf.is_sum else tensor
 
 
-def refuse_outside(layers: list[Layer], variables: list[KerasVariable]) -> None:
-    """Refuses assignments to variables of which a stage does not know the state.
+def refuse_outside(where: str, scope: Assigning, known: Iterable[KerasVariable]) -> None:
+    """Refuses assignments to variables that a part of the program does not hold.
 
     Args:
-        layers: those of the stage.
-        variables: those assigned in it that belong to none of its layers.
+        where: the part of the program.
+        scope: the scope that it ran in.
+        known: the variables that it holds.
 
     Raises:
-        ConfigError: if there is one.
+        ConfigError: if it has assigned another one.
     """
-    if variables:
-        names = ", ".join(repr(layer.name) for layer in layers)
+    held = {id(variable) for variable in known}
+    others = [v.path for key, v in scope.assigned.items() if key not in held]
+    if others:
         raise ConfigError(
-            f"strategy='pipeline' conflicts with the assignment of {variables[0].path!r} in one of "
-            f"the layers {names}, to none of which it belongs. Make it in the layer that assigns "
-            "it, by self.add_weight(trainable=False), or choose another strategy."
+            f"strategy='pipeline' conflicts with the assignment of {others[0]!r} in {where}, which "
+            "does not hold it. Let a layer assign weights of its own, made by "
+            "self.add_weight(trainable=False), or choose another strategy."
         )
 
 

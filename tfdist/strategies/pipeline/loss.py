@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import entered
-from tfdist.strategies.pipeline.layer_state import refuse_reads
+from tfdist.keras.stateless import Assigning
+from tfdist.strategies.pipeline.layer_state import refuse_outside, refuse_reads
 from tfdist.strategies.pipeline.microbatch import Microbatch
 from tfdist.strategies.pipeline.partitioning import Cut, Key
 from tfdist.strategies.pipeline.stage import Part, Values, of_any_size
@@ -198,8 +199,9 @@ class KerasObjective:
         )
         # From zero: what is left in the variables is what this microbatch adds to them.
         zeros = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in means]
-        with keras.StatelessScope(state_mapping=zeros) as scope:
+        with Assigning(zeros) as scope:
             loss = self._loss(step, inputs.targets, outputs)
+        refuse_outside("the loss", scope, means)
         added = [tf.cast(scope.get_current_value(variable), tf.float32) for variable in means]
         return loss, tf.stack(added) if added else None
 

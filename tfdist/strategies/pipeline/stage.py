@@ -219,10 +219,8 @@ class Part:
                     "weight that an optimizer trains, as SpectralNormalization does: each "
                     "microbatch would assign it again. Use strategy='mirrored'."
                 )
-        own = {id(variable) for variable in self.state}
-        refuse_outside(
-            self.chunk.layers, [v for key, v in scope.assigned.items() if key not in own]
-        )
+        names = ", ".join(repr(layer.name) for layer in self.chunk.layers)
+        refuse_outside(f"one of the layers {names}", scope, self.state)
 
     def _losses(self, scope: Assigning, step: Microbatch) -> Tensor | None:
         terms = [as_average(step, tf.reduce_sum(term)) for term in scope.losses]
