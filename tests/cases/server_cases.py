@@ -80,8 +80,12 @@ def counting(
     source: str = "arrays",
     epochs: int = 2,
     pause: float = 0.0,
+    until: str = "",
 ) -> dict[str, Any]:
-    """Counts how often each example was applied, with workers that are killed or slowed."""
+    """Counts how often each example was applied, with workers that are killed or slowed.
+
+    Training ends after an epoch in which the log of the name `until` is not zero.
+    """
     ids = np.arange(EXAMPLES)
     data: Any = {"x": ids, "batch_size": 5 * BATCH if slow else BATCH}
     if source == "dataset":
@@ -96,7 +100,9 @@ def counting(
         slowing = _Slow(slow)
         with _killing(kill) as killed:
             try:
-                done = model.fit(**data, epochs=epochs, verbose=0, callbacks=[slowing])
+                done = model.fit(
+                    **data, epochs=epochs, verbose=0, callbacks=[slowing, _Until(until)]
+                )
             finally:
                 slowing.end()
         return {
@@ -183,6 +189,19 @@ def _killing(workers: list[int]) -> Iterator[list[int]]:
     finally:
         ended.set()
         thread.join()
+
+
+class _Until(keras.callbacks.Callback):
+    """Ends training after the epoch in which something has happened."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks whether it has."""
+        if self._name and logs[self._name]:
+            self.model.stop_training = True
 
 
 class _Slow(keras.callbacks.Callback):
