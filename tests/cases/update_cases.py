@@ -373,6 +373,14 @@ def load_other(strategy: Any, first: dict[str, Any], then: dict[str, Any], direc
     return ""
 
 
+def _gradients(model: keras.Model, inputs: Any, labels: Any) -> tuple[Any, list[Any]]:
+    """The mean loss of a batch, and its gradients of a model's weights."""
+    with tf.GradientTape() as tape:
+        predicted = model(inputs, training=True)
+        loss = tf.reduce_mean(common.sparse_crossentropy()(labels, predicted))
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
 def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
     """The weights after a fit whose `train_step` applies an optimizer that a model holds somewhere.
 
@@ -388,13 +396,8 @@ def held_by(strategy: Any, *, rule: dict[str, Any], where: str) -> list[Any]:
 
         class Net(keras.Sequential):
             def train_step(self, data: Any) -> Any:
-                inputs, labels = data
-                with tf.GradientTape() as tape:
-                    predicted = self(inputs, training=True)
-                    loss = tf.reduce_mean(common.sparse_crossentropy()(labels, predicted))
-                optimizer.apply(
-                    tape.gradient(loss, self.trainable_variables), self.trainable_variables
-                )
+                loss, grads = _gradients(self, *data)
+                optimizer.apply(grads, self.trainable_variables)
                 return {"loss": loss}
 
         model = Net([keras.Input((8,)), keras.layers.Dense(3)])
@@ -435,13 +438,8 @@ def updated_twice(strategy: Any, *, rule: dict[str, Any], apart: bool) -> list[A
 
         class Net(keras.Sequential):
             def train_step(self, data: Any) -> Any:
-                inputs, labels = data
-                with tf.GradientTape() as tape:
-                    predicted = self(inputs, training=True)
-                    loss = tf.reduce_mean(common.sparse_crossentropy()(labels, predicted))
-                weights = self.trainable_variables
-                grads = tape.gradient(loss, weights)
-                cut = 2 if apart else 0
+                loss, grads = _gradients(self, *data)
+                weights, cut = self.trainable_variables, 2 if apart else 0
                 self.optimizer.apply(grads[cut:], weights[cut:])
                 self.second.apply(grads[:2], weights[:2])
                 return {"loss": loss}

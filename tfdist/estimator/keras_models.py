@@ -248,14 +248,13 @@ def _for_replica(variable: KerasVariable, value: Array) -> tuple[Any, Any]:
 
 
 def _check_assigned(scope: Assigning, pairs: Sequence[tuple[Any, Any]]) -> None:
-    known = {id(variable) for variable, _ in pairs}
-    others = [v.path for key, v in scope.assigned.items() if key not in known]
+    others = scope.others(variable for variable, _ in pairs)
     if others:
         raise ConfigError(
-            f"model_to_estimator cannot train a model with a layer that assigns {others[0]!r}, a "
-            "weight that an optimizer trains, as SpectralNormalization does, or a variable of no "
-            "layer. Keep the value in a weight of the layer, self.add_weight(trainable=False), or "
-            "train the model by fit."
+            "model_to_estimator cannot train a model with a layer that assigns "
+            f"{others[0].path!r}, a weight that an optimizer trains, as SpectralNormalization "
+            "does, or a variable of no layer. Keep the value in a weight of the layer, "
+            "self.add_weight(trainable=False), or train the model by fit."
         )
 
 

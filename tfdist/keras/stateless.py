@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -36,3 +37,8 @@ class Assigning(keras.StatelessScope):  # type: ignore[misc]
         variable, value = update
         self.assigned[id(variable)] = variable
         super().add_update((variable, tf.stop_gradient(value)))
+
+    def others(self, known: Iterable[KerasVariable]) -> list[KerasVariable]:
+        """The assigned variables that are not among some, in the order of their assignments."""
+        held = {id(variable) for variable in known}
+        return [variable for key, variable in self.assigned.items() if key not in held]

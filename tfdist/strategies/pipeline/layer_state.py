@@ -105,12 +105,11 @@ def refuse_outside(where: str, scope: Assigning, known: Iterable[KerasVariable])
     Raises:
         ConfigError: if it has assigned another one.
     """
-    held = {id(variable) for variable in known}
-    others = [v.path for key, v in scope.assigned.items() if key not in held]
+    others = scope.others(known)
     if others:
         raise ConfigError(
-            f"strategy='pipeline' conflicts with the assignment of {others[0]!r} in {where}, which "
-            "does not hold it. Let a layer assign weights of its own, made by "
+            f"strategy='pipeline' conflicts with the assignment of {others[0].path!r} in {where}, "
+            "which does not hold it. Let a layer assign weights of its own, made by "
             "self.add_weight(trainable=False), or choose another strategy."
         )
 
