@@ -274,8 +274,10 @@ class Typed(keras.Sequential):
 def predicted_types(strategy: Any) -> dict[str, Any]:
     """What `predict` and `predict_on_batch` return of each type."""
     x, _ = common.table(43)
+    x = np.round(8 * x) / 8  # sums in any order are exact
     with scope(strategy):
-        model = Typed([keras.Input((8,)), keras.layers.Dense(3)])
+        ones = keras.layers.Dense(3, kernel_initializer="ones")
+        model = Typed([keras.Input((8,)), ones])
         several = model.predict(x, BATCH, verbose=0)
         single = model.predict_on_batch(x[:5])
     wide = {"bfloat16": "float32"}
@@ -284,3 +286,58 @@ def predicted_types(strategy: Any) -> dict[str, Any]:
         for call, values in (("several", several), ("single", single))
         for name, value in values.items()
     }
+
+
+class Resized(keras.Model):
+    """Predicts other numbers of rows than it is given: two for each, some, or of no columns."""
+
+    def call(self, inputs: Any) -> dict[str, Any]:
+        """Rows of each kind."""
+        return {
+            "twice": tf.repeat(inputs, 2, axis=0),
+            "chosen": tf.boolean_mask(inputs, inputs[:, 0] > 0),
+            "strings": tf.strings.as_string(tf.boolean_mask(inputs, inputs[:, 0] > 0)),
+            "no columns": inputs[:, :0],
+        }
+
+
+def predicted_rows(strategy: Any, run_eagerly: bool = False) -> dict[str, Any]:
+    """What is predicted where the outputs have other numbers of rows than the examples."""
+    x, _ = common.table(43)
+    x[:, 0] = np.where(np.arange(43) < 20, -1.0, 1.0)  # of the first batch no row is chosen
+    with scope(strategy):
+        model = Resized()
+        model.compile(run_eagerly=run_eagerly)
+        found = {} if run_eagerly else {"several": model.predict(x, BATCH, verbose=0)}
+        for rows in (x[:9], x[-3:], x[-2:]):
+            values = model.predict_on_batch(rows)
+            found[str(len(rows))] = tf.nest.map_structure(np.asarray, values)
+    return found
+
+
+_TYPES = (
+    *("bool", "int8", "uint16", "int32", "uint32", "int64", "float16", "bfloat16", "float32"),
+    *("complex64", "complex128", "string"),
+)
+
+
+def gathered_types(strategy: Any) -> dict[str, list[list[int]]]:
+    """The integers that `all_gather` of a replica gives of each type, of two rows and of none."""
+
+    def gather(name: str, rows: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        own = tf.range(4)[:rows] + 4 * context.replica_id_in_sync_group
+        value = tf.strings.as_string(own) if name == "string" else tf.cast(own, name)
+        return context.all_gather(value, axis=0)
+
+    found = {}
+    for name in _TYPES:
+        for rows in (2, 0):
+            step = tf.function(lambda rows, name=name: strategy.run(gather, (name, rows)))
+            values = strategy.experimental_local_results(step(tf.constant(rows)))
+            found[f"{name} {rows}"] = [[_integer(x) for x in value.numpy()] for value in values]
+    return found
+
+
+def _integer(number: Any) -> int:
+    return int(getattr(number, "real", number))

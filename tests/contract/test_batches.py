@@ -17,6 +17,11 @@ def test_predictions_may_have_any_type(agree: Agree) -> None:
     agree("batch_cases:predicted_types")
 
 
+@pytest.mark.needs("any model")
+def test_predictions_may_have_any_number_of_rows(agree: Agree) -> None:
+    agree("batch_cases:predicted_rows", tolerance=0.0)
+
+
 @pytest.mark.core("predict and evaluate")
 def test_predict_and_evaluate_with_several_steps_per_execution(agree: Agree) -> None:
     agree("batch_cases:predict_steps_per_execution")

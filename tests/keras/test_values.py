@@ -34,6 +34,24 @@ def test_predictions_of_few_rows(cluster: Pool, target: str) -> None:
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
+@pytest.mark.parametrize("target", ["mirrored", "multi_worker"])
+def test_eager_predictions_may_have_any_number_of_rows(cluster: Pool, target: str) -> None:
+    expected = cluster.plain(f"{CASES}:predicted_rows", run_eagerly=True)
+    for result in cluster(target).call(f"{CASES}:predicted_rows", run_eagerly=True):
+        assert_same(expected, result, 0.0, target)
+
+
+@pytest.mark.parametrize("target", ["mirrored", "multi_worker", "horovod"])
+def test_replicas_gather_rows_of_any_type_and_none(cluster: Pool, target: str) -> None:
+    """TensorFlow's gather ends in a segmentation fault if there are no rows."""
+    for found in cluster(target).call(f"{CASES}:gathered_types"):
+        for case, values in found.items():
+            name, rows = case.split()
+            expected = [0, 1, 1, 1] if name == "bool" else [0, 1, 4, 5]
+            for value in values:
+                assert value == (expected if rows == "2" else []), case
+
+
 @pytest.mark.parametrize(
     ("target", "method"),
     [

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
 from tfdist.types import Launcher, Strategy, Tensor
 
-__all__ = ["all_to_all", "gather_alike", "gather_by"]
-
-#: In what bits travel that are not added up: TensorFlow's collectives know no bfloat16, and those
-#: of one process no int32.
-_CARRIED_AS = {tf.bfloat16: tf.float16, tf.int32: tf.float32}
+__all__ = ["all_to_all", "gather_alike", "gather_by", "launchers_of"]
 
 
 def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
@@ -24,14 +22,19 @@ def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:
     return operations._launchers[tf.distribute.get_replica_context()._replica_id]
 
 
+def launchers_of(extended: object) -> list[Any]:
+    """The launchers of a strategy's collectives, one for each device."""
+    names = ("_cross_device_ops", "_host_cross_device_ops", "_collective_ops")
+    ops = [getattr(extended, name, None) for name in names]
+    result = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
+    return list({id(launcher): launcher for launcher in result}.values())
+
+
 def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
     """Concatenates the replicas' tensors of one shape, without an exchange of their lengths.
 
     Must be called in a replica context.
     """
-    if tensor.dtype in _CARRIED_AS:
-        carried = gather_alike(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
-        return tf.bitcast(carried, tensor.dtype)
     launcher = _launcher(strategy, tensor)
     if launcher is None:
         return tf.distribute.get_replica_context().all_gather(tensor, axis=0)
@@ -40,9 +43,6 @@ def gather_alike(strategy: Strategy, tensor: Tensor) -> Tensor:
 
 def gather_by(launcher: Launcher, tensor: Tensor) -> Tensor:
     """Concatenates the tensors of one shape of the processes of a launcher, by their first axis."""
-    if tensor.dtype in _CARRIED_AS:
-        carried = gather_by(launcher, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
-        return tf.bitcast(carried, tensor.dtype)
     gathered = launcher._all_gather(tensor, launcher._options)
     rows = tensor.shape[0] and tensor.shape[0] * launcher._group_size
     return tf.ensure_shape(gathered, [rows, *tensor.shape[1:]])
@@ -58,9 +58,6 @@ def all_to_all(strategy: Strategy, tensor: Tensor) -> Tensor:
     Returns:
         The rows that were sent here, in the order of the replicas.
     """
-    if tensor.dtype in _CARRIED_AS:
-        carried = all_to_all(strategy, tf.bitcast(tensor, _CARRIED_AS[tensor.dtype]))
-        return tf.bitcast(carried, tensor.dtype)
     launcher = _launcher(strategy, tensor)
     if launcher is None:
         gathered = tf.distribute.get_replica_context().all_gather(tensor[None], axis=0)

@@ -26,6 +26,7 @@ from tensorflow.python.feature_column.feature_column_v2 import (
 from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.training import training_util
 
+from tfdist._tf.collectives import launchers_of
 from tfdist.errors import ConfigError
 from tfdist.types import (
     ConfigProto,
@@ -121,20 +122,12 @@ def graph_scope(strategy: Strategy) -> Iterator[None]:
     evaluated while the training's graph waits.
     """
     graph = tf.compat.v1.get_default_graph()
-    for launcher in _launchers_of(strategy.extended):
+    for launcher in launchers_of(strategy.extended):
         if not isinstance(launcher._all_gather, _GatherByRun):
             launcher._all_gather = _GatherByRun(launcher)
         launcher._all_gather.serve(graph)
     with tf.distribute.Strategy.scope(strategy):
         yield
-
-
-def _launchers_of(extended: object) -> list[Any]:
-    """The launchers of a strategy's collectives, one for each device."""
-    names = ("_cross_device_ops", "_host_cross_device_ops", "_collective_ops")
-    ops = [getattr(extended, name, None) for name in names]
-    result = [launcher for each in ops for launcher in getattr(each, "_launchers", ())]
-    return list({id(launcher): launcher for launcher in result}.values())
 
 
 class _GatherByRun:

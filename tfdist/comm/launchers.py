@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfdist._tf.collectives import launchers_of
 from tfdist._tf.distribute import (
     CollectiveAllReduceExtended,
     GraphCollectives,
@@ -49,7 +50,26 @@ class _Launcher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignore[m
 
     def _all_gather(self, input_tensor: Tensor, options: object) -> Tensor:
         gather = super()._all_gather
-        return gather_any(lambda tensor: gather(tensor, options), input_tensor)
+        return gather_any(
+            lambda tensor: _gather_elements(lambda full: gather(full, options), tensor),
+            input_tensor,
+        )
+
+
+def _gather_elements(gather: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Gathers a tensor of which every process has one of the same shape, that may have no elements.
+
+    TensorFlow's collectives end in a segmentation fault if there are none.
+    """
+    if tensor.shape.num_elements():
+        return gather(tensor)
+    missing = tf.cast(tf.equal(tf.size(tensor), 0), tf.int32)
+    flat = tf.pad(tf.reshape(tensor, [1, -1]), [[0, 0], [0, missing]])
+    gathered = gather(flat)
+    kept = gathered[:, : tf.size(tensor)]
+    rest = tf.shape(tensor)[1:]
+    rows = tf.shape(gathered)[0] * tf.shape(tensor)[0]
+    return tf.reshape(kept, tf.concat([[rows], rest], 0))
 
 
 class _ChunkedLauncher(_Launcher):
@@ -95,15 +115,17 @@ def _chunk_lengths(length: int | None, size: int) -> list[int]:
 
 
 def replace_launchers(extended: Any) -> None:
-    """Gives a strategy launchers of this module; on CPU devices all-reduces go in chunks.
+    """Gives a strategy launchers of this module; those of CPU processes all-reduce in chunks.
 
     Args:
-        extended: the extended part of a strategy of several processes.
+        extended: the extended part of a strategy on TensorFlow's collectives.
     """
+    lines = getattr(extended, "every_line", ())
     on_cpus = all("CPU" in device for device in extended.worker_devices)
-    for line in extended.every_line:
-        for launcher in line.operations._launchers:
-            launcher.__class__ = _ChunkedLauncher if on_cpus else _Launcher
+    kind = _ChunkedLauncher if lines and on_cpus else _Launcher
+    between = [launcher for line in lines for launcher in line.operations._launchers]
+    for launcher in [*launchers_of(extended), *between]:
+        launcher.__class__ = kind
 
 
 class Ring(Protocol):

@@ -62,7 +62,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     if context.num_replicas_in_sync == 1:
         return values
     pieces = [pieces_of(value) for value in values]
-    flat = [_with_a_row(piece.value) for each in pieces for piece in each]
+    flat = [piece.value for each in pieces for piece in each]
     groups = grouped((is_sparse(value), value.dtype) for value in flat)
     add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
     sums = by_group(flat, groups, add)
@@ -95,22 +95,6 @@ def by_group(
     for group in groups:
         results.update(zip(group, exchange([values[i] for i in group]), strict=True))
     return [results[i] for i in range(len(values))]
-
-
-def _with_a_row(value: Gradient) -> Gradient:
-    """A gradient of rows that has one at least: a row of zeros if there is none.
-
-    TensorFlow's exchange of rows ends in a segmentation fault if no replica has any, as where a
-    batch has no id of a process's part of a table.
-    """
-    if not is_sparse(value):
-        return value
-    missing = tf.cast(tf.equal(tf.size(value.indices), 0), tf.int32)
-    shape = value.values.shape
-    values = tf.pad(value.values, [[0, missing], *([0, 0] for _ in shape[1:])])
-    values = tf.ensure_shape(values, [None, *shape[1:]])
-    indices = tf.pad(value.indices, [[0, missing]])
-    return tf.IndexedSlices(values, indices, value.dense_shape)
 
 
 class Piece(NamedTuple):

@@ -29,7 +29,7 @@ from tfdist.comm import batch_sharding
 from tfdist.keras.batches import Relaxed, as_values, spread
 from tfdist.keras.hooks import Hook
 from tfdist.keras.input_comparison import as_tensors, compare_values
-from tfdist.keras.replica_step import predicting, predicting_alone
+from tfdist.keras.replica_step import gathers_rows, predicting, predicting_alone
 from tfdist.keras.stateful import check_divided, is_stateful
 from tfdist.types import DataAdapter, Model, Strategy, Structure
 
@@ -43,7 +43,7 @@ def hooks() -> list[Hook]:
         Hook(TensorFlowTrainer, "predict_on_batch", _predict_on_batch),
         Hook(TensorFlowTrainer, "make_predict_function", _by_replicas),
         Hook(TFEpochIterator, "__init__", _without_pipeline, priority=1),
-        Hook(trainer, "reduce_per_replica", _in_few_exchanges),
+        Hook(trainer, "reduce_per_replica", _not_again),
     ]
 
 
@@ -128,16 +128,13 @@ class _Predictions:
         return self._together(batches)
 
 
-def _in_few_exchanges(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras gathers the sizes besides, to order replicas that are in order already."""
+def _not_again(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras gathers what all replicas have: rows of a whole batch, or that they have gathered."""
 
     @functools.wraps(original)
     def reduce_per_replica(values: Structure, strategy: Strategy, reduction: str) -> Structure:
-        if predicting_alone.is_up:
+        if predicting.value is not None and (predicting_alone.is_up or gathers_rows(strategy)):
             return tree.map_structure(lambda v: local_results(strategy, v)[0], values)
-        shard = None if predicting.value is None else getattr(strategy, "shard", None)
-        if shard is not None and shard.workers > 1 and shard.local == 1:
-            return tree.map_structure(lambda v: strategy.gather(v, axis=0), values)
         return original(values, strategy, reduction)
 
     return reduce_per_replica

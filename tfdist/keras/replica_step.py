@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist._tf.distribute import local_replica, local_results
 from tfdist._tf.graphs import ordered_apart
 from tfdist.comm.batch_sharding import Slice
+from tfdist.comm.row_gathering import gather_rows
 from tfdist.errors import EquivalenceWarning
 from tfdist.gradients.step_profiler import Meter
 from tfdist.keras import weights
@@ -212,11 +213,14 @@ def run_prediction(
     """Runs Keras's prediction of one batch on each replica; a replica may have no examples."""
     carried, model = keras_state(), predicting.value  # Replicas may be threads of their own.
     assert model is not None, "run_prediction is for calls while `predicting` has a model"
-    several = tf.distribute.get_strategy().num_replicas_in_sync
-    replicas = 1 if predicting_alone.is_up else several
+    strategy = tf.distribute.get_strategy()
+    alone = predicting_alone.is_up
+    replicas = 1 if alone else strategy.num_replicas_in_sync
 
     def on_replica(batch: Structure) -> Structure:
+        at_most = None
         if isinstance(batch, Slice):
+            at_most = -(-batch.total // replicas)
             count, batch = batch.count, batch.batch
         else:
             _, count = batch_size_of(batch)
@@ -226,9 +230,18 @@ def run_prediction(
         with carried(), ordered_apart(), settling.set(step):
             outputs = fn(batch, **(kwargs or {}))
         check_given(step, outputs, PREDICTED)
-        return tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
+        own = tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
+        if alone or not gathers_rows(strategy):
+            return own
+        return tf.nest.map_structure(lambda t: gather_rows(strategy, t, at_most), own)
 
     return run(on_replica, args, None, options)
+
+
+def gathers_rows(strategy: Strategy) -> bool:
+    """Whether the replicas gather their predictions by themselves, one replica in each process."""
+    shard = getattr(strategy, "shard", None)
+    return shard is not None and shard.workers > 1 and shard.local == 1
 
 
 def _nothing_if_empty(output: Tensor, count: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist._tf.distribute import LocalExtended
+from tfdist.comm.launchers import replace_launchers
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.strategies.base import StrategyMixin
@@ -36,6 +37,7 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
         self.rule = rule
         extended = LocalExtended(self, devices=list(devices) if devices else None)
         tf.distribute.Strategy.__init__(self, extended)
+        replace_launchers(extended)
 
 
 def create(config: StrategyConfig, member: None = None) -> Mirrored:
