@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.ops import debug_mode
 from tensorflow.python.eager import context
@@ -95,3 +96,28 @@ def made_outside(strategy: Any, *, what: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def read_as_numbers(strategy: Any) -> dict[str, Any]:
+    """What Python and NumPy read of TensorFlow's variables, in the scope and after it."""
+    with scope(strategy):
+        made = {
+            "count": tf.Variable(3),
+            "scale": tf.Variable(1.5, trainable=False),
+            "vector": tf.Variable([1.0, 2.5]),
+            "kept apart": tf.Variable(
+                0.0,
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            ),
+        }
+        inside = {name: _read(variable) for name, variable in made.items()}
+    return {"inside": inside, "after": {name: _read(made[name]) for name in ("count", "vector")}}
+
+
+def _read(variable: Any) -> list[Any]:
+    values = [np.asarray(variable), np.array(variable, "float64"), np.mean(variable)]
+    if not variable.shape.rank:
+        values += [float(variable), int(variable), complex(variable).real]
+    return values

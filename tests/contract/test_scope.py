@@ -15,6 +15,10 @@ def test_a_cleared_session_stays_in_the_scope(agree: Agree) -> None:
         assert result["left"] == [True, "ResourceVariable"]
 
 
+def test_variables_are_read_as_numbers_and_arrays(agree: Agree) -> None:
+    agree("scope_cases:read_as_numbers", tolerance=0.0)
+
+
 @pytest.mark.parametrize("what", ["functions", "data"])
 def test_functions_that_run_eagerly(run: Agree, cluster: Pool, target: str, what: str) -> None:
     plain = cluster.plain("tests.cases.scope_cases:debugged", what=what)

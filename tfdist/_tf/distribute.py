@@ -28,11 +28,10 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import (
     ParameterServerStrategyV2Extended,
 )
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
-from tensorflow.python.distribute.values import MirroredVariable, SyncOnReadVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
+from tfdist._tf.variables import readable
 from tfdist.config.mesh import DATA, Axis
 from tfdist.types import (
     CoordinatedWorker,
@@ -52,15 +51,12 @@ __all__ = [
     "GraphCollectives",
     "Line",
     "LocalExtended",
-    "MirroredVariable",
     "OnlyReplica",
     "PlainInput",
-    "ResourceVariable",
     "ServerExtended",
     "ServerStrategy",
     "ShardedVariable",
     "SingleExtended",
-    "SyncOnReadVariable",
     "TrackableSaver",
     "collective_ops",
     "cross_device_ops",
@@ -105,7 +101,7 @@ class GraphCollectives:
         # broadcast it implies is a merge_call; the replicas' own copies hold the same value.
         if kwargs.get("aggregation") is tf.VariableAggregation.ONLY_FIRST_REPLICA:
             kwargs["aggregation"] = tf.VariableAggregation.NONE
-        return super()._create_variable(next_creator, **kwargs)  # type: ignore[misc]
+        return readable(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

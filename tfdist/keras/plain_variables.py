@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._tf.distribute import MirroredVariable
+from tfdist._tf.variables import MirroredVariable
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import EquivalenceWarning

@@ -24,12 +24,12 @@ import tensorflow as tf
 from tfdist._keras import TFExportArchive, file_utils, io_utils, legacy_h5_format, saving_lib
 from tfdist._keras import keras_export as export
 from tfdist._tf.distribute import (
-    SyncOnReadVariable,
     TrackableSaver,
     eagerly_outside_of_scope,
     is_distributed,
 )
 from tfdist._tf.graphs import LoadedFunction
+from tfdist._tf.variables import SyncOnReadVariable
 from tfdist.comm import host_collectives
 from tfdist.errors import TfdistError
 from tfdist.keras import progress, updating

@@ -25,8 +25,8 @@ from tfdist._keras import (
     pythonify_logs,
     saving_lib,
 )
-from tfdist._tf.distribute import ResourceVariable
 from tfdist._tf.graphs import Function
+from tfdist._tf.variables import ResourceVariable
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.functions import in_line
