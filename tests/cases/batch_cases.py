@@ -341,3 +341,39 @@ def gathered_types(strategy: Any) -> dict[str, list[list[int]]]:
 
 def _integer(number: Any) -> int:
     return int(getattr(number, "real", number))
+
+
+class Returning(keras.Model):
+    """Returns the loss of its step, and leaves the metric of that name as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[:2]
+        return {"loss": self.compute_loss(x, y, self(x, training=False))}
+
+
+def returned_losses(strategy: Any) -> dict[str, Any]:
+    """The losses that an own step returns, of batches of several sizes."""
+    x, y = common.table(40)
+    y = y[:, None].astype("float32")
+    with scope(strategy):
+        model = Returning()
+        model.compile("sgd", "mse")
+        sizes = [slice(0, 16), slice(16, 23), slice(23, 40)]
+        trained = [model.train_on_batch(x[rows], y[rows]) for rows in sizes]
+        tested = [model.test_on_batch(x[rows], y[rows], return_dict=True) for rows in sizes]
+    return {"trained": trained, "tested": [common.numbers(each) for each in tested]}

@@ -31,6 +31,11 @@ def test_methods_on_one_batch(agree: Agree) -> None:
     agree("batch_cases:on_batch")
 
 
+@pytest.mark.needs("own steps")
+def test_methods_on_one_batch_return_the_loss_of_an_own_step(agree: Agree) -> None:
+    agree("batch_cases:returned_losses")
+
+
 def test_methods_on_one_batch_of_a_lazy_model(agree: Agree) -> None:
     agree("batch_cases:on_batch_lazy")
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdist._keras import TensorFlowTrainer, data_adapter_utils, pythonify_logs, tree
 from tfdist._tf.distribute import local_results, regroup
 from tfdist.comm import batch_sharding, host_collectives
-from tfdist.keras.batch_logs import are_results
 from tfdist.keras.hooks import Hook, fitting
 from tfdist.keras.input_comparison import compare_values
 from tfdist.keras.stateful import check_divided, is_stateful
@@ -219,15 +218,12 @@ def _test_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run(model: Model, kind: str, batch: Structure, return_dict: bool) -> Any:
-    """Runs one step on a spread batch and returns the metrics over all replicas."""
+    """Runs one step on a spread batch and returns its logs of all replicas."""
     step = _one_step(model, f"{kind}_function")
     slices = spread(model.distribute_strategy, batch)
     check_divided(model, slices)
     model.reset_metrics()
-    logs = step(slices)
-    if not are_results(model, f"{kind}_step"):
-        logs = model._get_metrics_result_or_logs(logs)
-    logs = pythonify_logs(logs)
+    logs = pythonify_logs(step(slices))
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
 
