@@ -202,6 +202,24 @@ class ByTable(_Own):
         self.n.assign_add(ops.cast(ops.size(y_pred), "float32"))
 
 
+class MeanOf(keras.metrics.Mean):
+    """The mean over the batches of a function of the predictions."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__(name="of_batches")
+        self.function = function
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(self.function(y_pred))
+
+
+def _guarded(p: Any) -> Any:
+    """A mean unless one is no number, and whether some are large, and all not small."""
+    mean = tf.where(tf.reduce_any(tf.math.is_nan(p)), 0.0, tf.reduce_mean(p))
+    largest = tf.cast(tf.reduce_any(p > 0.9), "float32")
+    return mean + largest + 2.0 * tf.cast(tf.reduce_all(p > -1.0), "float32")
+
+
 #: Metrics whose constants cannot be told from a number of examples.
 CONSTANTS: dict[str, Callable[[], Any]] = {
     "smoothed": Smoothed,
@@ -209,10 +227,14 @@ CONSTANTS: dict[str, Callable[[], Any]] = {
     "keras": keras.metrics.R2Score,
     "batches": MeanOfBatches,
 }
-#: Metrics that add what hides how it depends on the examples, with the op that hides it.
+#: Metrics that add what hides how it depends on the examples, with a part of the warning.
 HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "distinct": (Distinct, "Size"),
-    "numpy": (ByNumPy, "PyFunc"),
+    "distinct": (Distinct, "is added what Size computes from the examples"),
+    "numpy": (ByNumPy, "is added what PyFunc computes from the examples"),
+    "median": (
+        lambda: MeanOf(ops.median),
+        "A value of the metric 'of_batches' is reduced to a number by Ceil",
+    ),
 }
 
 METRICS: dict[str, Callable[[], Any]] = {
@@ -229,6 +251,7 @@ METRICS: dict[str, Callable[[], Any]] = {
     "plain variables": lambda: Running(plain=True),
     "by a table": ByTable,
     "elements": CountsElements,
+    "guarded": lambda: MeanOf(_guarded),
 }
 
 

@@ -88,7 +88,7 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         values, _ = of_whole_batch(step, keras.ops.convert_to_tensor(values), None)
         values, sample_weight = (_of_rows(step, self, x) for x in (values, sample_weight))
         if values.shape.rank == 0 and not len(getattr(sample_weight, "shape", ())):
-            values = average_of(step, values)
+            values = average_of(step, values, _value_of(self))
             if not step.even and not _is_of_batch(step, sample_weight):
                 weight = 1 if sample_weight is None else tf.cast(sample_weight, self.dtype)
                 sample_weight = weight * step.share(self.dtype) * step.replicas
@@ -122,9 +122,14 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, values, sample_weight)
         values = _of_rows(step, self, values)
         with _weighed.up():
-            return original(self, step.weigh(tf.cast(average_of(step, values), self.dtype)))
+            whole = average_of(step, values, _value_of(self))
+            return original(self, step.weigh(tf.cast(whole, self.dtype)))
 
     return update_state
+
+
+def _value_of(metric: Metric) -> str:
+    return f"A value of the metric {metric.name!r}"
 
 
 def _of_rows(step: Step, metric: Metric, value: object) -> Any:

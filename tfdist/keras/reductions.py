@@ -62,13 +62,11 @@ ELEMENTWISE = frozenset(
         *("Relu", "SelectV2", "Select", "ClipByValue", "SquaredDifference", "Reciprocal", "Inv"),
         *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd"),
         *("LogicalOr", "LogicalNot", "IsNan", "IsInf", "IsFinite", "PreventGradient", "Floor"),
-        *("EnsureShape", "FloorDiv", "CheckNumerics", "Xlogy", "Sin", "Cos", "Erf"),
+        *("EnsureShape", "FloorDiv", "CheckNumerics", "Xlogy", "Sin", "Cos", "BiasAdd"),
     }
 )
 #: Ops that move elements, and keep their number, or leave some out.
-_MOVING = frozenset(
-    {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
-)
+_MOVING = {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 _REDUCING = frozenset({"Sum", "Mean"})
 #: Ops on matrices, which have a row for each example only if a matrix that they are given has.
 _OF_MATRICES = frozenset(
@@ -92,7 +90,7 @@ _CHOOSE_BY_CLASS = {
     "UnsortedSegmentMin": (1, 2),
     "UnsortedSegmentProd": (1, 2),
 }
-#: Ops whose results are functions of the same means and sums as their inputs, if of any.
+#: Ops whose results are functions of the means and sums that their inputs are functions of.
 _FOLLOWED = ELEMENTWISE | _MOVING | _REDUCING | _OF_MATRICES | {"L2Loss"}
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
@@ -108,13 +106,15 @@ class Leaf:
         is_sum: whether it is a sum; else a mean.
         chosen: of a mean over rows that were chosen by their values, the tensor of these rows, and
             its axis. Replicas have chosen other shares of them than they have of the examples.
-        is_drawn: whether it is random numbers, of which one process draws as many, and no mean.
+        is_drawn: whether it is random numbers, of which one process draws as many.
+        is_all: whether it says that something holds of all examples; another boolean, of any.
     """
 
     tensor: Tensor
     is_sum: bool
     chosen: tuple[Any, int] | None = None
     is_drawn: bool = False
+    is_all: bool = False
 
     def count(self) -> Tensor:
         """The number of rows that this replica has chosen, in the type of the tensor."""
@@ -129,8 +129,7 @@ class Reduction:
 
     Attributes:
         leaves: the means and sums over examples that it is a function of.
-        shared: the other tensors that it is a function of, such as weights: the same on all
-            replicas.
+        shared: the other tensors that it is a function of, such as weights.
         linear: whether it is a linear function of these, but for what does not depend on the batch.
         unknown: types of the ops, if any, that hide how they reduce the batch.
         between: the ops from the leaves to the tensor, each after its inputs.
@@ -145,9 +144,11 @@ class Reduction:
     @property
     def is_mean(self) -> bool:
         """Whether an average over the replicas is right as it is, as far as is known."""
-        return self.linear and not any(
-            leaf.is_sum or leaf.chosen or leaf.is_drawn for leaf in self.leaves
-        )
+        return self.linear and not any(map(_is_apart, self.leaves))
+
+
+def _is_apart(leaf: Leaf) -> bool:
+    return leaf.is_sum or bool(leaf.chosen) or leaf.is_drawn or leaf.tensor.dtype == tf.bool
 
 
 def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Reduction:
@@ -241,6 +242,8 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
         return Leaf(tensor, is_sum=divided == 0) if divided in (0, 1) else None
     if _adds_rows_up(op, depends):
         return Leaf(tensor, is_sum=True)
+    if op.type in ("Any", "All") and reduces_batch(op, depends):
+        return Leaf(tensor, is_sum=False, is_all=op.type == "All")
     if op.type in _DIVISIONS and _is_number_of_examples(op.inputs[1], depends):
         return Leaf(tensor, is_sum=False) if _is_sum(op.inputs[0], depends, means) else None
     return None

@@ -45,7 +45,13 @@ __all__ = [
 ]
 
 
-def as_average(step: Step, value: Tensor, *, is_sizeless: bool = False) -> Tensor:
+#: The beginning of a sentence on a loss.
+_LOSS = "The loss"
+
+
+def as_average(
+    step: Step, value: Tensor, *, name: str = _LOSS, is_sizeless: bool = False
+) -> Tensor:
     """A loss, or another number, whose average over the replicas is its value on the whole batch.
 
     Its gradient is right as well: averaged over the replicas, it is that of the whole batch.
@@ -53,6 +59,7 @@ def as_average(step: Step, value: Tensor, *, is_sizeless: bool = False) -> Tenso
     Args:
         step: the calling replica's step.
         value: a number or a tensor; only a symbolic scalar of floating point is looked into.
+        name: the beginning of a sentence on it.
         is_sizeless: whether no factor of a sum can be made of the size of a batch.
 
     Returns:
@@ -65,13 +72,15 @@ def as_average(step: Step, value: Tensor, *, is_sizeless: bool = False) -> Tenso
         _warn_of_eager(step, value)
         return value
     found = reduction_of(value, step.depends, step.averages())
-    if found.is_mean:
-        _warn_of_unknown(found)
+    _warn_of_unknown(found, name)
+    if found.is_mean or _is_hidden(found):
         return value
     total, parts = _derivatives(step, value, found, is_sizeless)
     # The value and the gradient apart: the value of a term is zero, and its gradient is the part's.
     terms = [
-        tf.reduce_sum(tf.stop_gradient(factor) * (part - tf.stop_gradient(part)))
+        tf.cast(
+            tf.reduce_sum(tf.stop_gradient(factor) * (part - tf.stop_gradient(part))), value.dtype
+        )
         for part, factor in parts
     ]
     result = tf.add_n([tf.stop_gradient(total), *terms])
@@ -100,8 +109,8 @@ def targets_of(step: Step, target: Tensor) -> list[tuple[Any, Any]] | None:
         _check_static(step, tf.constant(1.0))
         return [(target, tf.fill(tf.shape(target), step.per_share(target.dtype)))]
     result = reduction_of(target, step.depends, step.averages())
-    if result.is_mean:
-        _warn_of_unknown(result)
+    _warn_of_unknown(result, _LOSS)
+    if result.is_mean or _is_hidden(result):
         return None
     return _derivatives(step, target, result)[1]
 
@@ -202,6 +211,11 @@ def _settled(step: Step) -> dict[int, Examples]:
     return step.known | {key: examples for key, (_, examples) in step.settled.items()}
 
 
+def _is_hidden(found: Reduction) -> bool:
+    """Whether nothing is known of a tensor: of averages of places a quantile would be nonsense."""
+    return bool(found.unknown) and not found.linear
+
+
 def _derivatives(
     step: Step, value: Tensor, found: Reduction, is_sizeless: bool = False
 ) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -209,7 +223,6 @@ def _derivatives(
 
     If the value is linear in means and sums, a replica's part of it does: the average is the same.
     """
-    _warn_of_unknown(found)
     _check_lengths(step, found)
     floating = [leaf.tensor.dtype.is_floating for leaf in found.leaves]
     scales = [
@@ -251,7 +264,8 @@ def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     own: list[Any] = []
     counts: dict[int, Any] = {}
     for leaf in leaves:
-        tensor = tf.cast(leaf.tensor, tf.float32) if leaf.tensor.dtype.is_integer else leaf.tensor
+        tensor = tf.logical_not(leaf.tensor) if leaf.is_all else leaf.tensor
+        tensor = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32)
         if leaf.chosen is not None:
             counts[len(own)] = leaf.count() * step.present(tensor.dtype)
             own.append(tf.math.multiply_no_nan(tensor, counts[len(own)]))
@@ -262,10 +276,13 @@ def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     sums = step.sum([tf.stop_gradient(tensor) for tensor in [*own, *counts.values()]])
     for place, count in zip(counts, sums[len(own) :], strict=True):
         sums[place] = sums[place] / count
-    return [
-        tf.ensure_shape(tf.cast(total, leaf.tensor.dtype), leaf.tensor.shape)
-        for leaf, total in zip(leaves, sums, strict=False)
-    ]
+    return [_total(leaf, total) for leaf, total in zip(leaves, sums, strict=False)]
+
+
+def _total(leaf: Leaf, total: Tensor) -> Tensor:
+    """A leaf of the whole batch, of a sum over the replicas: of booleans, of ones and zeros."""
+    result = tf.ensure_shape(tf.cast(total, leaf.tensor.dtype), leaf.tensor.shape)
+    return tf.logical_not(result) if leaf.is_all else result
 
 
 def computed_again(value: Tensor, found: Reduction, whole: list[Any]) -> Tensor:
@@ -333,13 +350,16 @@ def _warn_of_eager(step: Step, value: Tensor) -> None:
     )
 
 
-def _warn_of_unknown(found: Reduction) -> None:
-    if found.unknown:
-        warnings.warn(
-            f"The loss is reduced to a number by {', '.join(sorted(found.unknown))}, which hides "
-            "how it depends on the examples. It is taken for a mean over them: if it is none, "
-            "several replicas train it differently from one. Reduce a loss over the examples with "
-            "a mean or a sum.",
-            EquivalenceWarning,
-            stacklevel=2,
-        )
+def _warn_of_unknown(found: Reduction, name: str) -> None:
+    if not found.unknown:
+        return
+    otherwise = "the replicas' average is not what one process shows. Reduce it"
+    if name == _LOSS:
+        otherwise = "several replicas train it differently from one. Reduce a loss"
+    warnings.warn(
+        f"{name} is reduced to a number by {', '.join(sorted(found.unknown))}, which hides how it "
+        "depends on the examples. It is taken for a mean over them: if it is none, "
+        f"{otherwise} over the examples with a mean or a sum.",
+        EquivalenceWarning,
+        stacklevel=2,
+    )

@@ -7,6 +7,7 @@ distances. So what is computed from such a statistic, row by row, is computed on
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -61,7 +62,7 @@ def with_whole_statistics(step: Step, value: Tensor) -> Tensor:
     return new.get(id(value), value)
 
 
-def average_of(step: Step, value: Tensor) -> Tensor:
+def average_of(step: Step, value: Tensor, name: str = "A log of the step") -> Tensor:
     """A number whose average over the replicas is its value on the whole batch.
 
     It has no gradient through statistics that it is computed with: it is for logs and metrics.
@@ -69,16 +70,18 @@ def average_of(step: Step, value: Tensor) -> Tensor:
     Args:
         step: the calling replica's step.
         value: as of `as_average`.
+        name: the beginning of a sentence on it.
     """
     is_number = is_symbolic(value) and value.shape.rank == 0 and value.dtype.is_floating
     if is_number and not step.is_whole:
         value = with_whole_statistics(step, value)
-    return as_average(step, value)
+    return as_average(step, value, name=name)
 
 
 def _of_whole_batch(step: Step, leaf: Leaf, new: dict[int, Any]) -> Tensor:
     chosen = leaf.chosen and (new.get(id(leaf.chosen[0]), leaf.chosen[0]), leaf.chosen[1])
-    own = Leaf(new.get(id(leaf.tensor), leaf.tensor), leaf.is_sum, chosen)
+    tensor = new.get(id(leaf.tensor), leaf.tensor)
+    own = dataclasses.replace(leaf, tensor=tensor, chosen=chosen)
     [whole] = over_whole_batch(step, [own])
     step.depends.note_shared(whole)
     return whole
@@ -120,7 +123,7 @@ def _meeting_rows(step: Step, between: list[Tensor]) -> dict[int, Leaf]:
         if leaf is not None and id(tensor) in feeding and not tensor.shape.is_fully_defined():
             step.note_meeting(Meeting(place_of(tensor.op)), COMPUTED)  # Replicas have other sizes.
             continue
-        if leaf is not None and id(tensor) in feeding and tensor.dtype.is_floating:
+        if leaf is not None and id(tensor) in feeding and not tensor.dtype.is_integer:
             result[id(tensor)] = leaf
         if _has_rows(step, tensor) or (leaf is None and id(tensor) in feeding):
             own = (x for x in tensor.op.inputs if step.depends(x) and not _has_rows(step, x))

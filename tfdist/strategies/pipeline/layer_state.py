@@ -81,8 +81,8 @@ def on_whole_batch(step: Microbatch, variable: KerasVariable, value: Tensor) -> 
 
 
 def _is_apart(leaf: Leaf) -> bool:
-    """Whether a leaf has no average by examples, or is a whole number."""
-    is_whole = leaf.tensor.dtype.is_integer and not is_count(leaf.tensor)
+    """Whether a leaf has no average by examples, or is a whole number or a boolean."""
+    is_whole = not leaf.tensor.dtype.is_floating and not is_count(leaf.tensor)
     return leaf.chosen is not None or leaf.is_drawn or is_whole
 
 
