@@ -7,8 +7,9 @@ is decided by the structure of the graph alone: values that happen to be equal d
 
 from __future__ import annotations
 
+import copy
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import tensorflow as tf
@@ -85,6 +86,15 @@ class Dependence:
     def note_shared(self, tensor: Tensor) -> None:
         """Notes that a tensor is the same on all replicas, whatever it was computed from."""
         self._known[id(tensor)] = (tensor, False)
+
+    def beside(self, shared: Iterable[Tensor]) -> Dependence:
+        """The same dependence but for some tensors, which are the same on all replicas."""
+        other = copy.copy(self)
+        other.axes = {}
+        other._known = {key: known for key, known in self._known.items() if not known[1]}
+        for tensor in shared:
+            other.note_shared(tensor)
+        return other
 
     def note_chosen(self, rows: Tensor) -> None:
         """Notes that an example may have none or several of a tensor's rows."""

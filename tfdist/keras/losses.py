@@ -219,6 +219,7 @@ def _noted_as_gathered(original: Callable[..., Any]) -> Callable[..., Any]:
                 new.set_shape([None if i == at else size for i, size in enumerate(old.shape)])
         for each in tf.nest.flatten(gathered):
             step.note_held(each, Examples())
+            step.gathered.append(each)
         return gathered
 
     return all_gather

@@ -61,6 +61,7 @@ def _warn_of_loop(variable: Any, value: object) -> None:
 
 
 def _of_one_device(step: Step, name: str, value: Any) -> Any:
+    step = step.beside_gathered()
     if not getattr(tf.compat.v1.get_default_graph(), "is_control_flow_graph", False):
         subject = f"The variable {name!r}"
         check_constants(step, value, subject)

@@ -106,6 +106,7 @@ class Step:
         depends: whether a tensor of the step's graph depends on the batch.
         held: tensors, by `id`, each with how it holds the examples: the batch, and what is known of
             others, such as those of the rows of all replicas. A search goes no further.
+        gathered: the tensors that the program has gathered over the replicas.
         outputs: the outputs of layers, by `id`.
         settled: those of Keras's layers, and of layers that are known to mix a batch, by `id`, each
             with how it holds the examples.
@@ -126,6 +127,7 @@ class Step:
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
     held: dict[int, tuple[Any, Examples]] = dataclasses.field(default_factory=dict)
+    gathered: list[Any] = dataclasses.field(default_factory=list)
     outputs: dict[int, Any] = dataclasses.field(default_factory=dict)
     settled: dict[int, tuple[Any, Examples]] = dataclasses.field(default_factory=dict)
     calls: list[Call] = dataclasses.field(default_factory=list)
@@ -137,6 +139,15 @@ class Step:
     def gradients(self) -> dict[int, Any]:
         """Gradients of weights that tapes have returned, by `id`: no example is in them alone."""
         return self.depends.reduced
+
+    def beside_gathered(self) -> Step:
+        """The step for values that are assigned: what was gathered is the same on all replicas.
+
+        In a loss it has gradients, which are each replica's own.
+        """
+        if not self.gathered:
+            return self
+        return dataclasses.replace(self, depends=self.depends.beside(self.gathered))
 
     def averages(self) -> dict[int, Any]:
         """Tensors, by `id`, whose average over the replicas is the whole batch's value.

@@ -74,6 +74,7 @@ def average_assigned(step: Step) -> None:
     """
     if leaves_to_updates(step.model):
         return
+    step = step.beside_gathered()
     averaged = []
     for weight, value in step.assigned.values():
         if holds_own_rows(weight):
@@ -164,7 +165,8 @@ def _of_whole_batch(weight: types.KerasVariable, value: Tensor) -> Tensor:
     if isinstance(weight, ShardedVariable) or is_of_keras(step, weight):
         return value
     # `weight.dtype` is that of the layer that reads it, which may compute in halves.
-    whole = tf.cast(at_once(step, value, f"The weight {weight.path!r}"), weight._value.dtype)
+    whole = at_once(step.beside_gathered(), value, f"The weight {weight.path!r}")
+    whole = tf.cast(whole, weight._value.dtype)
     _assign(weight, whole)
     del step.assigned[id(weight)]  # Nothing is left to average at the end of the step.
     return whole
@@ -177,7 +179,7 @@ def _given_by_examples(weight: types.KerasVariable) -> Tensor | None:
     if step is None or not is_symbolic(value):
         return None
     here = value.graph is tf.compat.v1.get_default_graph()
-    return value if here and step.depends(value) else None
+    return value if here and step.beside_gathered().depends(value) else None
 
 
 def warn_of_own_start(weight: types.KerasVariable) -> None:
