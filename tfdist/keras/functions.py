@@ -48,7 +48,8 @@ def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:
     owner = getattr(getattr(fn, "__wrapped__", fn.python_function), "__self__", None)
     owner = owner.target if isinstance(owner, TfMethodTarget) else owner
 
-    @wraps(fn.python_function)
+    # Without the attribute that names what TensorFlow decorated, which AutoGraph changes in place.
+    @wraps(fn.python_function, updated=())
     def method(_: object, *args: object, **kwargs: object) -> object:
         return fn(*args, **kwargs)
 
