@@ -79,6 +79,12 @@ def test_one_value_of_any_type(tmp_path, name, value):
         assert StrategyConfig.from_json(config.to_json()) == config
 
 
+def test_a_file_that_begins_with_a_byte_order_mark(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text("seed = 3\n", encoding="utf-8-sig")
+    assert load_file(file).values == {"seed": 3}
+
+
 def test_a_whole_number_of_64_bits(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text(f"accumulate = {2**63 - 1}\n")
