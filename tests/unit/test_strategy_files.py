@@ -85,6 +85,22 @@ def test_a_file_that_begins_with_a_byte_order_mark(tmp_path):
     assert load_file(file).values == {"seed": 3}
 
 
+@pytest.mark.parametrize("strategy", ["pipeline", "horovod"])
+def test_the_ending_of_a_timeline(strategy):
+    for ending in ("", ".json", ".JSON"):
+        StrategyConfig.of(strategy=strategy, processes=2, timeline=f"step{ending}")
+    for ending in (".html", ".json.gz", ".jpg"):
+        with pytest.raises(ConfigError, match=r"no timeline is written as.*\.json.*\.png, .*\.pdf"):
+            StrategyConfig.of(strategy=strategy, processes=2, timeline=f"step{ending}")
+
+
+@pytest.mark.parametrize("ending", [".svg", ".pdf", ".PNG"])
+def test_a_timeline_that_is_a_picture(ending):
+    StrategyConfig.of(strategy="pipeline", timeline=f"step{ending}")
+    with pytest.raises(ConfigError, match="asks for a picture"):
+        StrategyConfig.of(strategy="horovod", processes=2, timeline=f"step{ending}")
+
+
 def test_a_whole_number_of_64_bits(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text(f"accumulate = {2**63 - 1}\n")
