@@ -444,6 +444,23 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
         return {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
 
 
+def compiled_steps(strategy: Any, *, options: dict[str, Any]) -> dict[str, Any]:
+    """Trains, evaluates and predicts with steps that are functions of `tf.function`."""
+    compiled = tf.function(**options)
+
+    class CompiledSteps(HandWrittenMean):
+        train_step = compiled(HandWrittenMean.train_step)
+        test_step = compiled(HandWrittenMean.test_step)
+        predict_step = compiled(HandWrittenMean.predict_step)
+
+    x, y = common.table(UNEVEN)
+    with scope(strategy):
+        model = CompiledSteps()
+        model.compile(keras.optimizers.SGD(0.05))
+        result = {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
+        return {**result, "predict": model.predict(x[:45], BATCH, verbose=0)}
+
+
 class Drawing(keras.layers.Layer):
     """Draws numbers, in training and in inference, that make no difference."""
 

@@ -25,6 +25,16 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
     agree("step_cases:own_step", kind=kind)
 
 
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"jit_compile": True}, {"reduce_retracing": True}, {"autograph": False}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_steps_that_are_functions_by_themselves(agree: Agree, options: dict[str, Any]) -> None:
+    agree("step_cases:compiled_steps", options=options)
+
+
 @pytest.mark.needs("own steps", "whole gradients")
 @pytest.mark.parametrize(
     "kind",

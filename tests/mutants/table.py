@@ -827,6 +827,11 @@ MUTANTS: list[Mutant] = [
         ("tf.nest.map_structure(_as_argument, args, specs)", "args"),
     ),
     *_of(
+        "tfdist/keras/functions.py",
+        "tests/contract/test_steps.py --tier=everything -k 'single and by_themselves'",
+        ("@wraps(fn.python_function, updated=())", "@wraps(fn.python_function)"),
+    ),
+    *_of(
         "tfdist/keras/reductions.py",
         "tests/contract/test_losses.py --tier=everything -k 'neither_means'",
         ("if op.type in _REDUCING | CHOOSING:", "if op.type in _REDUCING:"),

@@ -56,6 +56,8 @@ def fits(name: str, value: object) -> bool:
     kind = all_options()[name].kind
     if type(value) is float:
         return kind is float and abs(value) < float("inf")
+    if type(value) is int and kind is int and abs(value) >= 2**63:
+        return False
     return type(value) is kind or (type(value) is int and kind is float and abs(value) < 2**1000)
 
 
@@ -75,6 +77,34 @@ def test_one_value_of_any_type(tmp_path, name, value):
     else:
         assert fits(name, value)
         assert StrategyConfig.from_json(config.to_json()) == config
+
+
+def test_a_file_that_begins_with_a_byte_order_mark(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text("seed = 3\n", encoding="utf-8-sig")
+    assert load_file(file).values == {"seed": 3}
+
+
+@pytest.mark.parametrize("strategy", ["pipeline", "horovod"])
+def test_the_ending_of_a_timeline(strategy):
+    for ending in ("", ".json", ".JSON"):
+        StrategyConfig.of(strategy=strategy, processes=2, timeline=f"step{ending}")
+    for ending in (".html", ".json.gz", ".jpg"):
+        with pytest.raises(ConfigError, match=r"no timeline is written as.*\.json.*\.png, .*\.pdf"):
+            StrategyConfig.of(strategy=strategy, processes=2, timeline=f"step{ending}")
+
+
+@pytest.mark.parametrize("ending", [".svg", ".pdf", ".PNG"])
+def test_a_timeline_that_is_a_picture(ending):
+    StrategyConfig.of(strategy="pipeline", timeline=f"step{ending}")
+    with pytest.raises(ConfigError, match="asks for a picture"):
+        StrategyConfig.of(strategy="horovod", processes=2, timeline=f"step{ending}")
+
+
+def test_a_whole_number_of_64_bits(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text(f"accumulate = {2**63 - 1}\n")
+    assert load_file(file).values == {"accumulate": 2**63 - 1}
 
 
 @settings(PROPERTY, max_examples=120)
@@ -106,6 +136,8 @@ def test_the_command_says_it_without_a_trace(tmp_path, content):
             '# Two minutes.\nstart_timeout = "60"',
             ["s.toml: line 2: start_timeout='60' is not", "60.0"],
         ),
+        ("accumulate = 9223372036854775808", ["accumulate=9223372036854775808 is not", "64 bits"]),
+        (f"accumulate = 0x{'f' * 4000}", ["accumulate=a number of 16000 bits is not", "64 bits"]),
         ('cuts = """\nseed = 1"""\nseed = -1', ["s.toml: seed=-1 is not"]),
         ('start_timeout = "60"', ["start_timeout='60' is not a number", "start_timeout = 60.0"]),
         ('seed = "x"', ["seed='x' is not a whole number", "seed = 2"]),

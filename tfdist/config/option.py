@@ -39,6 +39,9 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_SECONDS)]
 #: A size in MiB, not more than an exbibyte.
 Size = Annotated[float, msgspec.Meta(gt=0, le=2**20)]
 
+#: TensorFlow's counters, with which options are compared, have 64 bits.
+_LARGEST = 2**63 - 1
+
 #: The types of options: the words for each, and an example of how TOML writes it.
 _TYPES: dict[type, tuple[str, str]] = {
     bool: ("true or false", "true"),
@@ -153,7 +156,7 @@ class Option:
             made = msgspec.convert(self._as_text(_plain(value)), self.hint, strict=True)
         except (msgspec.ValidationError, UnicodeEncodeError):  # Words may be of any bytes.
             raise ConfigError(self._refusal(value)) from None
-        if isinstance(made, float) and not math.isfinite(made):
+        if (isinstance(made, float) and not math.isfinite(made)) or _is_too_large(made):
             raise ConfigError(self._refusal(value))
         return made
 
@@ -169,7 +172,8 @@ class Option:
         example = self.about.example or _TYPES[self.kind][1]
         written = f"Write it as in {self.name} = {example}."
         advice = f"Give one of: {', '.join(self.choices)}." if self.choices else written
-        problem = f"{self.name}={value!r} is not {self.allowed}."
+        allowed = f"{self.allowed}, in 64 bits" if _is_too_large(value) else self.allowed
+        problem = f"{self.name}={_shown(value)} is not {allowed}."
         return " ".join(filter(None, [problem, self.about.why, advice]))
 
 
@@ -225,6 +229,18 @@ def _read(kind: type[Options]) -> Mapping[str, Option]:
 def listed(words: Mapping[str, str]) -> str:
     """Choices with the words for each, as a sentence of a help text."""
     return "; ".join(f"{name}: {what}" for name, what in words.items()) + "."
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > _LARGEST
+
+
+def _shown(value: object) -> str:
+    """A value as Python writes it, which refuses to write whole numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else "a value"
 
 
 def _words(value: object) -> str:

@@ -86,6 +86,7 @@ class PipelineOptions(TimelineOptions):
 
     def check(self) -> None:
         """Refuses options that conflict; see `Options.check`."""
+        super().check()
         if self.vertical_sync and self.schedule != "pipedream":
             raise ConfigError(
                 f"vertical_sync conflicts with schedule={self.schedule!r}: it is an option of "

@@ -68,7 +68,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # Editors of Windows begin with a mark.
     except OSError as error:
         raise ConfigError(f"Cannot read the file {str(path)!r}: {error.strerror}.") from error
     except UnicodeDecodeError as error:

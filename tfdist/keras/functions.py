@@ -48,7 +48,8 @@ def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:
     owner = getattr(getattr(fn, "__wrapped__", fn.python_function), "__self__", None)
     owner = owner.target if isinstance(owner, TfMethodTarget) else owner
 
-    @wraps(fn.python_function)
+    # Without the attribute that names what TensorFlow decorated, which AutoGraph changes in place.
+    @wraps(fn.python_function, updated=())
     def method(_: object, *args: object, **kwargs: object) -> object:
         return fn(*args, **kwargs)
 
@@ -58,10 +59,15 @@ def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:
 def _is_in_step(function: types.Function) -> bool:
     """Whether a replica's step is being traced, which a function for XLA joins as well.
 
-    It does not if there is one replica, which has nothing to exchange.
+    It does if there is something to exchange, which XLA cannot compile: with other replicas, or
+    parts of weights and layers with other processes, also in a prediction.
     """
     step = current_step()
-    return step is not None and not (step.is_whole and function._jit_compile)
+    if not function._jit_compile:
+        return step is not None
+    strategy = tf.distribute.get_strategy()
+    divided = getattr(strategy, "parted", None) is not None or getattr(strategy, "zero", 0) == 3
+    return divided or (step is not None and not step.is_whole)
 
 
 def _as_argument(value: object, spec: object = None) -> object:

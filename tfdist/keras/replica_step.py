@@ -148,7 +148,7 @@ def on_only_replica(model: Model, fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     carried = keras_state()
 
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())
     def step(batch: Structure, *args: object, **kwargs: object) -> object:
         with carried(), _optimizing(model), _after(batch):
             return fn(batch, *args, **kwargs)

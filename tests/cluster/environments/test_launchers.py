@@ -285,3 +285,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     message = refused({}, hostfile=tmp_path / "none")
     assert "none' cannot be read: No such file" in message
     assert "no host file is named" in refused({}, "hostfile")
+
+
+def test_a_hostfile_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\nb\n", encoding="utf-8-sig")
+    assert list(hostfile.read(path)) == ["a", "b"]

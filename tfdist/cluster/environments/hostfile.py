@@ -85,7 +85,7 @@ def read(path: Path) -> dict[str, int]:
         ConfigError: if it cannot be read, or is not of the form.
     """
     try:
-        return parse(path.read_text(), f"hostfile {str(path)!r}")
+        return parse(path.read_text(encoding="utf-8-sig"), f"hostfile {str(path)!r}")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"hostfile {str(path)!r} cannot be read: {why}. Name a file.") from error

@@ -13,7 +13,7 @@ from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.pipeline_options import PipelineOptions, replicas_of
 from tfdist.config.strategy_config import StrategyConfig
-from tfdist.config.timeline_options import is_picture
+from tfdist.config.timeline_options import check_ending, is_picture
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import STRATEGY, HookSet
 from tfdist.placement.devices import existing
@@ -136,10 +136,11 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     def timeline(self) -> str | None:
         """The file in which `fit` writes the timeline of its last batches; None writes none.
 
-        A name that ends in `.png` makes it a picture, any other a trace for chrome://tracing.
+        A name that ends in `.png`, `.svg` or `.pdf` makes it a picture, one in `.json` or without
+        an ending a trace for chrome://tracing.
 
         Raises:
-            ConfigError: when it is set to a file that cannot be written, or a picture if
+            ConfigError: for another ending, a file that cannot be written, or a picture if
                 Matplotlib is not installed.
         """
         return self._timeline
@@ -147,6 +148,7 @@ class Pipeline(StrategyMixin, tf.distribute.OneDeviceStrategy):  # type: ignore[
     @timeline.setter
     def timeline(self, path: str | None) -> None:
         if path is not None:
+            check_ending(path)
             check_writable(path, f"timeline={path!r}")
             if is_picture(path):
                 check_installed()
