@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.cases import common
@@ -142,3 +143,50 @@ def hidden(strategy: Any, *, kind: str) -> list[str]:
         model.compile("sgd", common.sparse_crossentropy())
         model.fit(x, y, BATCH, 1, verbose=0)
     return [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]
+
+
+class Queue(keras.Model):
+    """Keeps the embeddings of the last examples, of all replicas, in a weight."""
+
+    def __init__(self, put: str) -> None:
+        super().__init__()
+        self.put, self.embed = put, keras.layers.Dense(4)
+        self.queue = self.add_weight(shape=(32, 4), initializer="zeros", trainable=False)
+        self.place = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        return self.embed(inputs)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            z = self(x, training=True)
+            loss = self.compute_loss(x, y, z)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        context = tf.distribute.get_replica_context()
+        rows = context.all_gather(z, axis=0) if context.num_replicas_in_sync > 1 else z
+        if self.put == "first":
+            self.queue.assign(keras.ops.concatenate([rows, self.queue])[:32])
+        else:
+            places = (self.place + tf.range(tf.shape(rows)[0])) % 32
+            self.queue.assign(tf.tensor_scatter_nd_update(self.queue, places[:, None], rows))
+            self.place.assign((self.place + tf.shape(rows)[0]) % 32)
+        return {"loss": loss, "kept": tf.reduce_mean(self.queue)}
+
+
+def queue_of_all(strategy: Any, *, put: str, even: bool) -> dict[str, Any]:
+    """Weights and logs of a model that keeps the rows that it has gathered.
+
+    Args:
+        strategy: the strategy to train with.
+        put: `first`, or `at a place` that goes round.
+        even: whether all batches have the same size, known when a step is traced.
+    """
+    x, _ = common.table(61)
+    y = np.tanh(x[:, :1] + x[:, 1:2])
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8, drop_remainder=even)
+    with scope(strategy):
+        model = Queue(put)
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+        return common.fitted(model, data)

@@ -188,6 +188,13 @@ def test_weights_that_hold_examples_are_refused(run: Agree, target: str) -> None
         assert ("queue" in message) is not alone
 
 
+@pytest.mark.needs("own steps", "collectives")
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("put", ["first", "at a place"])
+def test_weights_that_hold_gathered_examples(agree: Agree, put: str, even: bool) -> None:
+    agree("assigned_cases:queue_of_all", put=put, even=even)
+
+
 @pytest.mark.needs("any model", "whole batch")
 def test_weights_that_are_assigned_from_assigned_weights(agree: Agree) -> None:
     agree("assigned_cases:codebook")

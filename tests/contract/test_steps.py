@@ -35,6 +35,15 @@ def test_steps_that_are_functions_by_themselves(agree: Agree, options: dict[str,
     agree("step_cases:compiled_steps", options=options)
 
 
+@pytest.mark.parametrize("replicas", ["mirrored", "multi_worker"])
+def test_such_steps_of_a_model_that_runs_eagerly(cluster: Pool, replicas: str) -> None:
+    """Replicas of one process take turns: a collective would wait for one whose has not come."""
+    case, given = "tests.cases.step_cases:compiled_steps", {"options": {}, "run_eagerly": True}
+    expected = cluster.plain(case, **given)
+    for result in cluster(replicas).call(case, **given):
+        assert_same(expected, result, 1e-5, replicas)
+
+
 @pytest.mark.needs("own steps", "whole gradients")
 @pytest.mark.parametrize(
     "kind",

@@ -30,6 +30,8 @@ def in_line(
 
     @wraps(original)
     def call(self: types.Function, *args: object, **kwargs: object) -> object:
+        if tf.executing_eagerly() and _takes_turns():
+            return self.python_function(*args, **kwargs)
         if tf.executing_eagerly() or not joins(self):
             return original(self, *args, **kwargs)
         signature = self.input_signature
@@ -39,6 +41,15 @@ def in_line(
         return tf.nest.map_structure(_as_result, called_in_line(self, *args, **kwargs))
 
     return call
+
+
+def _takes_turns() -> bool:
+    """Whether the replicas of this process run a step eagerly, one after the other.
+
+    The collectives of a compiled function would wait for a replica whose turn has not come.
+    """
+    devices = tf.distribute.get_strategy().extended.worker_devices
+    return current_step() is not None and len(devices) > 1
 
 
 def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:
