@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._tf.graphs import Function, TfMethodTarget, called_in_line
-from tfdist.keras.hooks import Hook
+from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.replica_context import current_step
 
 __all__ = ["as_method", "hooks", "in_line"]
@@ -30,7 +30,7 @@ def in_line(
 
     @wraps(original)
     def call(self: types.Function, *args: object, **kwargs: object) -> object:
-        if tf.executing_eagerly() and _takes_turns():
+        if tf.executing_eagerly() and _is_of_eager_step(self):
             return self.python_function(*args, **kwargs)
         if tf.executing_eagerly() or not joins(self):
             return original(self, *args, **kwargs)
@@ -43,13 +43,17 @@ def in_line(
     return call
 
 
-def _takes_turns() -> bool:
-    """Whether the replicas of this process run a step eagerly, one after the other.
+def _is_of_eager_step(function: types.Function) -> bool:
+    """Whether a step that runs eagerly calls a function of the program, which runs so as well.
 
-    The collectives of a compiled function would wait for a replica whose turn has not come.
+    Compiled, it would keep the sizes of the batch that it was traced with. Replicas of one process
+    take turns, and its collectives would wait for one whose turn has not come.
     """
-    devices = tf.distribute.get_strategy().extended.worker_devices
-    return current_step() is not None and len(devices) > 1
+    if current_step() is None:
+        return False
+    inner = function.python_function
+    of_tensorflow = str(getattr(inner, "__module__", "")).startswith("tensorflow.")
+    return is_of_program(inner) and not of_tensorflow
 
 
 def as_method(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ class Leaf:
         chosen: of a mean over rows that were chosen by their values, the tensor of these rows, and
             its axis. Replicas have chosen other shares of them than they have of the examples.
         is_drawn: whether it is random numbers, of which one process draws as many.
-        is_all: whether it says that something holds of all examples; another boolean, of any.
+        is_all: whether it is a boolean that holds of all examples, and not of any.
     """
 
     tensor: Tensor
