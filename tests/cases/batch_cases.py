@@ -145,6 +145,18 @@ class Summed(keras.Model):
         return self.out(tf.cast(tf.reduce_sum(inputs, axis=1), tf.float32)[:, None])
 
 
+class Padded(keras.Model):
+    """A dense layer on means over padded rows, the padding included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = keras.layers.Embedding(9, 3), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        """One number for each row."""
+        return self.out(tf.reduce_mean(self.embed(inputs.to_tensor()), axis=1))
+
+
 def _averaging_embeddings() -> keras.Model:
     layers = [
         keras.layers.Embedding(9, 3),
@@ -168,17 +180,18 @@ def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
             values = rng.integers(0, 9, counts.sum())
             ragged = tf.RaggedTensor.from_row_lengths(values, counts)
             inputs = [ragged[:n] for n in (23, 8, 1)]
-            model = Summed() if kind == "ragged" else _averaging_embeddings()
+            kinds = {"ragged": Summed, "padded": Padded, "looked up": _averaging_embeddings}
+            model = kinds[kind]()
         model.compile(keras.optimizers.SGD(1e-3), "mse")
         trained = [float(np.ravel(model.train_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
         tested = [float(np.ravel(model.test_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
         predicted = [np.asarray(model.predict_on_batch(x)) for x in inputs]
-    return {
-        "trained": trained,
-        "tested": tested,
-        "predicted": predicted,
-        "weights": common.weights(model),
-    }
+        found = {"trained": trained, "tested": tested, "predicted": predicted}
+        if kind == "padded":
+            data = tf.data.Dataset.from_tensor_slices((ragged, y)).batch(5)
+            found |= common.fitted(model, data)
+            found["whole set"] = model.predict(ragged, batch_size=5, verbose=0)
+    return {**found, "weights": common.weights(model)}
 
 
 def few_rows(strategy: Any) -> dict[str, Any]:

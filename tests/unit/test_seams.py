@@ -83,6 +83,7 @@ SIGNATURES = {
     ),
     "ReplicaContext.merge_call": "(self, merge_fn, args=(), kwargs=None)",
     "ReplicaContext.all_gather": "(self, value, axis, options=None)",
+    "RaggedTensor.to_tensor": "(self, default_value=None, name=None, shape=None)",
     "SyncOnReadVariable._get_cross_replica": "(self)",
     **{
         f"ResourceVariable.{name}": (

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._keras import global_state
+from tfdist._tf.collectives import gather_alike
 from tfdist._tf.distribute import is_distributed
-from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.comm.batch_sharding import Slice
 from tfdist.comm.replica_collectives import is_sparse, sum_over_replicas
 from tfdist.errors import EquivalenceWarning
@@ -307,6 +308,20 @@ class Step:
             sizes = context.all_gather(size[None], axis=0)
             start = tf.cumsum(sizes, exclusive=True)[context.replica_id_in_sync_group]
         return [context.all_gather(each, axis=0) for each in rows], start
+
+    def largest(self, numbers: Tensor, where: str) -> Tensor:
+        """The largest over the replicas of each number of a vector.
+
+        Args:
+            numbers: integers that this replica's examples give.
+            where: the op that needs them.
+        """
+        del where
+        every = gather_alike(tf.distribute.get_strategy(), numbers[None])
+        result = tf.reduce_max(every, axis=0)
+        if is_symbolic(result):
+            self.depends.note_shared(result)
+        return result
 
     def weigh_scaled(self, loss: Tensor, optimizer: Optimizer) -> Tensor:
         """A loss that an optimizer has scaled, weighed before its gradients are computed.

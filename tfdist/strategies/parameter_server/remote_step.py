@@ -107,6 +107,11 @@ class Part(Step):
         del rows
         raise NotSplittable(f"relates the examples of a batch to each other, at {where}")
 
+    def largest(self, numbers: Tensor, where: str) -> Tensor:
+        """Leaves the whole batch to one worker."""
+        del numbers
+        raise NotSplittable(f"needs the longest row of the whole batch, for {where}")
+
 
 class RemoteStep:
     """Local values of one step.

@@ -395,6 +395,7 @@ class PredictFunction:
 
     def __init__(self, serving: Serving, model: Model) -> None:
         self._serving, self._model = serving, model
+        self._is_whole = False
         self._traced: dict[Any, TracedStep] = {}
         self._lengths = feeding.Lengths()
         self._numbers = Numbers()
@@ -402,26 +403,37 @@ class PredictFunction:
     def __call__(self, batches: list[Any]) -> Structure:
         """Predicts batches, each spread over the workers; the rows keep their order."""
         results: dict[int, Any] = {}
-        loads: list[feeding.Load] = []
+        loads: list[tuple[feeding.Load, TracedStep]] = []
         for batch in batches:
-            parts = feeding.split(batch, self._serving.dispatcher.workers)
-            loads += [load for load in parts if load.rows]
-            self._numbers.note_draws(self._trace(parts[0]))
-        for index, load in enumerate(loads):
-            self._serving.dispatcher.submit(self._job(load, index, results))
+            parts = self._split(batch)
+            loads += [(load, traced) for load, traced in parts if load.rows]
+            self._numbers.note_draws(parts[0][1])
+        for index, (load, traced) in enumerate(loads):
+            self._serving.dispatcher.submit(self._job(load, traced, index, results))
         self._serving.dispatcher.wait_until(lambda: len(results) == len(loads))
         self._numbers.flush()
         ordered = [results[index] for index in range(len(loads))]
         return tf.nest.map_structure(lambda *rows: _concat(rows), *ordered)
 
-    def _trace(self, load: feeding.Load) -> TracedStep:
+    def _split(self, batch: Structure) -> list[tuple[feeding.Load, TracedStep]]:
+        """The loads of a batch: one for each worker, unless the model needs all of it."""
+        count = 1 if self._is_whole else self._serving.dispatcher.workers
+        try:
+            return [(load, self._trace(load, count)) for load in feeding.split(batch, count)]
+        except NotSplittable:
+            self._is_whole = True
+        return self._split(batch)
+
+    def _trace(self, load: feeding.Load, count: int) -> TracedStep:
         load.widen(self._lengths)
         if load.key not in self._traced:
-            self._traced[load.key] = self._serving.trace(self._model, "predict_step", load)
+            traced = self._serving.trace(self._model, "predict_step", load, count)
+            self._traced[load.key] = traced
         return self._traced[load.key]
 
-    def _job(self, load: feeding.Load, index: int, results: dict[int, Any]) -> Job:
-        traced = self._trace(load)
+    def _job(
+        self, load: feeding.Load, traced: TracedStep, index: int, results: dict[int, Any]
+    ) -> Job:
         number = self._serving.dispatcher.next_number()
 
         def run(worker: int) -> Structure:

@@ -131,11 +131,12 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
         *resources, box = inputs
         header = unbox(box)
         batch, count, total = load.make_batch(resources, box)
-        step = RemoteStep(servers, header.job, header.update, header.part, parts, apply_update.send)
+        own = 1 if method == "predict_step" else parts
+        step = RemoteStep(servers, header.job, header.update, header.part, own, apply_update.send)
         outside = tf.variable_creator_scope(plain_outside_of_replica)
         with remote_step.set(step), OnlyReplica(tf.distribute.get_strategy()), outside:
             if method == "predict_step":
-                outputs = model.predict_step(batch)
+                outputs = _predict(model, batch, count, total, parts)
                 _name_assigned(step)
                 step.close_pending_reads()
                 traced.draws = step.draws
@@ -151,6 +152,15 @@ def trace(servers: Servers, model: Model, method: str, load: Load, parts: int) -
     size = sum(w.shape.num_elements() * w.value.dtype.size for w in model.weights)
     traced.small = size <= _SMALL
     return traced
+
+
+def _predict(model: Model, batch: Structure, count: Tensor, total: Tensor, parts: int) -> Structure:
+    if parts == 1:
+        return model.predict_step(batch)
+    part = Part(model, count, total, None, parts)
+    part.note_batch(batch)
+    with keras_step.settling.set(part):
+        return model.predict_step(batch)
 
 
 def _name_assigned(step: RemoteStep) -> None:
