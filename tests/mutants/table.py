@@ -445,7 +445,7 @@ MUTANTS: list[Mutant] = [
         "tests/contract/test_steps.py -k 'seeds_goes_on and parameter_server' --tier=everything",
         ("            if not self._is_in_order(traced):\n", "            if True:\n"),
         ("        self._numbers.note_draws(traced)\n        if parts", "        if parts"),
-        ("self._numbers.note_draws(self._trace(parts[0]))", "self._trace(parts[0])"),
+        ("self._numbers.note_draws(parts[0][1])", "del parts"),
     ),
     *_of(
         "tfdist/strategies/parameter_server/tracing.py",
@@ -547,7 +547,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/reductions.py",
         _CHOSEN,
         ("if each.op.type in _BY_VALUE or id(each) in depends.chosen:", "if False:"),
-        ("leaf.is_sum or leaf.chosen or leaf.is_drawn", "leaf.is_sum or leaf.is_drawn"),
+        ("leaf.is_sum or bool(leaf.chosen) or leaf.is_drawn", "leaf.is_sum or leaf.is_drawn"),
     ),
     *_of(
         "tfdist/keras/normalization.py",
