@@ -45,28 +45,20 @@ __all__ = [
 #: Ops that compute each element of their result from the elements at the same place.
 ELEMENTWISE = frozenset(
     {
-        *(
-            "Identity",
-            "StopGradient",
-            "Cast",
-            "Neg",
-            "AddV2",
-            "Add",
-            "AddN",
-            "Sub",
-            "Mul",
-            "BiasAdd",
-        ),
+        *("Identity", "StopGradient", "Cast", "Neg", "AddV2", "Add", "AddN", "Sub", "Mul"),
         *("RealDiv", "Div", "DivNoNan", "MulNoNan", "Square", "Sqrt", "Rsqrt", "Pow", "Exp", "Log"),
         *("Expm1", "Log1p", "Abs", "Sign", "Maximum", "Minimum", "Sigmoid", "Tanh", "Softplus"),
         *("Relu", "SelectV2", "Select", "ClipByValue", "SquaredDifference", "Reciprocal", "Inv"),
         *("Less", "LessEqual", "Greater", "GreaterEqual", "Equal", "NotEqual", "LogicalAnd"),
         *("LogicalOr", "LogicalNot", "IsNan", "IsInf", "IsFinite", "PreventGradient", "Floor"),
-        *("EnsureShape", "FloorDiv", "CheckNumerics", "Xlogy", "Sin", "Cos", "BiasAdd"),
+        *("EnsureShape", "FloorDiv", "CheckNumerics", "Xlogy", "Sin", "Cos", "Erf"),
+        "BiasAdd",
     }
 )
 #: Ops that move elements, and keep their number, or leave some out.
-_MOVING = {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
+_MOVING = frozenset(
+    {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
+)
 _REDUCING = frozenset({"Sum", "Mean"})
 #: Ops on matrices, which have a row for each example only if a matrix that they are given has.
 _OF_MATRICES = frozenset(
@@ -90,7 +82,7 @@ _CHOOSE_BY_CLASS = {
     "UnsortedSegmentMin": (1, 2),
     "UnsortedSegmentProd": (1, 2),
 }
-#: Ops whose results are functions of the means and sums that their inputs are functions of.
+#: Ops whose results are functions of the same means and sums as their inputs, if of any.
 _FOLLOWED = ELEMENTWISE | _MOVING | _REDUCING | _OF_MATRICES | {"L2Loss"}
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
@@ -106,7 +98,7 @@ class Leaf:
         is_sum: whether it is a sum; else a mean.
         chosen: of a mean over rows that were chosen by their values, the tensor of these rows, and
             its axis. Replicas have chosen other shares of them than they have of the examples.
-        is_drawn: whether it is random numbers, of which one process draws as many.
+        is_drawn: whether it is random numbers, of which one process draws as many, and no mean.
         is_all: whether it is a boolean that holds of all examples, and not of any.
     """
 
@@ -115,6 +107,11 @@ class Leaf:
     chosen: tuple[Any, int] | None = None
     is_drawn: bool = False
     is_all: bool = False
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether it is a whole number or a boolean, of which a replica has no share."""
+        return self.tensor.dtype.is_integer or self.tensor.dtype == tf.bool
 
     def count(self) -> Tensor:
         """The number of rows that this replica has chosen, in the type of the tensor."""
@@ -129,7 +126,8 @@ class Reduction:
 
     Attributes:
         leaves: the means and sums over examples that it is a function of.
-        shared: the other tensors that it is a function of, such as weights.
+        shared: the other tensors that it is a function of, such as weights: the same on all
+            replicas.
         linear: whether it is a linear function of these, but for what does not depend on the batch.
         unknown: types of the ops, if any, that hide how they reduce the batch.
         between: the ops from the leaves to the tensor, each after its inputs.

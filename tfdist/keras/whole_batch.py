@@ -265,7 +265,7 @@ def over_whole_batch(step: Step, leaves: list[Leaf]) -> list[Any]:
     counts: dict[int, Any] = {}
     for leaf in leaves:
         tensor = tf.logical_not(leaf.tensor) if leaf.is_all else leaf.tensor
-        tensor = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.float32)
+        tensor = tf.cast(tensor, tf.float32) if leaf.is_discrete else tensor
         if leaf.chosen is not None:
             counts[len(own)] = leaf.count() * step.present(tensor.dtype)
             own.append(tf.math.multiply_no_nan(tensor, counts[len(own)]))

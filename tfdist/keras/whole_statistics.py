@@ -123,7 +123,8 @@ def _meeting_rows(step: Step, between: list[Tensor]) -> dict[int, Leaf]:
         if leaf is not None and id(tensor) in feeding and not tensor.shape.is_fully_defined():
             step.note_meeting(Meeting(place_of(tensor.op)), COMPUTED)  # Replicas have other sizes.
             continue
-        if leaf is not None and id(tensor) in feeding and not tensor.dtype.is_integer:
+        is_exchanged = tensor.dtype.is_floating or tensor.dtype == tf.bool
+        if leaf is not None and id(tensor) in feeding and is_exchanged:
             result[id(tensor)] = leaf
         if _has_rows(step, tensor) or (leaf is None and id(tensor) in feeding):
             own = (x for x in tensor.op.inputs if step.depends(x) and not _has_rows(step, x))

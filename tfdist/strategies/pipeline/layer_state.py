@@ -82,7 +82,7 @@ def on_whole_batch(step: Microbatch, variable: KerasVariable, value: Tensor) -> 
 
 def _is_apart(leaf: Leaf) -> bool:
     """Whether a leaf has no average by examples, or is a whole number or a boolean."""
-    is_whole = not leaf.tensor.dtype.is_floating and not is_count(leaf.tensor)
+    is_whole = leaf.is_discrete and not is_count(leaf.tensor)
     return leaf.chosen is not None or leaf.is_drawn or is_whole
 
 
