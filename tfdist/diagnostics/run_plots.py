@@ -11,10 +11,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfdist.diagnostics.run_data import PARTS, Run, Sample, TaskRun
 from tfdist.utils.imports import matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 __all__ = ["examples", "memory", "metric", "parts", "staleness", "step_times"]
 
@@ -73,7 +77,7 @@ class _Picture:
             figsize=(_WIDTH, height), layout="constrained"
         )
         self.figure = figure
-        self.axes: Any = figure.add_subplot()
+        self.axes: Axes = figure.add_subplot()
 
     def svg(self) -> str:
         """The picture as an element of a page."""
@@ -140,7 +144,7 @@ def _values(samples: Sequence[Sample], name: str) -> _Points:
     return _points([each for each in samples if name in each.logs], lambda each: each.logs[name])
 
 
-def _mark_lost_numbers(axes: Any, points: _Points, scale: float) -> None:
+def _mark_lost_numbers(axes: Axes, points: _Points, scale: float) -> None:
     """Marks the first value that is infinite or NaN."""
     for at, value in zip(*points, strict=True):
         if not math.isfinite(value) and math.isfinite(at):
@@ -148,7 +152,7 @@ def _mark_lost_numbers(axes: Any, points: _Points, scale: float) -> None:
             return
 
 
-def _choose_scale(axes: Any, values: Sequence[float]) -> None:
+def _choose_scale(axes: Axes, values: Sequence[float]) -> None:
     """Makes the scale logarithmic if the values are of several orders of magnitude."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
@@ -311,5 +315,5 @@ def _dots(points: _Points) -> str:
     return "o" if len(points[0]) <= _DOTS else ""
 
 
-def _whole_numbers(axis: Any) -> None:
+def _whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(matplotlib("ticker", _PURPOSE).MaxNLocator(integer=True))

@@ -60,6 +60,6 @@ def _of_chiefs_state(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_tf_dataset
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     """A value with its lists as tuples, which JSON does not keep apart."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

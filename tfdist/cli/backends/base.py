@@ -8,9 +8,10 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import typer
+from typer.core import TyperOption
 
 from tfdist.cli.request import Request
 from tfdist.config.resolution import Resolved
@@ -199,11 +200,12 @@ def words_of(context: typer.Context) -> tuple[str, ...]:
         source = context.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE" or name in _OF_THE_LAUNCH:
             continue
-        words += _written(parameter, context.params[name])
+        if isinstance(parameter, TyperOption):
+            words += _written(parameter, context.params[name])
     return tuple(words)
 
 
-def _written(option: Any, value: object) -> list[str]:
+def _written(option: TyperOption, value: object) -> list[str]:
     flag = max(option.opts, key=len)
     if option.is_flag:
         return [flag] if value else []

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import tensorflow as tf
@@ -203,7 +203,7 @@ def _check_numbers(callbacks: types.CallbackList, logs: dict[str, Any], when: st
         )
 
 
-def _is_nan(value: Any) -> bool:
+def _is_nan(value: SupportsFloat) -> bool:
     try:
         return math.isnan(float(value))
     except (TypeError, ValueError):

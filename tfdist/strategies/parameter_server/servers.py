@@ -391,7 +391,7 @@ class Servers:
         return self.devices.index(device) if device in self.devices else self.shelves.emptiest()
 
 
-def _when_gone(variable: object, call: Callable[..., Any], *arguments: Any) -> None:
+def _when_gone(variable: object, call: Callable[..., Any], *arguments: object) -> None:
     """Calls a function when a variable is freed, but not at the end of the process."""
     weakref.finalize(variable, call, *arguments).atexit = False
 

@@ -7,12 +7,16 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tfdist.errors import ConfigError
 from tfdist.strategies.pipeline.schedules import Box, Kind, Step, bubble
 from tfdist.utils.atomic_io import SaveError, replacing
 from tfdist.utils.imports import matplotlib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["check_installed", "chrome_trace", "draw", "read_trace", "row_names", "write_trace"]
 
@@ -197,7 +201,7 @@ def _module(name: str) -> ModuleType:
     return matplotlib(name, "The picture of a pipeline")
 
 
-def _check_format(figure: Any, path: str) -> None:
+def _check_format(figure: Figure, path: str) -> None:
     known = figure.canvas.get_supported_filetypes()
     ending = path.rpartition(".")[2]
     if "." not in path or ending.lower() not in known:
@@ -226,7 +230,7 @@ def _shades_of(boxes: Sequence[Box], devices: int) -> tuple[_Shades, str]:
     return lambda step: 0.0, ""
 
 
-def _bars(axes: Any, boxes: Sequence[Box], rows: Sequence[str], shades: _Shades) -> None:
+def _bars(axes: Axes, boxes: Sequence[Box], rows: Sequence[str], shades: _Shades) -> None:
     """The boxes, on rows that are hatched all along: what boxes leave of them is idle."""
     length = max((box.end for box in boxes), default=0.0) or 1.0
     heights = range(len(rows))
@@ -255,7 +259,7 @@ def _colour(kind: Kind, whiteness: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _label(axes: Any, boxes: Sequence[Box], counted: str, shades: _Shades) -> bool:
+def _label(axes: Axes, boxes: Sequence[Box], counted: str, shades: _Shades) -> bool:
     """Writes the numbers of boxes of one kind, in one size, if most have room; whether they do."""
     points = _INCHES * 72 * axes.get_position().width / axes.get_xlim()[1]
     texts = [str(getattr(box.step, counted)) for box in boxes]
@@ -280,7 +284,7 @@ def _label(axes: Any, boxes: Sequence[Box], counted: str, shades: _Shades) -> bo
     return True
 
 
-def _legend(figure: Any, notes: Sequence[str]) -> None:
+def _legend(figure: Figure, notes: Sequence[str]) -> None:
     """The meaning of colours, numbers and shades, above the rows on the right."""
     patches = _module("patches")
     handles = [
