@@ -50,12 +50,6 @@ class HandWrittenMean(keras.Model):
         return {"loss": self.tracker.result(), "raw": loss}
 
 
-class CompiledStep(HandWrittenMean):
-    """A `train_step` that is a `tf.function` by itself."""
-
-    train_step = tf.function(HandWrittenMean.train_step)
-
-
 class InFunctions(HandWrittenMean):
     """A `train_step` whose gradients and clipped update are functions of `tf.function`."""
 
@@ -414,7 +408,6 @@ class Adversaries(keras.Model):
 
 STEPS = {
     "hand_written_mean": HandWrittenMean,
-    "compiled_step": CompiledStep,
     "in_functions": InFunctions,
     "checked_updates": CheckedUpdates,
     "looked_up_again": LookedUpAgain,
@@ -463,6 +456,13 @@ def compiled_steps(
         model.compile(keras.optimizers.SGD(0.05), run_eagerly=run_eagerly)
         result = {**common.fitted(model, x, y), "evaluate": common.score(model, x[:45], y[:45])}
         return {**result, "predict": model.predict(x[:45], BATCH, verbose=0)}
+
+
+def named_by_xla(strategy: Any) -> list[str]:
+    """The warnings of a step for XLA."""
+    with warnings.catch_warnings(record=True) as caught:
+        compiled_steps(strategy, options={"jit_compile": True})
+    return [str(each.message) for each in caught if "XLA" in str(each.message)]
 
 
 class Drawing(keras.layers.Layer):

@@ -17,7 +17,7 @@ ON_GRAPHS = ("parameter_server", "pipeline")
 @pytest.mark.parametrize(
     "kind",
     [
-        *("hand_written_mean", "compiled_step", "checked_updates", "looked_up_again", "lagging"),
+        *("hand_written_mean", "checked_updates", "looked_up_again", "lagging"),
         *("adversarial", "of_graph", "running_targets"),
     ],
 )
@@ -33,6 +33,13 @@ def test_own_train_step(agree: Agree, kind: str) -> None:
 )
 def test_steps_that_are_functions_by_themselves(agree: Agree, options: dict[str, Any]) -> None:
     agree("step_cases:compiled_steps", options=options)
+
+
+@pytest.mark.needs("own steps")
+def test_a_step_that_xla_cannot_compile_is_named(run: Agree, target: str) -> None:
+    for named in run("step_cases:named_by_xla"):
+        assert len(named) == len(set(named)) and bool(named) is (target != "single")
+        assert target == "single" or "'train_step' is made with" in named[0]
 
 
 @pytest.mark.parametrize("replicas", ["mirrored", "multi_worker"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from types import MethodType
@@ -34,6 +35,8 @@ def in_line(
             return self.python_function(*args, **kwargs)
         if tf.executing_eagerly() or not joins(self):
             return original(self, *args, **kwargs)
+        if self._jit_compile:
+            _warn_of_xla(self)
         signature = self.input_signature
         specs = signature if signature and len(signature) == len(args) else args
         args = tuple(tf.nest.map_structure(_as_argument, args, specs))
@@ -83,6 +86,16 @@ def _is_in_step(function: types.Function) -> bool:
     strategy = tf.distribute.get_strategy()
     divided = getattr(strategy, "parted", None) is not None or getattr(strategy, "zero", 0) == 3
     return divided or (step is not None and not step.is_whole)
+
+
+def _warn_of_xla(function: types.Function) -> None:
+    name = getattr(function.python_function, "__name__", "a function")
+    warnings.warn(
+        f"{name!r} is made with tf.function(jit_compile=True) and called within a step that "
+        "exchanges tensors with other replicas or processes, which XLA cannot compile. It runs as "
+        "a part of the step, without XLA: the results are the same, the speed may not be.",
+        stacklevel=3,
+    )
 
 
 def _as_argument(value: object, spec: object = None) -> object:
