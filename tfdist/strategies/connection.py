@@ -50,7 +50,8 @@ def connecting(
     peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
     message = (
         f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library} did not "
-        f"connect to {peers}. One of them ended meanwhile, or a firewall closes its ports."
+        f"connect to {peers}. One of them ended or was stopped meanwhile (a debugger, SIGSTOP), or "
+        "a firewall closes its ports."
     )
     if peers and task == member.cluster.chief:
         _report(f"all tasks have joined; {library} connects to {peers}, then traces the first step")
