@@ -382,15 +382,6 @@ def weights_held(strategy: Any) -> dict[str, Any]:
     """The numbers of each weight, and those that this process keeps of it."""
     model, _ = _fit(strategy, OPTIMIZERS["adam"])
 
-    @tf.function
-    def read() -> Any:
-        return tf.convert_to_tensor(model.weights[0])
-
-    try:
-        read()
-        said = ""
-    except Exception as error:
-        said = str(error)
     try:
         model.export("/nowhere")
         exported = ""
@@ -400,5 +391,54 @@ def weights_held(strategy: Any) -> dict[str, Any]:
         "exported": exported,
         "whole": [int(np.prod(v.shape)) for v in model.weights],
         "here": [int(np.prod(getattr(v, "shard", v).shape)) for v in model.weights],
-        "in a function": said,
     }
+
+
+def generated(strategy: Any) -> dict[str, Any]:
+    """What functions outside of steps compute with a model, before and after it is trained on."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+    start = tf.constant(common.table(6)[0])
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return tf.concat([x[:, 3:], tf.nn.softmax(model(x))], 1)
+
+    @tf.function
+    def generate(x: Any) -> Any:
+        for _ in tf.range(4):
+            x = step(x)
+        return x + tf.reduce_sum(model.weights[0])
+
+    results = [generate(start).numpy()]
+    _fit(strategy, OPTIMIZERS["adam"], model)
+    results.append(generate(start).numpy())
+    for weight in model.weights:
+        weight.assign(0.5 * weight)
+    return {"generated": [*results, generate(start).numpy()], "slope": _slope(model, start)}
+
+
+def _slope(model: keras.Model, x: Any) -> Any:
+    """A gradient of inputs, which is taken outside of any step."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        total = tf.reduce_sum(model(x)[:, 0])
+    return tape.gradient(total, x).numpy()
+
+
+def outside_of_steps(strategy: Any, kind: str, compiled: bool) -> str:
+    """The error of what needs a whole weight in each process, outside of any step."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+    x, kernel = tf.constant(common.table(6)[0]), model.weights[0]
+
+    def slopes() -> Any:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(model(x))
+        return tape.gradient(total, model.trainable_weights)
+
+    function = {"gradient": slopes, "assigned": lambda: kernel.assign(2 * kernel)}[kind]
+    try:
+        with scope(strategy):
+            (tf.function(function, autograph=False) if compiled else function)()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

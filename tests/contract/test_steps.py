@@ -38,7 +38,8 @@ def test_steps_that_are_functions_by_themselves(agree: Agree, options: dict[str,
 @pytest.mark.needs("own steps")
 def test_a_step_that_xla_cannot_compile_is_named(run: Agree, target: str) -> None:
     for named in run("step_cases:named_by_xla"):
-        assert len(named) == len(set(named)) and bool(named) is (target != "single")
+        assert len(named) == len(set(named))
+        assert bool(named) is (target != "single")
         assert target == "single" or "'train_step' is made with" in named[0]
 
 

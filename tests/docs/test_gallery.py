@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, command: str, status: int = 0) -> str:
-    """What a command of the page prints."""
+    """The output of a command of the page, and that of a task that evaluates."""
     tool, *words = command.split()
     done = subprocess.run(
         [str(Path(sys.executable).with_name(tool)), *words],
@@ -35,7 +35,8 @@ def run(folder: Path, command: str, status: int = 0) -> str:
         timeout=280,
     )
     assert done.returncode == status, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    logs = sorted(folder.glob("tfdist-logs/*/evaluator-0.log"))
+    return done.stdout + "".join(path.read_text() for path in logs)
 
 
 def number(pattern: str, printed: str) -> float:
@@ -49,6 +50,11 @@ def check_digits(printed: str) -> None:
 
 def check_text(printed: str) -> None:
     assert number(r"(\d+\.\d+) bits a letter", printed) < 4
+
+
+def check_llama(printed: str) -> None:
+    assert "'The statement" in printed
+    assert number(r"(\d+\.\d+) bits a letter", printed) < 3.6
 
 
 def check_recommender(printed: str) -> None:
@@ -80,6 +86,7 @@ def check_resumable(printed: str) -> None:
 CHECKS = {
     "digits.py": check_digits,
     "language_model.py": check_text,
+    "kerashub_llama.py": check_llama,
     "recommender.py": check_recommender,
     "gan.py": check_gan,
     "estimator_wide_and_deep.py": check_tables,
@@ -112,6 +119,16 @@ def test_each_program_is_on_the_page_and_each_command_is_checked():
 def test_two_optimizers_and_a_train_step_on_two_devices(folder):
     printed = run(folder, "tfdist run --strategy mirrored -n 2 examples/gan.py --epochs 1")
     assert "mean drawing" in printed
+
+
+def test_a_llama_in_parts_writes_what_a_whole_one_writes(folder):
+    small = "examples/kerashub_llama.py --steps 12 --width 32 --length 32"
+    results = [
+        run(folder, f"tfdist run {options} {small} {parts}").splitlines()[-2:]
+        for options, parts in (("", ""), ("--strategy multi_worker -n 2", "--parts 2"))
+    ]
+    assert results[0] == results[1]
+    assert "'The statement" in results[0][0]
 
 
 def test_tables_on_servers(folder):

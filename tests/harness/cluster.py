@@ -18,7 +18,7 @@ from tests.harness.forking import START_SECONDS, Forked, Zygote
 from tests.harness.targets import Target, tf_configs
 from tfdist import environment
 
-CALL_SECONDS = 120.0
+CALL_SECONDS = 240.0
 #: How long the other processes may go on after one of them has failed.
 GRACE_SECONDS = 10.0
 TAIL_LINES = 15

@@ -195,8 +195,35 @@ def test_weights_are_kept_in_parts(cluster: Pool) -> None:
     for result in cluster("zero3").call(f"{CASES}:weights_held"):
         assert result["whole"] == [128, 16, 48, 3]
         assert result["here"] == [64, 8, 24, 3]
-        assert "zero=3 conflicts with a tf.function" in result["in a function"]
         assert "model.export conflicts with zero=3" in result["exported"]
+
+
+@pytest.mark.parametrize(
+    "target", ["zero3", "mesh", pytest.param("mesh_zero3", marks=pytest.mark.seldom)]
+)
+def test_functions_outside_of_steps_read_whole_weights(cluster: Pool, target: str) -> None:
+    """As programs that generate text do: the weights of each call, not those of the trace."""
+    expected = cluster.plain(f"{CASES}:generated")
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:generated")):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "compiled", "said"),
+    [
+        ("gradient", False, "zero=3 conflicts with a gradient of 'sequential"),
+        ("gradient", True, "zero=3 conflicts with a gradient of 'sequential"),
+        ("assigned", False, ""),
+        ("assigned", True, "zero=3 conflicts with a tf.function that assigns 'sequential"),
+    ],
+)
+def test_what_needs_whole_weights_outside_of_steps_is_named(
+    cluster: Pool, kind: str, compiled: bool, said: str
+) -> None:
+    case = f"{CASES}:outside_of_steps"
+    for error in cluster("zero3").call(case, kind=kind, compiled=compiled):
+        assert said in error
+        assert bool(said) is bool(error)
 
 
 def test_state_that_one_process_reads_alone_is_named(cluster: Pool) -> None:

@@ -621,8 +621,19 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/sharded_weights.py",
         "tests/keras/test_mesh.py -k outputs",
-        ("        _refuse_parts(sources)\n        try", "        try"),
+        ("        _refuse_parts(sources)\n        _refuse_outside", "        _refuse_outside"),
         ("part_behind(strategy.link(MODEL), each) is not None", "False"),
+    ),
+    *_of(
+        "tfdist/keras/sharded_weights.py",
+        "tests/keras/test_zero.py -k outside_of_steps",
+        ("        _refuse_outside_of_replica(sources)\n", ""),
+    ),
+    *_of(
+        "tfdist/sharding/variables.py",
+        "tests/keras/test_zero.py -k outside_of_steps",
+        ("at_call(id(self), self._read_now, spec)", "self._read_now()"),
+        ("if not (self._in_replica or tf.executing_eagerly()):", "if False:"),
     ),
     # Shards of variables: their exchange, their gathering, and files of them.
     *_of(

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
@@ -33,6 +33,7 @@ __all__ = [
     "LoadedFunction",
     "TfMethodTarget",
     "assigned_variables",
+    "at_call",
     "body_of",
     "branches_of",
     "called_in_line",
@@ -211,6 +212,24 @@ def assigned_variables(graph: FuncGraph) -> list[str]:
             known = [v.name for v in graph.variables if any(v.handle is each for each in given)]
             names.append(known[0] if known else op.inputs[0].op.name)
     return names
+
+
+def at_call(key: Hashable, value: Callable[[], Tensor], spec: tf.TensorSpec) -> Tensor | None:
+    """The tensor that `value` returns when the function that is being traced is called.
+
+    Args:
+        key: values of one key are one tensor in a function.
+        value: called eagerly, at each call.
+        spec: the type and the shape of what it returns.
+
+    Returns:
+        The tensor; None if no function is being traced.
+    """
+    graph: Any = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    capture = getattr(graph, "capture_call_time_value", None)
+    return None if capture is None else capture(value, spec, key)
 
 
 def _graph_of(function: Any, caller: Operation) -> FuncGraph:

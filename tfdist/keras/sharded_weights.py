@@ -206,6 +206,7 @@ def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> object:
         sources = tf.nest.map_structure(variable_of, sources)
         _refuse_parts(sources)
+        _refuse_outside_of_replica(sources)
         try:
             with gather_again():
                 return original(self, target, sources, *args, **kwargs)
@@ -220,6 +221,19 @@ def _gathered_again(original: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return gradient
+
+
+def _refuse_outside_of_replica(sources: Structure) -> None:
+    """Refuses gradients of weights that were read whole, which no tape follows to the parts."""
+    if not tf.distribute.in_cross_replica_context():
+        return
+    for each in tf.nest.flatten(sources):
+        if isinstance(each, ShardedVariable):
+            raise ConfigError(
+                f"{asked(tf.distribute.get_strategy())} conflicts with a gradient of {each.path!r} "
+                "outside of Strategy.run: the weight is divided over the processes. Take it in "
+                "`train_step`, or leave the option out."
+            )
 
 
 def _kept(source: Any) -> Any:

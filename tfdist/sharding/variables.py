@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist._keras import in_symbolic_scope
 from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
+from tfdist._tf.graphs import at_call
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import DATA, MODEL
 from tfdist.errors import ConfigError
@@ -239,17 +240,25 @@ class ShardedVariable(_Shard):
     def read(self) -> Tensor:
         """The whole value, outside of any step. All processes must read it.
 
+        In a `tf.function` it is the value of when that is called, which all processes must do.
+
         Raises:
-            ConfigError: within a `tf.function`, where it would be a constant.
+            ConfigError: in a graph of TensorFlow 1.
             TfdistError: if another process is at another place of the program.
         """
-        if not tf.executing_eagerly():
+        if tf.executing_eagerly():
+            return self._read_now()
+        spec = tf.TensorSpec(self.layout.shape, self.kept.dtype)
+        value = at_call(id(self), self._read_now, spec)
+        if value is None:
             raise ConfigError(
-                f"{asked(self._strategy)} conflicts with a tf.function, or a loop in one, that "
-                f"calls the model outside of Strategy.run: {self.path!r} is divided over the "
-                "processes, which must gather it together. Train with `fit` or a `train_step`, "
-                "call `model.predict`, or the model without tf.function; or leave the option out."
+                f"{asked(self._strategy)} conflicts with a graph of TensorFlow 1 that reads "
+                f"{self.path!r}: the processes, over which it is divided, must gather it together. "
+                "Leave the option out."
             )
+        return value
+
+    def _read_now(self) -> Tensor:
         strategy = self._strategy
         # Run eagerly, an exchange traces a function anyway, of which TensorFlow warns.
         gather_all = tf.function(lambda: strategy.run(self.gathered), autograph=False)
@@ -286,6 +295,12 @@ class ShardedVariable(_Shard):
             return
         if self._in_step is not None:
             self._in_step.note_assigned(self, value)
+        if not (self._in_replica or tf.executing_eagerly()):
+            raise ConfigError(
+                f"{asked(self._strategy)} conflicts with a tf.function that assigns {self.path!r} "
+                "outside of Strategy.run: the weight is divided over the processes. Assign it in "
+                "`train_step`, or eagerly; or leave the option out."
+            )
         own = tf.cast(own_shard(tf.convert_to_tensor(value), self.kept_layout), self.kept.dtype)
         # A slice may be a view, which would keep the whole value alive.
         self.kept.assign(tf.raw_ops.DeepCopy(x=own))
