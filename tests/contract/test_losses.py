@@ -223,11 +223,16 @@ def test_weights_that_are_neither_means_nor_sums_are_named(cluster: Pool, kind: 
     ("name", "by_hand"),
     [
         *((name, False) for name in PAIRS),
-        *((name, True) for name in ("contrast", "einsum", "variance", "largest")),
-        ("softmax of the batch", True),
-        *((name, True) for name in ("neighbours", "backwards", "first rows", "groups")),
-        *((name, True) for name in ("by class counts", "from class means", "from class sums")),
-        *((name, True) for name in ("by repeats", "largest by class", "singular values")),
+        *((name, True) for name in ("contrast", "einsum", "softmax of the batch", "first rows")),
+        *((name, True) for name in ("from class means", "largest by class")),
+        # A step shows a loss of its own as `compile` does: these are found by the same lines.
+        *(
+            pytest.param(name, True, marks=pytest.mark.seldom)
+            for name in (
+                *("variance", "largest", "neighbours", "backwards", "groups", "by class counts"),
+                *("from class sums", "by repeats", "singular values"),
+            )
+        ),
     ],
 )
 def test_examples_that_meet_in_a_loss(

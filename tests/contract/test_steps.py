@@ -9,6 +9,10 @@ import pytest
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, Pool
 
+# The hooks into a step are the same code on all strategies; loops by hand meet code of each.
+pytestmark = pytest.mark.turns("test")
+TWICE = pytest.mark.turns("test", "all")
+
 #: Strategies whose workers or stages run graphs.
 ON_GRAPHS = ("parameter_server", "pipeline")
 
@@ -43,7 +47,9 @@ def test_a_step_that_xla_cannot_compile_is_named(run: Agree, target: str) -> Non
         assert target == "single" or "'train_step' is made with" in named[0]
 
 
-@pytest.mark.parametrize("replicas", ["mirrored", "multi_worker"])
+@pytest.mark.parametrize(
+    "replicas", ["mirrored", pytest.param("multi_worker", marks=pytest.mark.seldom)]
+)
 def test_such_steps_of_a_model_that_runs_eagerly(cluster: Pool, replicas: str) -> None:
     """Replicas of one process take turns: a collective would wait for one whose has not come."""
     case, given = "tests.cases.step_cases:compiled_steps", {"options": {}, "run_eagerly": True}
@@ -121,6 +127,7 @@ def test_layers_that_are_made_in_the_first_step(run: Agree, cluster: Pool) -> No
         assert result["types"] == alone["types"]
 
 
+@TWICE
 @pytest.mark.needs("loops")
 @pytest.mark.parametrize("kind", ["eager", "outer", "inner"])
 def test_layers_that_are_made_in_the_first_run(run: Agree, kind: str) -> None:
@@ -128,22 +135,26 @@ def test_layers_that_are_made_in_the_first_run(run: Agree, kind: str) -> None:
         assert result["types"] == ["bfloat16"]
 
 
+@TWICE
 @pytest.mark.needs("loops")
 def test_loop_written_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop")
 
 
+@TWICE
 @pytest.mark.needs("loops")
 @pytest.mark.parametrize("inside", [False, True])
 def test_loop_that_checks_its_values(agree: Agree, inside: bool) -> None:
     agree("step_cases:checked_loop", inside=inside)
 
 
+@TWICE
 @pytest.mark.needs("loops")
 def test_statistics_of_the_whole_batch_in_a_loop_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop", synchronized=True)
 
 
+@TWICE
 @pytest.mark.needs("loops")
 def test_own_statistics_in_a_loop_for_tf_distribute_are_named(run: Agree, target: str) -> None:
     for result in run("step_cases:distribute_loop", synchronized=False):
@@ -151,6 +162,7 @@ def test_own_statistics_in_a_loop_for_tf_distribute_are_named(run: Agree, target
         assert ("moving_mean" in named and "keeps its own" in named) is (target != "single")
 
 
+@TWICE
 @pytest.mark.needs("loops")
 def test_gather_and_reduce(agree: Agree) -> None:
     agree("step_cases:gathered")

@@ -8,11 +8,12 @@ strategy that is due, and, if it has two, that in which it runs on a second one 
 strategy that lacks what a case needs is never due. Of a test with many cases the first `PROMPT` do
 so, and the others run in `make test-all`, on one strategy: the most telling ones come first.
 
-The contract suite's files on training, data, steps and batches have two tiers: feeding, placing and
-updating are code of each strategy. Those on losses, statistics and update modes have one, but for
-checkpoints and reports of a mode: the hooks into losses and the rules of an exchange are one code
-for all, and neighbours are due on the other strategies. What is lost is a fault in one such case
-that only a certain strategy has, and that has no turn there; `make test-everything` finds it.
+The contract suite's files on training, data and batches have two tiers: feeding, placing and
+updating are code of each strategy. Those on losses, steps, statistics and update modes have one,
+but for loops by hand, and checkpoints and reports of a mode: the hooks into steps and losses and
+the rules of an exchange are one code for all, and neighbours are due on the other strategies. What
+is lost is a fault in one such case that only a certain strategy has, and that has no turn there;
+`make test-everything` finds it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ def test_so_do_replicas_of_a_loop_written_by_hand(cluster: Pool) -> None:
         assert_same(expected, result, 1e-5, "mirrored")
 
 
-@pytest.mark.parametrize("where", ["attribute", "list", "dictionary", "eager"])
+@pytest.mark.parametrize(
+    "where", ["attribute", "list", pytest.param("dictionary", marks=pytest.mark.seldom), "eager"]
+)
 def test_a_step_reads_what_its_own_call_has_left_in_a_layer(cluster: Pool, where: str) -> None:
     expected = cluster.plain(f"{CASES}:kept", where=where)
     for result in cluster("mirrored").call(f"{CASES}:kept", where=where):

@@ -45,7 +45,9 @@ def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
     [
         pytest.param(target, case, marks=[] if case in often else pytest.mark.seldom)
         for target, often in {
-            **dict.fromkeys(("zero", "zero3", "mesh"), CHECKED),
+            **dict.fromkeys(("zero3", "mesh"), CHECKED),
+            # Stages 2 and 3 differ in their gradients; an optimizer sees the same shards.
+            "zero": ("infinity_in_one_shard", "whole_weights", "clipped_rows"),
             "mesh4": ("centred",),
             "mesh_zero1": ("whole_weights",),
             "mesh_zero3": ("tied",),
