@@ -435,7 +435,18 @@ def outside_of_steps(strategy: Any, kind: str, compiled: bool) -> str:
             total = tf.reduce_sum(model(x))
         return tape.gradient(total, model.trainable_weights)
 
-    function = {"gradient": slopes, "assigned": lambda: kernel.assign(2 * kernel)}[kind]
+    called = tf.function(lambda row: model(row[None]))
+
+    def mapped() -> Any:
+        called(x[0])
+        return next(iter(tf.data.Dataset.from_tensor_slices(x).map(called)))
+
+    functions: dict[str, Callable[[], Any]] = {
+        "gradient": slopes,
+        "assigned": lambda: kernel.assign(2 * kernel),
+        "mapped": mapped,
+    }
+    function = functions[kind]
     try:
         with scope(strategy):
             (tf.function(function, autograph=False) if compiled else function)()

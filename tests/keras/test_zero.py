@@ -215,6 +215,7 @@ def test_functions_outside_of_steps_read_whole_weights(cluster: Pool, target: st
     [
         ("gradient", False, "zero=3 conflicts with a gradient of 'sequential"),
         ("gradient", True, "zero=3 conflicts with a gradient of 'sequential"),
+        ("mapped", False, "zero=3 conflicts with a function of a data set"),
         ("assigned", False, ""),
         ("assigned", True, "zero=3 conflicts with a tf.function that assigns 'sequential"),
     ],

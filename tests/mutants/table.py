@@ -632,8 +632,9 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/sharding/variables.py",
         "tests/keras/test_zero.py -k outside_of_steps",
-        ("at_call(id(self), self._read_now, spec)", "self._read_now()"),
+        ("at_call(id(self), self._read_at_call, spec)", "self._read_now()"),
         ("if not (self._in_replica or tf.executing_eagerly()):", "if False:"),
+        ("if made_for_dataset():", "if False:"),
     ),
     # Shards of variables: their exchange, their gathering, and files of them.
     *_of(

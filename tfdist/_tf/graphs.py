@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
@@ -41,6 +42,7 @@ __all__ = [
     "constant_value_as_shape",
     "custom_gradients",
     "flat_call",
+    "made_for_dataset",
     "on_one_replica",
     "ordered_apart",
     "parallel_for",
@@ -230,6 +232,20 @@ def at_call(key: Hashable, value: Callable[[], Tensor], spec: tf.TensorSpec) -> 
         graph = graph.outer_graph
     capture = getattr(graph, "capture_call_time_value", None)
     return None if capture is None else capture(value, spec, key)
+
+
+def made_for_dataset() -> bool:
+    """Whether a value of `at_call` is asked for by a data set that is being made.
+
+    A data set keeps what its functions capture. TensorFlow marks them in their definitions only,
+    which a value does not see; the modules that are calling tell it.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("tensorflow.python.data."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _graph_of(function: Any, caller: Operation) -> FuncGraph:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist._keras import in_symbolic_scope
 from tfdist._tf.distribute import eagerly_outside_of_scope, local_results
-from tfdist._tf.graphs import at_call
+from tfdist._tf.graphs import at_call, made_for_dataset
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import DATA, MODEL
 from tfdist.errors import ConfigError
@@ -249,7 +249,7 @@ class ShardedVariable(_Shard):
         if tf.executing_eagerly():
             return self._read_now()
         spec = tf.TensorSpec(self.layout.shape, self.kept.dtype)
-        value = at_call(id(self), self._read_now, spec)
+        value = at_call(id(self), self._read_at_call, spec)
         if value is None:
             raise ConfigError(
                 f"{asked(self._strategy)} conflicts with a graph of TensorFlow 1 that reads "
@@ -257,6 +257,16 @@ class ShardedVariable(_Shard):
                 "Leave the option out."
             )
         return value
+
+    def _read_at_call(self) -> Tensor:
+        if made_for_dataset():
+            raise ConfigError(
+                f"{asked(self._strategy)} conflicts with a function of a data set (Dataset.map, "
+                f"filter, …) that reads {self.path!r}: the weight is divided over the processes, "
+                "and the data set would keep the value of now. Call the model on what the data "
+                "set gives (model.predict), or leave the option out."
+            )
+        return self._read_now()
 
     def _read_now(self) -> Tensor:
         strategy = self._strategy
