@@ -9,6 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from types import FrameType
 from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
@@ -238,9 +239,9 @@ def made_for_dataset() -> bool:
     """Whether a value of `at_call` is asked for by a data set that is being made.
 
     A data set keeps what its functions capture. TensorFlow marks them in their definitions only,
-    which a value does not see; the modules that are calling tell it.
+    which a value does not see, so this looks at the modules that are calling.
     """
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("tensorflow.python.data."):
             return True
