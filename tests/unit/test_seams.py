@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tfdist._tf.distribute import gradients_of_control_flow
-from tfdist._tf.graphs import parameters_of
+from tfdist._tf.graphs import at_call, made_for_dataset, parameters_of
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
@@ -504,3 +504,44 @@ def test_the_parameters_of_all_raw_ops_are_known() -> None:
             if unknown := taken - set(parameters_of(op_def).values()):
                 wrong[name] = unknown
     assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["once", "in a loop", "in another function", "in a branch"])
+def test_a_function_asks_for_a_value_at_each_call(kind: str) -> None:
+    values = iter([1.0, 2.0])
+
+    def value() -> Any:
+        return at_call("key", lambda: tf.constant(next(values)), tf.TensorSpec([]))
+
+    # TensorFlow does not feed a branch what a function that it calls asks for.
+    read = value if kind == "in a branch" else tf.function(value)
+
+    @tf.function
+    def called(chosen: tf.Tensor) -> Any:
+        if kind == "in a loop":
+            return tf.while_loop(lambda i, _: i < 3, lambda i, t: (i + 1, t + read()), (0, 0.0))[1]
+        if kind == "in a branch":
+            return tf.cond(chosen, read, lambda: 0.0)
+        return read() + read()
+
+    function = read if kind == "once" else lambda: called(tf.constant(True))
+    times = {"in a loop": 3, "in another function": 2}.get(kind, 1)
+    assert [float(function()), float(function())] == [times, 2 * times]
+
+
+@pytest.mark.parametrize("traced_before", [False, True])
+def test_a_data_set_asks_for_a_value_when_it_is_made(traced_before: bool) -> None:
+    asked = []
+
+    def value() -> Any:
+        asked.append(made_for_dataset())
+        return tf.constant(1.0)
+
+    @tf.function
+    def read(_: Any) -> Any:
+        return at_call("key", value, tf.TensorSpec([]))
+
+    if traced_before:
+        read(tf.constant(0, tf.int64))
+    assert len(list(tf.data.Dataset.range(3).map(read))) == 3
+    assert asked == [*([False] if traced_before else []), True]
