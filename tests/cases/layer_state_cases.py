@@ -135,7 +135,7 @@ def kept(strategy: Any, kind: str, *, built: bool = True, **options: Any) -> dic
         with tf.distribute.get_strategy().scope() if made is None else made.scope():
             _of_no_layer[:] = [keras.Variable(0.0, trainable=False)]
             layer = {**KEPT, **NAMED, **OUTSIDE}[kind]()
-            first, last = layers.Dense(FEATURES, "tanh"), layers.Dense(4, "tanh")
+            first, last = layers.Dense(FEATURES, "tanh"), layers.Dense(4, "tanh", name="last")
             model = keras.Sequential([first, layer, last, layers.Dense(1)])
             if built:
                 model.build((None, 6))

@@ -57,12 +57,42 @@ def branched() -> keras.Model:
     return keras.Model([x, ids], layers.Dense(3, name="head")(h))
 
 
-MODELS = {"dense": dense, "two_headed": two_headed, "branched": branched}
+def tied(tie_weights: bool = True) -> keras.Model:
+    """A language model whose table makes the logits too, and a layer that is called in between."""
+    ids = keras.Input((5,), dtype="int32")
+    table = layers.ReversibleEmbedding(23, 16, tie_weights, name="table")
+    same = layers.Dense(16, "tanh", kernel_regularizer="l2", name="same")
+    h = same(table(ids))
+    for i in range(4):
+        h = h + layers.Dense(16, "relu", name=f"block{i}")(h)
+    return keras.Model(ids, table(same(h), reverse=True))
+
+
+def adapted() -> keras.Model:
+    """Layers that are frozen but for weights of low rank."""
+    model = dense()
+    for layer in model.layers[:-1]:
+        layer.trainable = False
+        layer.enable_lora(4)
+    return model
+
+
+MODELS = {
+    "dense": dense,
+    "two_headed": two_headed,
+    "branched": branched,
+    "tied": tied,
+    "untied": lambda: tied(tie_weights=False),
+    "adapted": adapted,
+}
 
 
 def data(name: str, examples: int = 80) -> tuple[Any, Any, Any]:
     """Inputs, labels and sample weights."""
     rng = np.random.default_rng(0)
+    if name in ("tied", "untied"):
+        ids = rng.integers(0, 23, (examples, 6)).astype("int32")
+        return ids[:, :-1], ids[:, 1:], rng.uniform(0.1, 2.0, (examples, 5)).astype("float32")
     x = rng.normal(size=(examples, 12)).astype("float32")
     y = rng.integers(0, 3, examples)
     weights = rng.uniform(0.1, 2.0, examples).astype("float32")
@@ -78,6 +108,7 @@ def data(name: str, examples: int = 80) -> tuple[Any, Any, Any]:
 def compiled(model: keras.Model, optimizer: str = "adam") -> keras.Model:
     made = {
         "adam": lambda: keras.optimizers.Adam(1e-2, global_clipnorm=1.0, weight_decay=1e-3),
+        "by rows": lambda: keras.optimizers.Adam(1e-2),
         "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
         "plain": lambda: keras.optimizers.SGD(0.05),
     }[optimizer]()
@@ -123,6 +154,7 @@ def equals_unsplit(
         "live": [worker.live for workers in engine.workers for worker in workers],
         "counted": live_activations(schedule) * shape.replicas,
         "devices": sorted({w.value.device[-5:] for w in model.weights}),
+        "borrowed": {v.path for chunk in engine.cut.chunks for v in chunk.borrowed.values()},
         "boxes": collections.Counter(box.device for box in made.boxes(model)),
         "again": [
             _runs_forward(passes)
@@ -316,7 +348,7 @@ def _stateful() -> keras.Model:
 
 def _shared() -> keras.Model:
     x = keras.Input((12,))
-    same = layers.Dense(12, name="same")
+    same = layers.BatchNormalization(name="same")
     return keras.Model(x, layers.Dense(3, name="head")(same(layers.Dense(12, name="mid")(same(x)))))
 
 

@@ -477,7 +477,7 @@ MUTANTS: list[Mutant] = [
             "if not self._is_open and (scope.losses or self._of_program & {*scope.assigned}):",
             "if False:",
         ),
-        ("Dependence([*weights, *state])", "Dependence()"),
+        ("Dependence([*weights, *state, *(value for _, value in borrowed)])", "Dependence()"),
         ("as_average(step, tf.reduce_sum(term))", "tf.reduce_sum(term)"),
     ),
     *_of(
@@ -797,6 +797,27 @@ MUTANTS: list[Mutant] = [
         "tests/contract/test_statistics.py --tier=everything -k pipeline_refuses",
         ("with settling.set(step):", "with settling.set(None):"),
         ("settled(step, call.node.operation, (args, kwargs), outputs)", "pass"),
+    ),
+    # Layers that several stages call, and weights in frozen layers.
+    *_of(
+        "tfdist/strategies/pipeline/stage.py",
+        "tests/pipelines/test_pipelines.py -k 'several_stages_call or low_rank'",
+        (
+            "{id(v) for v in self.model.trainable_weights}",
+            "{id(v) for layer in layers for v in layer.trainable_weights}",
+        ),
+        ("tf.identity(of_variable[id(v)])", "tf.stop_gradient(of_variable[id(v)])"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/partitioning.py",
+        "tests/pipelines/test_pipelines.py -k 'stages_read_of or shared'",
+        ("if value.consumers()]", "]"),
+        ("call.path in met and not _state_of(call.layer)", "call.path in met"),
+    ),
+    *_of(
+        "tfdist/strategies/pipeline/state.py",
+        "tests/pipelines/test_pipelines.py -k several_stages_call",
+        ("for key, v in chunk.lent.items() if v.trainable}", "for key in ()}"),
     ),
     # Functions, and ops that hide what they do with the examples.
     *_of(

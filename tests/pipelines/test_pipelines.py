@@ -52,6 +52,34 @@ def test_models_that_are_no_chain(cluster, name):
     check_equal(found)
 
 
+@pytest.mark.parametrize(
+    ("how", "optimizer"), [("interleaved", "adam"), ("recomputed", "sgd"), ("replicated", "adam")]
+)
+def test_layers_that_several_stages_call_have_one_update(cluster, how, optimizer):
+    """The tied embeddings of a language model: the first stage keeps them, the last reads them."""
+    (found,) = cluster("devices").call(
+        f"{CASES}:equals_unsplit", name="tied", optimizer=optimizer, **SYNCHRONOUS[how]
+    )
+    check_equal(found)
+    assert found["borrowed"] == {"table/embeddings", "same/kernel", "same/bias"}
+
+
+def test_stages_read_of_a_layer_what_they_need(cluster):
+    """A gradient of looked-up rows stays one of rows, which Adam treats in another way."""
+    (found,) = cluster("devices").call(
+        f"{CASES}:equals_unsplit", name="untied", optimizer="by rows", **SYNCHRONOUS["gpipe"]
+    )
+    check_equal(found)
+    assert found["borrowed"] == {"table/reverse_embeddings", "same/kernel", "same/bias"}
+
+
+def test_weights_of_low_rank_in_frozen_layers_are_trained(cluster):
+    (found,) = cluster("devices").call(
+        f"{CASES}:equals_unsplit", name="adapted", optimizer="sgd", **SYNCHRONOUS["gpipe"]
+    )
+    check_equal(found)
+
+
 def test_losses_over_masks_are_divided_by_what_the_batch_has(cluster):
     (found,) = cluster("devices").call(
         f"{CASES}:equals_over_masks", stages=2, replicas=2, microbatches=8
@@ -128,7 +156,7 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("layers", ["4 stages are more than", "2 (dense0, head)", "at most 2 stages"]),
         ("batch", ["microbatches=3 does not divide the batch of 16", "15 or 18"]),
         ("device", ["no device 'cpu:4'", "CPU:3"]),
-        ("shared", ["'same' is called 2 times", "one call reads what stage 1 makes"]),
+        ("shared", ["'same' is called 2 times", "'moving_mean'", "reads what stage 1 makes"]),
         ("stateful", ["'memory' is stateful"]),
         ("assigned", ["normalized/dense/kernel", "SpectralNormalization"]),
         ("subclassed", ["Subclassed", "functional API"]),

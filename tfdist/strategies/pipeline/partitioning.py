@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import ConfigError
 from tfdist.keras.example_pairs import Examples
+from tfdist.keras.stateless import Assigning
 from tfdist.placement.plan import Plan, costs_of, split
 from tfdist.placement.units import Unit, devices_of, graph_of, nodes_in_order, units_of
-from tfdist.types import Functional, Layer, Model, Structure
+from tfdist.types import Functional, KerasVariable, Layer, Model, Structure
 
 __all__ = ["Call", "Chunk", "Cut", "Key", "cut"]
 
@@ -50,18 +52,21 @@ class Chunk:
 
     Attributes:
         calls: in the order in which they run.
-        reads: tensors that come from earlier chunks or are inputs of the model.
-        writes: tensors that later chunks read, or outputs of the model for the last one.
+        layers: those whose first call is among them, each once. It holds their variables.
+        reads: tensors that come from earlier chunks or are inputs of the model; and the weights of
+            layers that an earlier chunk holds, under the keys of `borrowed`.
+        writes: tensors that later chunks read, or outputs of the model for the last one; and
+            weights, under the keys of `lent`.
+        borrowed: the weights of other chunks' layers that it calls.
+        lent: its weights that later chunks read.
     """
 
     calls: tuple[Call, ...]
+    layers: tuple[Any, ...]
     reads: tuple[Key, ...]
     writes: tuple[Key, ...]
-
-    @property
-    def layers(self) -> list[Any]:
-        """The layers, each once."""
-        return list({id(c.layer): c.layer for c in self.calls if c.layer is not None}.values())
+    borrowed: Mapping[Key, KerasVariable]
+    lent: Mapping[Key, KerasVariable]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,30 +108,53 @@ def cut(
 
     Raises:
         ConfigError: if the model has no graph or a stateful layer, if a chunk has no layer, would
-            read what a later one makes, or if a layer with weights is in two.
+            read what a later one makes, or if a layer that keeps a state is called in two.
     """
     graph, units = _cuttable(model)
     chunk_of, table = _chunks_of(model, units, inputs, count, wanted)
     aliases: dict[Key, Key] = {}
     calls = list(_calls(graph, (), {id(unit.operation): unit.path for unit in units}, aliases))
-    numbers = [chunk_of[call.path] for call in calls]
+    numbers = _numbers(calls, chunk_of)
     made = {key: n for call, n in zip(calls, numbers, strict=True) for key in call.writes}
     _check(calls, numbers, made, count)
     outputs = tuple(_resolved(((), id(tensor)), aliases) for tensor in graph._outputs)
-    readers: dict[Key, set[int]] = {key: {count - 1} for key in outputs}
+    chunks = _chunks(calls, numbers, made, outputs)
+    keys = tuple(((), id(tensor)) for tensor in graph._inputs)
+    return Cut(graph, tuple(chunks), keys, chunk_of, table)
+
+
+def _chunks(
+    calls: Sequence[Call], numbers: Sequence[int], made: Mapping[Key, int], outputs: tuple[Key, ...]
+) -> list[Chunk]:
+    """The calls of each chunk, with what it reads of others and what others read of it."""
+    last = max(numbers)
+    readers: dict[Key, set[int]] = {key: {last} for key in outputs}
     for call, number in zip(calls, numbers, strict=True):
         for key in call.reads:
             readers.setdefault(key, set()).add(number)
+    borrowed = [_borrowed(calls, numbers, number) for number in range(last + 1)]
     chunks = []
-    for number in range(count):
+    for number in range(last + 1):
         own = tuple(c for c, n in zip(calls, numbers, strict=True) if n == number)
+        layers = tuple(_layers_of(calls, numbers, number))
+        held = {id(v) for layer in layers for v in layer.variables}
+        lent = {key: v for each in borrowed for key, v in each.items() if id(v) in held}
         needed = list(dict.fromkeys(key for call in own for key in call.reads))
-        needed += [key for key in outputs if number == count - 1 and key not in needed]
-        reads = tuple(key for key in needed if made.get(key, -1) < number)
-        writes = tuple(k for c in own for k in c.writes if max(readers.get(k, {0})) > number)
-        chunks.append(Chunk(own, reads, outputs if number == count - 1 else writes))
-    keys = tuple(((), id(tensor)) for tensor in graph._inputs)
-    return Cut(graph, tuple(chunks), keys, chunk_of, table)
+        needed += [key for key in outputs if number == last and key not in needed]
+        reads = [key for key in needed if made.get(key, -1) < number]
+        writes = [k for c in own for k in c.writes if max(readers.get(k, {0})) > number]
+        reads, writes = [*reads, *borrowed[number]], [*writes, *lent]
+        chunks.append(
+            Chunk(
+                calls=own,
+                layers=layers,
+                reads=tuple(reads),
+                writes=outputs if number == last else tuple(writes),
+                borrowed=borrowed[number],
+                lent=lent,
+            )
+        )
+    return chunks
 
 
 def _cuttable(model: Model) -> tuple[Any, list[Unit]]:
@@ -175,6 +203,73 @@ def _resolved(key: Key, aliases: Mapping[Key, Key]) -> Key:
     return key
 
 
+# A layer that several chunks call: the first of them holds its variables. The others read its
+# weights as they read tensors, and give back their gradients, so that each weight has one update.
+
+
+def _numbers(calls: Sequence[Call], chunk_of: Mapping[str, int]) -> list[int]:
+    """The chunk of each call: that of its layer, or a later one whose tensors it reads."""
+    numbers: list[int] = []
+    made: dict[Key, int] = {}
+    met: set[str] = set()
+    for call in calls:
+        number = chunk_of[call.path]
+        if call.path in met and not _state_of(call.layer):
+            number = max([number, *(made[key] for key in call.reads if key in made)])
+        met.add(call.path)
+        made.update(dict.fromkeys(call.writes, number))
+        numbers.append(number)
+    return numbers
+
+
+def _state_of(layer: Layer | None) -> list[KerasVariable]:
+    """A layer's variables besides its weights, such as moving means and random numbers."""
+    if layer is None:
+        return []
+    weights = {id(v) for each in layer._flatten_layers() for v in each._trainable_variables}
+    every = (*layer.variables, *layer.metrics_variables)
+    return [variable for variable in every if id(variable) not in weights]
+
+
+def _layers_of(calls: Sequence[Call], numbers: Sequence[int], number: int) -> list[Layer]:
+    """The layers whose first call is in a chunk."""
+    first: dict[int, tuple[Layer, int]] = {}
+    for call, own in zip(calls, numbers, strict=True):
+        if call.layer is not None:
+            first.setdefault(id(call.layer), (call.layer, own))
+    return [layer for layer, own in first.values() if own == number]
+
+
+def _borrowed(
+    calls: Sequence[Call], numbers: Sequence[int], number: int
+) -> dict[Key, KerasVariable]:
+    """The weights of other chunks' layers that a chunk reads, by the keys that stand for them."""
+    held = {id(layer) for layer in _layers_of(calls, numbers, number)}
+    others = [
+        call
+        for call, own in zip(calls, numbers, strict=True)
+        if own == number and call.layer is not None and id(call.layer) not in held
+    ]
+    return {((), id(variable)): variable for call in others for variable in _read_by(call)}
+
+
+def _read_by(call: Call) -> list[KerasVariable]:
+    """The variables that a call of a layer reads: one that it does not has no gradient from it."""
+    assert call.layer is not None
+    variables, symbols = call.layer.variables, call.node.input_tensors
+
+    def run(values: list[Any], inputs: list[Any]) -> Structure:
+        by_symbol = {id(symbol): each for symbol, each in zip(symbols, inputs, strict=True)}
+        args, kwargs = call.node.arguments.fill_in(by_symbol)
+        with Assigning(list(zip(variables, values, strict=True))):
+            return call.node.operation(*args, **kwargs)
+
+    specs = [[tf.TensorSpec(each.shape, each.dtype) for each in of] for of in (variables, symbols)]
+    graph = tf.function(run, autograph=False).get_concrete_function(*specs).graph
+    pairs = zip(variables, graph.inputs, strict=False)
+    return [variable for variable, value in pairs if value.consumers()]
+
+
 def _check(
     calls: Sequence[Call], numbers: Sequence[int], made: Mapping[Key, int], count: int
 ) -> None:
@@ -189,9 +284,10 @@ def _check(
     for call, number in zip(calls, numbers, strict=True):
         late = max((made[key] for key in call.reads if key in made), default=0)
         if late > number and times[call.path] > 1:
+            state = ", ".join(repr(variable.name) for variable in _state_of(call.layer))
             raise ConfigError(
-                f"The layer {call.path!r} is called {times[call.path]} times, and its weights are "
-                f"in stage {number}, but one call reads what stage {late} makes. Put all that is "
+                f"The layer {call.path!r} is called {times[call.path]} times, and keeps {state} in "
+                f"stage {number}, but one call reads what stage {late} makes. Put all that is "
                 "between its calls into one stage, or use a layer for each call."
             )
         if late > number:

@@ -79,11 +79,12 @@ class Part:
         self._cut, self._is_copy, self.microbatches = cut, is_copy, microbatches
         self.number, self.chunk, self.device = number, cut.chunks[number], device
         self.model = cut.graph
-        layers = self.chunk.layers
+        layers = list(self.chunk.layers)
         unique = {
             id(v): v for layer in layers for v in (*layer.variables, *layer.metrics_variables)
         }
-        trainable = {id(v) for layer in layers for v in layer.trainable_weights}
+        # The model's, as Keras trains them: a layer that is frozen may have some, such as LoRA's.
+        trainable = {id(v) for v in self.model.trainable_weights}
         self.weights = [v for key, v in unique.items() if key in trainable]
         self.state = [v for key, v in unique.items() if key not in trainable]
         self._of_program = states_of_program(layers)
@@ -158,20 +159,21 @@ class Part:
                 trained or a variable of no layer.
         """
         microbatch, count, total = tf.unstack(numbers)
+        known = self._known(values)
+        borrowed = [(variable, known[key]) for key, variable in self.chunk.borrowed.items()]
         step = Microbatch(
             *(self._cut.graph, count, total),
-            depends=Dependence([*weights, *state]),
+            depends=Dependence([*weights, *state, *(value for _, value in borrowed)]),
             total_of=_refused_total,
             microbatches=self.microbatches,
         )
-        # A sum over a size that is known looks like one times a constant.
-        tensors = [of_any_size(t) for t in values.tensors] if self._is_open else values.tensors
         drawn = [_for_microbatch(*pair, microbatch) for pair in zip(self.state, state, strict=True)]
         pairs = [*zip(self.weights, weights, strict=True), *zip(self.state, drawn, strict=True)]
-        known = dict(zip(self.chunk.reads, _masked(tensors, values.masks), strict=True))
+        of_variable = {id(variable): value for variable, value in pairs}
+        known |= {key: tf.identity(of_variable[id(v)]) for key, v in self.chunk.lent.items()}
         # Names of layers may begin as names at the root must not.
         scopes = tf.name_scope(f"chunk{self.number}")
-        with Assigning(pairs) as scope, scopes:
+        with Assigning([*pairs, *borrowed]) as scope, scopes:
             written = self._through(known, step)
             if not self._is_open and (scope.losses or self._of_program & {*scope.assigned}):
                 self._is_open = True
@@ -181,6 +183,14 @@ class Part:
             changed = [self._following(scope, step, variable) for variable in self.state]
         outputs = [written[key] for key in self.chunk.writes]
         return Values(outputs, [getattr(o, "_keras_mask", None) for o in outputs]), changed, loss
+
+    def _known(self, values: Values) -> dict[Any, Any]:
+        """The tensors that the chunk reads, by their keys."""
+        keys, tensors = self.chunk.reads, values.tensors
+        if self._is_open:  # A sum over a size that is known looks like one times a constant.
+            pairs = zip(keys, tensors, strict=True)
+            tensors = [t if k in self.chunk.borrowed else of_any_size(t) for k, t in pairs]
+        return dict(zip(keys, _masked(tensors, values.masks), strict=True))
 
     def _through(self, known: dict[Any, Any], step: Microbatch) -> dict[Any, Any]:
         held = ((x, self._cut.held.get(key)) for key, x in known.items() if x is not None)

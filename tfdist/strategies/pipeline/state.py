@@ -85,6 +85,7 @@ class Store:
         for number, chunk in enumerate(cut.chunks):
             for key in chunk.reads:
                 self.readers[key].append(number)
+            self._floating |= {key for key, v in chunk.lent.items() if v.trainable}
             for call in chunk.calls:
                 pairs = zip(call.writes, call.node.outputs, strict=True)
                 self._floating |= {
