@@ -108,7 +108,7 @@ def _kept_variables(model: Model) -> Iterator[None]:
 
 def _cost_of(unit: Unit, times: Sequence[float], size: int, slots: int) -> Cost:
     weights = unit.operation.weights if unit.is_layer else []
-    trainable = unit.operation.trainable_weights if unit.is_layer else []
+    trainable = [v for v in unit.operation.variables if v.trainable] if unit.is_layer else []
     held = sum(_bytes(weight) for weight in weights)
     learned = sum(_bytes(weight) for weight in trainable)
     calls = len(times) // (_REPEATS + 1)
