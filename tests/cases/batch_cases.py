@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -148,13 +149,25 @@ class Summed(keras.Model):
 class Padded(keras.Model):
     """A dense layer on means over padded rows, the padding included."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[Any], Any] = lambda _: None) -> None:
         super().__init__()
+        self.shape = shape
         self.embed, self.out = keras.layers.Embedding(9, 3), keras.layers.Dense(1)
 
     def call(self, inputs: Any) -> Any:
         """One number for each row."""
-        return self.out(tf.reduce_mean(self.embed(inputs.to_tensor()), axis=1))
+        return self.out(
+            tf.reduce_mean(self.embed(inputs.to_tensor(shape=self.shape(inputs))), axis=1)
+        )
+
+
+def _longest(rows: Any) -> Any:
+    """A computed size that stands for the longest row's."""
+    return tf.where(tf.size(rows.flat_values) > 1000, 3, -1)
+
+
+def _as_long(rows: Any) -> Any:
+    return rows.to_tensor(shape=tf.cast([-1, 7], tf.int64))
 
 
 def _averaging_embeddings() -> keras.Model:
@@ -180,8 +193,16 @@ def on_batch_of(strategy: Any, *, kind: str) -> dict[str, Any]:
             values = rng.integers(0, 9, counts.sum())
             ragged = tf.RaggedTensor.from_row_lengths(values, counts)
             inputs = [ragged[:n] for n in (23, 8, 1)]
-            kinds = {"ragged": Summed, "padded": Padded, "looked up": _averaging_embeddings}
+            kinds: dict[str, Callable[[], keras.Model]] = {
+                "ragged": Summed,
+                "looked up": _averaging_embeddings,
+                "padded": Padded,
+                "padded by a list": lambda: Padded(lambda _: [None, None]),
+                "padded by a tensor": lambda: Padded(lambda x: tf.stack([-1, _longest(x)])),
+            }
             model = kinds[kind]()
+            # Data sets that are made in the scope are padded as ever.
+            assert next(iter(tf.data.Dataset.from_tensors(inputs[0]).map(_as_long))).shape[1] == 7
         model.compile(keras.optimizers.SGD(1e-3), "mse")
         trained = [float(np.ravel(model.train_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]
         tested = [float(np.ravel(model.test_on_batch(x, y[: x.shape[0]]))[0]) for x in inputs]

@@ -45,7 +45,9 @@ def test_calling_the_model(agree: Agree) -> None:
 
 
 @pytest.mark.needs("whole batch")
-@pytest.mark.parametrize("kind", ["sparse", "ragged", "looked up", "padded"])
+@pytest.mark.parametrize(
+    "kind", ["sparse", "ragged", "looked up", "padded", "padded by a list", "padded by a tensor"]
+)
 def test_methods_on_one_batch_that_is_not_dense(agree: Agree, kind: str) -> None:
     agree("batch_cases:on_batch_of", kind=kind)
 

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.keras.hooks import Hook
@@ -34,20 +35,45 @@ def _as_long_as_the_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, default_value: Scalar | None = None, name: str | None = None, shape: Any = None
     ) -> Tensor:
         step = current_step() or settling.value
-        if self.shape.rank is None:
+        if step is None or step.is_whole or self.shape.rank is None:
             return original(self, default_value, name, shape)
-        asked = [None] * self.shape.rank if shape is None else tf.TensorShape(shape).as_list()
-        padded = None in asked[1 : self.ragged_rank + 1]
-        if step is None or step.is_whole or not padded or not _is_of_batch(step, self):
+        asked = _sizes_of(shape, self.shape.rank)[1:]
+        fixed = all(isinstance(size, int) for size in asked[: self.ragged_rank])
+        if fixed or not _is_of_batch(step, self):
             return original(self, default_value, name, shape)
         longest = step.largest(self.bounding_shape(out_type=tf.int64)[1:], _NAME)
-        inner = [longest[i] if size is None else size for i, size in enumerate(asked[1:])]
-        shape = tf.stack([tf.constant(-1, tf.int64), *(tf.cast(size, tf.int64) for size in inner)])
-        dense: Tensor = original(self, default_value, name, shape)
-        dense.set_shape([None, *asked[1 : self.ragged_rank + 1], *self.flat_values.shape[1:]])
+        inner = [_size(size, longest[i]) for i, size in enumerate(asked)]
+        dense: Tensor = original(self, default_value, name, tf.stack([_LONGEST, *inner]))
+        known = [size if isinstance(size, int) else None for size in asked[: self.ragged_rank]]
+        dense.set_shape([None, *known, *self.flat_values.shape[1:]])
         return dense
 
     return to_tensor
+
+
+#: Stands in a shape for the length of the longest row.
+_LONGEST = np.int64(-1)
+
+
+def _sizes_of(shape: Any, rank: int) -> list[int | Tensor | None]:
+    """The sizes that a program asks for: known, computed, or None for those of the longest rows."""
+    if shape is None:
+        return [None] * rank
+    if isinstance(shape, tf.Tensor):
+        shape = tf.unstack(shape, num=rank)
+    sizes = shape.as_list() if isinstance(shape, tf.TensorShape) else list(shape)
+    known = [size if size is None else tf.get_static_value(size) for size in sizes]
+    return [
+        size if value is None else int(value) if value >= 0 else None
+        for size, value in zip(sizes, known, strict=True)
+    ]
+
+
+def _size(asked: int | Tensor | None, longest: Tensor) -> Tensor:
+    if asked is None:
+        return longest
+    size = tf.cast(asked, tf.int64)
+    return tf.where(size < 0, longest, size)
 
 
 def _is_of_batch(step: Step, ragged: Any) -> bool:
