@@ -325,7 +325,12 @@ def _without_constraints(weights: Sequence[Any]) -> Iterator[None]:
 
 def _is_updated(grad: Gradient | None, weight: Any) -> bool:
     """Whether an optimizer computes an update of a weight, instead of taking over the gradient."""
-    return grad is not None and not weight.overwrite_with_gradient
+    return grad is not None and not _takes_gradient(weight)
+
+
+def _takes_gradient(weight: Any) -> bool:
+    """Whether a weight's gradient is its new value, as that of a float8 scale is."""
+    return bool(getattr(weight, "overwrite_with_gradient", False))
 
 
 def _own(grad: Gradient | None, weight: Any) -> Gradient | None:
@@ -373,8 +378,11 @@ def _statistics_of_owner(original: Callable[..., None]) -> Callable[..., None]:
 def _can_be_divided(weight: Any, strategy: Strategy) -> bool:
     """Whether the update of a weight can be divided, and is not yet.
 
-    Constraints and float8 scales are functions of the whole weight.
+    Constraints and float8 scales are functions of the whole weight. A `tf.Variable` of the
+    program's own, such as an image that is optimized, is no weight of a model.
     """
+    if not isinstance(weight, keras.Variable):
+        return False
     whole = weight.constraint is not None or weight.overwrite_with_gradient
     return not whole and stage(strategy) in (1, 2) and _cut_of(weight) is None
 

@@ -371,9 +371,9 @@ def reading_of(
 ) -> Reading | None:
     """The data set for the workers to read; None if they cannot.
 
-    They cannot if the data set runs Python code, holds resources of the chief, has an unknown
-    number of batches or another order each time, or is made of arrays that are too large to be
-    sent whole. For the arguments see `Reading`.
+    They cannot if the data set runs Python code or ops of another library, such as TensorFlow
+    Text's, holds resources of the chief, has an unknown number of batches or another order each
+    time, or is made of arrays that are too large to be sent whole. For the arguments see `Reading`.
     """
     known = int(dataset.cardinality().numpy()) if batches is None else batches
     ordered = dataset.options().deterministic is not False and not unordered_steps(dataset)
@@ -387,9 +387,19 @@ def reading_of(
         ).numpy()
     except tf.errors.OpError:
         return None
-    if len(graph) > _LARGEST or b"PyFunc" in graph:
+    if len(graph) > _LARGEST or b"PyFunc" in graph or not _is_of_tensorflow(graph):
         return None
     return Reading(dataset, graph, known, recoveries)
+
+
+def _is_of_tensorflow(graph: bytes) -> bool:
+    """Whether all ops of a graph are TensorFlow's own: a worker has loaded no other library."""
+    parsed = tf.compat.v1.GraphDef.FromString(graph)
+    functions = parsed.library.function
+    names = {function.signature.name for function in functions}
+    nodes = itertools.chain(parsed.node, *(function.node_def for function in functions))
+    others = {node.op for node in nodes} - names
+    return all(name.startswith("_") or hasattr(tf.raw_ops, name) for name in others)
 
 
 _functions: dict[str, list[ConcreteFunction]] = {}
