@@ -27,6 +27,7 @@ EQUAL = {
     "custom_parts": 1e-4,
     "distillation": 1e-4,
     "graph_network": 1e-4,
+    "hub_text": 1e-4,
     "image_classifier": 1e-4,
     "multi_task": 1e-4,
     "own_loop": 1e-4,
@@ -106,6 +107,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for target in _TARGETS
             ],
         )
+
+
+def test_ops_of_another_library_are_the_chiefs(cluster: Pool) -> None:
+    """Servers and workers have not loaded TensorFlow Text, by which strings are taken apart."""
+    (result,) = cluster("parameter_server").call(CASE, name="hub_text")
+    assert_same(cluster.plain(CASE, name="hub_text"), result, 1e-4, "parameter_server")
 
 
 def test_program(request: pytest.FixtureRequest, cluster: Pool, name: str, target: str) -> None:
