@@ -379,7 +379,7 @@ def _can_be_divided(weight: Any, strategy: Strategy) -> bool:
     """Whether the update of a weight can be divided, and is not yet.
 
     Constraints and float8 scales are functions of the whole weight. A `tf.Variable` of the
-    program's own, such as an image that is optimized, is no weight of a model.
+    program's own, such as an image that is optimized, is not a weight of a model.
     """
     if not isinstance(weight, keras.Variable):
         return False
