@@ -68,12 +68,29 @@ def tied(tie_weights: bool = True) -> keras.Model:
     return keras.Model(ids, table(same(h), reverse=True))
 
 
+class Block(layers.Layer):
+    """A layer around another one."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.inner = layers.Dense(16, "tanh")
+
+    def build(self, shape: Any) -> None:
+        self.inner.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+
 def adapted() -> keras.Model:
-    """Layers that are frozen but for weights of low rank."""
-    model = dense()
-    for layer in model.layers[:-1]:
-        layer.trainable = False
-        layer.enable_lora(4)
+    """Layers that are frozen but for weights of low rank in them, as KerasHub's backbones make."""
+    blocks = [Block(name=f"block{i}") for i in range(5)]
+    model = keras.Sequential([keras.Input((12,)), *blocks, layers.Dense(3, name="head")])
+    for block in blocks:
+        block.trainable = False
+        block.inner.trainable = True
+        block.inner.enable_lora(4)
+    assert len(model.trainable_weights) == 2 + 3 * len(blocks)
     return model
 
 
