@@ -325,12 +325,7 @@ def _without_constraints(weights: Sequence[Any]) -> Iterator[None]:
 
 def _is_updated(grad: Gradient | None, weight: Any) -> bool:
     """Whether an optimizer computes an update of a weight, instead of taking over the gradient."""
-    return grad is not None and not _takes_gradient(weight)
-
-
-def _takes_gradient(weight: Any) -> bool:
-    """Whether a weight's gradient is its new value, as that of a float8 scale is."""
-    return bool(getattr(weight, "overwrite_with_gradient", False))
+    return grad is not None and not getattr(weight, "overwrite_with_gradient", False)
 
 
 def _own(grad: Gradient | None, weight: Any) -> Gradient | None:

@@ -8,7 +8,7 @@ not depend on them. A sum is brought into that form first; all else is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import tensorflow as tf
@@ -36,7 +36,7 @@ __all__ = [
 _ADVICE = "Set microbatches=1, or choose another strategy."
 
 
-def states_of_program(layers: list[Layer]) -> set[int]:
+def states_of_program(layers: Sequence[Layer]) -> set[int]:
     """The `id`s of the variables of layers of the program's own, and of metrics within layers."""
     every = [each for layer in layers for each in layer._flatten_layers()]
     own = [each for each in every if is_of_program(type(each).call)]

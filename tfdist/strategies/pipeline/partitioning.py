@@ -132,24 +132,33 @@ def _chunks(
     for call, number in zip(calls, numbers, strict=True):
         for key in call.reads:
             readers.setdefault(key, set()).add(number)
-    borrowed = [_borrowed(calls, numbers, number) for number in range(last + 1)]
+    every = [
+        tuple(c for c, n in zip(calls, numbers, strict=True) if n == number)
+        for number in range(last + 1)
+    ]
+    holder: dict[int, int] = {}  # of each layer, by `id`: the chunk of its first call
+    for call, number in zip(calls, numbers, strict=True):
+        holder.setdefault(id(call.layer), number)
+    borrowed = [_borrowed(own, number, holder) for number, own in enumerate(every)]
     chunks = []
-    for number in range(last + 1):
-        own = tuple(c for c, n in zip(calls, numbers, strict=True) if n == number)
-        layers = tuple(_layers_of(calls, numbers, number))
-        held = {id(v) for layer in layers for v in layer.variables}
+    for number, own in enumerate(every):
+        layers = {
+            id(c.layer): c.layer
+            for c in own
+            if c.layer is not None and holder[id(c.layer)] == number
+        }
+        held = {id(v) for layer in layers.values() for v in layer.variables}
         lent = {key: v for each in borrowed for key, v in each.items() if id(v) in held}
         needed = list(dict.fromkeys(key for call in own for key in call.reads))
         needed += [key for key in outputs if number == last and key not in needed]
-        reads = [key for key in needed if made.get(key, -1) < number]
-        writes = [k for c in own for k in c.writes if max(readers.get(k, {0})) > number]
-        reads, writes = [*reads, *borrowed[number]], [*writes, *lent]
+        reads = (key for key in needed if made.get(key, -1) < number)
+        writes = (k for c in own for k in c.writes if max(readers.get(k, {0})) > number)
         chunks.append(
             Chunk(
                 calls=own,
-                layers=layers,
-                reads=tuple(reads),
-                writes=outputs if number == last else tuple(writes),
+                layers=tuple(layers.values()),
+                reads=(*reads, *borrowed[number]),
+                writes=outputs if number == last else (*writes, *lent),
                 borrowed=borrowed[number],
                 lent=lent,
             )
@@ -231,25 +240,11 @@ def _state_of(layer: Layer | None) -> list[KerasVariable]:
     return [variable for variable in every if id(variable) not in weights]
 
 
-def _layers_of(calls: Sequence[Call], numbers: Sequence[int], number: int) -> list[Layer]:
-    """The layers whose first call is in a chunk."""
-    first: dict[int, tuple[Layer, int]] = {}
-    for call, own in zip(calls, numbers, strict=True):
-        if call.layer is not None:
-            first.setdefault(id(call.layer), (call.layer, own))
-    return [layer for layer, own in first.values() if own == number]
-
-
 def _borrowed(
-    calls: Sequence[Call], numbers: Sequence[int], number: int
+    own: Sequence[Call], number: int, holder: Mapping[int, int]
 ) -> dict[Key, KerasVariable]:
     """The weights of other chunks' layers that a chunk reads, by the keys that stand for them."""
-    held = {id(layer) for layer in _layers_of(calls, numbers, number)}
-    others = [
-        call
-        for call, own in zip(calls, numbers, strict=True)
-        if own == number and call.layer is not None and id(call.layer) not in held
-    ]
+    others = [call for call in own if call.layer is not None and holder[id(call.layer)] != number]
     return {((), id(variable)): variable for call in others for variable in _read_by(call)}
 
 

@@ -79,7 +79,7 @@ class Part:
         self._cut, self._is_copy, self.microbatches = cut, is_copy, microbatches
         self.number, self.chunk, self.device = number, cut.chunks[number], device
         self.model = cut.graph
-        layers = list(self.chunk.layers)
+        layers = self.chunk.layers
         unique = {
             id(v): v for layer in layers for v in (*layer.variables, *layer.metrics_variables)
         }
