@@ -6,11 +6,16 @@ from typing import Any
 
 from tfdist import environment
 from tfdist.config.strategy_config import StrategyConfig
+from tfdist.keras import layouts
 from tfdist.strategies.factory import create
 
 
 def make(**options: Any) -> Any:
-    """The strategy of a process whose TF_CONFIG lists its peers; process sets can be added."""
+    """The strategy of a process whose TF_CONFIG lists its peers; process sets can be added.
+
+    Weights are divided however small they are, if any are.
+    """
+    layouts.SMALLEST = 1
     environment.set_for_good(
         {
             "HOROVOD_DYNAMIC_PROCESS_SETS": "1",

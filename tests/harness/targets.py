@@ -137,6 +137,21 @@ TARGETS: dict[str, Target] = {
             turns=2,
         ),
         Target(
+            name="horovod_mesh",
+            strategy="tests.harness.rings:make",
+            processes=4,
+            options={"cycle_ms": 1.0, "mesh": "data=2,model=2", "zero": 3},
+            rests=True,
+            contract=True,
+            slow=True,
+            lacks=frozenset(
+                {
+                    *("collectives", "eager", "loops", "own data", "whole gradients"),
+                    "any optimizer",
+                }
+            ),
+        ),
+        Target(
             name="mirrored",
             strategy="tfdist.strategies.mirrored.strategy:Mirrored",
             devices=2,
@@ -181,6 +196,13 @@ TARGETS: dict[str, Target] = {
             strategy="tests.harness.rings:make",
             processes=2,
             options={"cycle_ms": 1.0, "zero": 1},
+            rests=True,
+        ),
+        Target(
+            name="horovod_zero3",
+            strategy="tests.harness.rings:make",
+            processes=2,
+            options={"cycle_ms": 1.0, "zero": 3},
             rests=True,
         ),
         Target(

@@ -15,14 +15,15 @@ NETWORKS = ("network", "transformer", "groups", "recurrent", "subclassed")
 
 
 def _marks(target: str, network: str) -> list[pytest.MarkDecorator]:
-    return [] if (target, network) == ("mesh", "transformer") else [pytest.mark.seldom]
+    often = [("mesh", "transformer"), ("horovod_mesh", "recurrent")]
+    return [] if (target, network) in often else [pytest.mark.seldom]
 
 
 @pytest.mark.parametrize(
     ("target", "network"),
     [
         pytest.param(target, network, marks=_marks(target, network))
-        for target in ("mesh", "mesh_zero1", "mesh_zero3")
+        for target in ("mesh", "mesh_zero1", "mesh_zero3", "horovod_mesh")
         for network in NETWORKS
     ],
 )

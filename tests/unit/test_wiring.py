@@ -84,6 +84,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"processes": 2, "zero": 1, "checkpoints": "sharded"},
         {"zero": 1, "checkpoints": "sharded"},
     ),
+    "mesh on Horovod": (
+        "horovod",
+        {"processes": 4, "mesh": "data=2,model=2", "layouts": "kernel=- model", "zero": 3},
+        {
+            "mesh": "data=2,model=2",
+            "layouts": "kernel=- model",
+            "zero": 3,
+            "process_sets": [(0, 1), (0, 2), (1, 3), (2, 3)],
+            "initialized": [(0, 1), (0, 2), (1, 3), (2, 3)],
+        },
+    ),
     "late": (
         "multi_worker",
         {"mode": "stale", "staleness": 3, "on_stale": "damp"},
@@ -332,11 +343,16 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(multi_worker, "MultiWorker", made(*names))
     monkeypatch.setattr(parameter_server, "ParameterServer", made("resolver", "update"))
     monkeypatch.setattr(pipeline, "Pipeline", made())
-    ring = types.SimpleNamespace(init=lambda: None, local_rank=lambda: 0, local_size=lambda: 1)
+    ring = types.SimpleNamespace(
+        init=lambda process_sets: found.update(initialized=process_sets),
+        local_rank=lambda: 0,
+        local_size=lambda: 1,
+        ProcessSet=tuple,
+    )
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
-    names = ("device", "gradients", "place", "rule", "zero", "checkpoints")
-    monkeypatch.setattr(horovod, "Horovod", made(*names))
+    names = ("device", "gradients", "place", "rule", "zero", "mesh", "layouts", "checkpoints")
+    monkeypatch.setattr(horovod, "Horovod", made(*names, "process_sets"))
     monkeypatch.setattr(rendezvous, "meeting", lambda *_: {})
     monkeypatch.setattr(rendezvous.environment, "set_for_good", found.update)
     monkeypatch.setattr(rendezvous.environment, "snapshot", dict)

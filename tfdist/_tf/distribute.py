@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
@@ -31,8 +31,9 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
+from tfdist._tf.lines import Line, Lined
 from tfdist._tf.variables import readable
-from tfdist.config.mesh import DATA, Axis
+from tfdist.config.mesh import Axis
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
@@ -43,13 +44,13 @@ from tfdist.types import (
     Tensor,
     Variable,
 )
+from tfdist.utils.thread_state import Flag
 
 __all__ = [
     "CollectiveAllReduceExtended",
     "CollectiveExtended",
     "DistributedDatasetsFromFunction",
     "GraphCollectives",
-    "Line",
     "LocalExtended",
     "OnlyReplica",
     "PlainInput",
@@ -77,6 +78,7 @@ __all__ = [
     "redirect",
     "regroup",
     "seeded",
+    "unordered",
     "watch_on_all_tapes",
 ]
 
@@ -171,26 +173,6 @@ class PlainInput:
         )
 
 
-#: Group keys that the processes along an axis may take.
-_KEYS_OF_A_LINE = 1000
-
-
-class Line(NamedTuple):
-    """Processes that exchange tensors with each other.
-
-    Attributes:
-        operations: the exchanges between their devices, a `CollectiveAllReduce`.
-        on_hosts: those between their hosts.
-        workers: the number of processes.
-        worker: this process's number among them.
-    """
-
-    operations: Any
-    on_hosts: Any
-    workers: int
-    worker: int
-
-
 class SingleExtended(PlainInput, OneDeviceExtended):  # type: ignore[misc]
     """The only replica, on one device."""
 
@@ -206,7 +188,11 @@ _WIDER = {
 }
 
 
-class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
+#: Group keys that the processes along an axis may take.
+_KEYS_OF_A_LINE = 1000
+
+
+class CollectiveExtended(Lined, PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """Replicas on the devices of several processes.
 
     Args:
@@ -222,56 +208,6 @@ class CollectiveExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtend
         self._cpu_devices = cpu_devices
         with context.eager_mode():  # Else, in a program on graphs, no server of collectives starts.
             super().__init__(strategy, cluster_resolver, options)
-        self._all = self._taken
-        #: The processes along each axis of a mesh.
-        self.lines: dict[str, Line] = {}
-        self._around: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
-
-    def lay_out(
-        self, axes: Sequence[Axis], around: Callable[[Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
-        """Arranges the processes along the axes of a mesh: those of the data axis are replicas.
-
-        Args:
-            axes: the axes as this process sees them, among them the data axis.
-            around: makes of a replica's function the one that is run.
-        """
-        self.lines, self._around = {axis.name: self._line(axis) for axis in axes}, around
-        self._take(self.lines[DATA])
-
-    def _call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> object:
-        run = fn if self._around is None else self._around(fn)
-        return super()._call_for_each_replica(run, args, kwargs)
-
-    @contextlib.contextmanager
-    def among_all(self) -> Iterator[None]:
-        """A block in which all processes of the mesh are replicas."""
-        before = self._taken
-        self._take(self._all)
-        try:
-            yield
-        finally:
-            self._take(before)
-
-    @property
-    def every_line(self) -> list[Line]:
-        """All processes, and those along each axis."""
-        return [self._all, *self.lines.values()]
-
-    @property
-    def _taken(self) -> Line:
-        return Line(
-            self._cross_device_ops,
-            self._host_cross_device_ops,
-            self._num_workers,
-            self._id_in_cluster,
-        )
-
-    def _take(self, line: Line) -> None:
-        self._cross_device_ops, self._host_cross_device_ops = line.operations, line.on_hosts
-        self._num_workers, self._id_in_cluster = line.workers, line.worker
 
     def _line(self, axis: Axis) -> Line:
         # Group keys of their own: those of all processes are counted from 1 on.
@@ -494,6 +430,10 @@ def outside_of_function(strategy: Strategy) -> Iterator[None]:
         yield
 
 
+#: Set where collectives are made that need no order; those of a ring keep none there.
+unordered = Flag()
+
+
 @contextlib.contextmanager
 def independently() -> Iterator[None]:
     """Lets the collectives that are made in the block run when their inputs are there.
@@ -501,6 +441,12 @@ def independently() -> Iterator[None]:
     Automatic control dependencies run the collectives of a function in the order in which they were
     made. Those of CPUs need none.
     """
+    with unordered.up(), _run_independently():
+        yield
+
+
+@contextlib.contextmanager
+def _run_independently() -> Iterator[None]:
     graph = _traced_graph()
     manager = getattr(graph, "experimental_acd_manager", None)
     if graph is None or manager is None:

@@ -17,7 +17,9 @@ from tfdist._tf.distribute import (
     cross_device_utils,
     gradients_of_control_flow,
 )
+from tfdist._tf.lines import Line, Lined
 from tfdist.comm.carriers import gather_any
+from tfdist.config.mesh import DATA, Axis
 from tfdist.types import IndexedSlices, Scalar, Strategy, Tensor
 from tfdist.utils.messages import log_without
 
@@ -190,17 +192,24 @@ class RingLauncher(cross_device_utils.CollectiveReplicaLauncher):  # type: ignor
         return tf.IndexedSlices(values, indices, input_slices.dense_shape)
 
 
-class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
+class RingExtended(Lined, PlainInput, GraphCollectives, CollectiveAllReduceExtended):  # type: ignore[misc]
     """One replica in each of several processes, which exchange tensors by a ring of tfdist's.
 
     Args:
         strategy: the strategy that this belongs to.
         device: this process's device.
         ring: exchanges tensors.
+        along: makes the ring of the processes along an axis of a mesh.
+
+    Attributes:
+        rings: the ring along each axis.
     """
 
-    def __init__(self, strategy: Strategy, device: str, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(
+        self, strategy: Strategy, device: str, ring: Ring, along: Callable[[Axis], Ring]
+    ) -> None:
+        self._ring, self._along = ring, along
+        self.rings = {DATA: ring}
         self._ring_device = device
         nobody = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
         options = tf.distribute.experimental.CommunicationOptions()
@@ -209,22 +218,29 @@ class RingExtended(PlainInput, GraphCollectives, CollectiveAllReduceExtended):  
     def _initialize_local(self, cluster_resolver: object, devices: object = None) -> None:
         with log_without(lambda _: True):  # It warns that its own collectives are not set up.
             super()._initialize_local(cluster_resolver, devices=(self._ring_device,))
-        self._num_workers = self._ring.size
-        self._id_in_cluster = self._ring.rank
         self._is_chief = self._ring.rank == 0
-        self._cross_device_ops = self._ring_ops(self.worker_devices[0])
-        self._host_cross_device_ops = self._ring_ops(self._worker_device)
+        self._take(self._line_of(self._ring))
 
-    def _ring_ops(self, device: str) -> RingLauncher:
+    def _line(self, axis: Axis) -> Line:
+        self.rings[axis.name] = self._along(axis)
+        return self._line_of(self.rings[axis.name])
+
+    def _line_of(self, ring: Ring) -> Line:
+        operations, on_hosts = (
+            self._ring_ops(device, ring) for device in (self.worker_devices[0], self._worker_device)
+        )
+        return Line(operations, on_hosts, ring.size, ring.rank)
+
+    def _ring_ops(self, device: str, ring: Ring) -> Any:
         ops = cross_device_ops.CollectiveAllReduce(
             devices=(device,),
-            group_size=self._ring.size,
+            group_size=ring.size,
             options=self._communication_options,
             collective_keys=self._collective_keys,
         )
         for launcher in ops._launchers:
             launcher.__class__ = RingLauncher
-            launcher.ring = self._ring
+            launcher.ring = ring
         return ops
 
     def _get_variable_creator_initial_value(

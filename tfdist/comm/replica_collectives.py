@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist._tf.collectives import all_to_all, gather_alike, gather_by
-from tfdist._tf.distribute import Line
+from tfdist._tf.lines import Line
 from tfdist.comm.batch_dependence import Kind, rows_of
 from tfdist.errors import EquivalenceWarning
 from tfdist.types import Gradient, IndexedSlices, Scalar, Strategy, Tensor

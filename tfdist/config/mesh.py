@@ -35,15 +35,20 @@ class Axis:
 
     Attributes:
         name: the axis.
-        size: processes along it.
+        ranks: the numbers of the processes along it, in order.
         index: this process's number among them.
         line: a number that the processes along it have in common, and no others of the mesh.
     """
 
     name: str
-    size: int
+    ranks: tuple[int, ...]
     index: int
     line: int
+
+    @property
+    def size(self) -> int:
+        """The number of processes along it."""
+        return len(self.ranks)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +105,9 @@ class Mesh:
             if each == name:
                 index = rank // stride % size
                 first = rank - index * stride
-                return Axis(name, size, index, (number + 1) * self.processes + first)
-        return Axis(name, 1, 0, (len(self.sizes) + 1) * self.processes + rank)
+                ranks = tuple(range(first, first + size * stride, stride))
+                return Axis(name, ranks, index, (number + 1) * self.processes + first)
+        return Axis(name, (rank,), 0, (len(self.sizes) + 1) * self.processes + rank)
 
     def __str__(self) -> str:
         """The text that `parse` reads."""

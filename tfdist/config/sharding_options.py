@@ -43,7 +43,7 @@ class ShardingOptions(Options):
         Annotated[int, msgspec.Meta(ge=0, le=3)],
         About(
             "ZeRO's stage: what each process holds a part of. 0: nothing; 1: the optimizer's "
-            "state; 2: also the averaged gradients; 3: also the weights, multi_worker only.",
+            "state; 2: also the averaged gradients; 3: also the weights.",
             "Models larger than a device (multi_worker, horovod)",
             why="They are ZeRO's stages.",
         ),
@@ -66,7 +66,7 @@ class MeshOptions(Options):
     mesh: Annotated[
         str | None,
         About(
-            "The processes as a mesh of axes, such as data=2,model=2; multi_worker only. data: "
+            "The processes as a mesh of axes, such as data=2,model=2. data: "
             "along it processes have different examples; model: along it they compute parts of "
             "layers (tensor parallelism), and keep parts of weights.",
             "Models larger than a device (multi_worker, horovod)",

@@ -19,7 +19,7 @@ from tfdist._tf.distribute import in_xla
 from tfdist.comm.replica_collectives import is_sparse, joined, pieces_of
 from tfdist.errors import ConfigError
 from tfdist.strategies.horovod import collectives
-from tfdist.strategies.horovod.collectives import Ring
+from tfdist.strategies.horovod.collectives import Members, Ring
 from tfdist.strategies.horovod.library import load
 from tfdist.types import (
     Gradient,
@@ -280,29 +280,7 @@ def native(variable: Any) -> Any:
 @functools.lru_cache(maxsize=64)
 def _ring(process_set: ProcessSet, size: int, rank: int) -> Ring:
     del size, rank  # They distinguish successive jobs that one process is a member of.
-    return Ring(_Members(load(), process_set))
-
-
-class _Members:
-    """Horovod, as a `Ring` uses it, on the members of a process set."""
-
-    def __init__(self, hvd: Any, process_set: ProcessSet) -> None:
-        self._hvd, self._process_set = hvd, process_set
-
-    def is_initialized(self) -> bool:
-        return bool(self._hvd.is_initialized())
-
-    def rank(self) -> int:
-        return int(self._process_set.rank())
-
-    def size(self) -> int:
-        return int(self._process_set.size())
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._hvd, name)
-        if not callable(member):
-            return member
-        return functools.partial(member, process_set=self._process_set)
+    return Ring(Members(load(), process_set))
 
 
 def _key(variable: object) -> int:

@@ -345,13 +345,18 @@ def _check(strategy: Strategy) -> None:
         return
     _said.add(strategy)
     if not any(each.cuts for each in made.values()):
+        _warn_of_whole_weights(strategy)
+    elif strategy.is_chief:
+        logger.info(_table(made))
+
+
+def _warn_of_whole_weights(strategy: Strategy) -> None:
+    if strategy.parted is not None:
         logger.warning(
             f"mesh='{strategy.mesh}' divides none of the weights, so that the processes along its "
             f"model axis compute the same. Layers are divided whose kernel has {SMALLEST} numbers "
             "or more and a size that the axis divides; or give --layouts."
         )
-    elif strategy.is_chief:
-        logger.info(_table(made))
 
 
 def _some(paths: list[str]) -> str:

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer, unwrapped
 from tfdist.comm.replica_collectives import is_sparse
-from tfdist.config.mesh import DATA, MODEL, Axis
+from tfdist.config.mesh import DATA, MODEL, Axis, Mesh
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged, is_of_program
@@ -98,7 +98,8 @@ def stage(strategy: types.AnyStrategy) -> int:
 
 def data_axis(strategy: Strategy) -> Axis:
     """The axis of the mesh along which the replicas are."""
-    return Axis(DATA, strategy.shard.workers, strategy.shard.worker, 0)
+    mesh = strategy.mesh or Mesh(((DATA, strategy.shard.workers),))
+    return mesh.axis(DATA, strategy.world.worker)
 
 
 def is_divided(strategy: types.AnyStrategy) -> bool:

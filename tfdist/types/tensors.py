@@ -433,6 +433,7 @@ class ProcessSet(Hashable, Protocol):
     """A `hvd.ProcessSet`."""
 
     process_set_id: int | None
+    ranks: Sequence[int]
 
     def included(self) -> bool: ...
     def rank(self) -> int: ...

@@ -14,6 +14,7 @@ and writes after keeps those in the order of the program.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import weakref
@@ -22,12 +23,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.distribute import unordered
 from tfdist.comm.carriers import gather_strings
 from tfdist.comm.replica_collectives import by_group, grouped
 from tfdist.errors import ConfigError
-from tfdist.types import DType, Scalar, Tensor
+from tfdist.types import DType, ProcessSet, Scalar, Tensor
 
-__all__ = ["Ring", "RingLink", "as_bits", "combine", "from_bits", "not_folded"]
+__all__ = ["Alone", "Members", "Ring", "RingLink", "as_bits", "combine", "from_bits", "not_folded"]
 
 #: The type in which a tensor is added up if Horovod cannot do it in the tensor's own type.
 _ADDED_AS = {
@@ -167,15 +169,73 @@ class Ring:
             self._order.assign(tf.cast(size, tf.float32), read_value=False)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
-        """Launches operations; if names may be used again, after those of before."""
+        """Launches operations; if names may be used again, after those of before.
+
+        Operations that are made in a block of `independently` wait for their inputs alone.
+        """
         name, is_unique = self._names.next(kind)
-        if is_unique:
+        if is_unique or unordered.is_up:
             return launch(name)
         with tf.control_dependencies([self._order.read_value()]):
             results = launch(name)
         with tf.control_dependencies(results):
             self._order.assign(0.0, read_value=False)
         return results
+
+
+class Members:
+    """Horovod, as a `Ring` uses it, on the members of a process set.
+
+    Args:
+        hvd: the module `horovod.tensorflow`.
+        process_set: a `ProcessSet` that Horovod knows, of which this process is a member.
+    """
+
+    def __init__(self, hvd: Any, process_set: ProcessSet) -> None:
+        self._hvd, self._process_set = hvd, process_set
+
+    def is_initialized(self) -> bool:
+        """Whether Horovod has been initialised."""
+        return bool(self._hvd.is_initialized())
+
+    def rank(self) -> int:
+        """This process's number among the members."""
+        return int(self._process_set.rank())
+
+    def size(self) -> int:
+        """The number of members."""
+        return int(self._process_set.size())
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._hvd, name)
+        if not callable(member):
+            return member
+        return functools.partial(member, process_set=self._process_set)
+
+
+class Alone:
+    """A `Ring` of one process, which has nobody to exchange with."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, tensors: Sequence[Any], groups: int = 1) -> list[Any]:
+        """See `Ring.sum`."""
+        del groups
+        return list(tensors)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """See `Ring.gather`."""
+        return tensor
+
+    def all_to_all(self, tensor: Tensor, splits: Sequence[int] | Tensor | None) -> Tensor:
+        """See `Ring.all_to_all`."""
+        del splits
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """See `Ring.broadcast`."""
+        return tensor
 
 
 class _Names:
@@ -295,7 +355,7 @@ class RingLink:
         ring: the processes.
     """
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring | Alone) -> None:
         self._ring = ring
         self.count: int = ring.size
         self.index: Scalar = ring.rank
@@ -306,7 +366,7 @@ class RingLink:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """See `Link.gather`."""
-        rows = tensor.shape[0] * self.count
+        rows = tensor.shape[0] and tensor.shape[0] * self.count
         return tf.ensure_shape(self._ring.gather(tensor), [rows, *tensor.shape[1:]])
 
     def all_to_all(self, tensor: Tensor) -> Tensor:

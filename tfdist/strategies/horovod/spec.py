@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from tfdist.cluster.spec import Topology
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.horovod_options import HorovodOptions
-from tfdist.config.sharding_options import ShardingOptions, check_sharding, describe_sharding
+from tfdist.config.sharding_options import (
+    MeshOptions,
+    ShardingOptions,
+    check_mesh,
+    describe_mesh,
+)
 from tfdist.config.strategy_spec import StrategySpec
 from tfdist.config.timeline_options import is_picture
 from tfdist.errors import ConfigError
@@ -24,8 +29,7 @@ def _check(config: StrategyConfig) -> None:
             f"devices={config.devices} conflicts with strategy='horovod', which has one process "
             "for each device. Leave devices out: -n counts the processes."
         )
-    check_sharding(config)
-    _check_zero(config.part(ShardingOptions).zero)
+    check_mesh(config)
     gradients, own = config.part(GradientOptions), config.part(HorovodOptions)
     if own.timeline is not None and is_picture(own.timeline):
         raise ConfigError(
@@ -38,22 +42,21 @@ def _check(config: StrategyConfig) -> None:
             "gradients are divided. Leave one of them out."
         )
     if own.reduction == "adasum":
-        _check_adasum(config.processes, gradients, config.part(ShardingOptions))
+        _check_adasum(config)
 
 
-def _check_zero(zero: int) -> None:
-    if zero > 2:
+def _check_adasum(config: StrategyConfig) -> None:
+    processes, gradients = config.processes, config.part(GradientOptions)
+    zero, mesh = config.part(ShardingOptions).zero, config.part(MeshOptions).mesh
+    if zero > 1:
         raise ConfigError(
-            f"zero={zero} conflicts with strategy='horovod', which divides the optimizer's state "
-            "but not the weights. Choose zero=2 or strategy='multi_worker'."
+            f"zero={zero} conflicts with reduction='adasum', which combines whole gradients. "
+            "Choose zero=1 or reduction='mean'."
         )
-
-
-def _check_adasum(processes: int, gradients: GradientOptions, sharding: ShardingOptions) -> None:
-    if sharding.zero > 1:
+    if mesh is not None:
         raise ConfigError(
-            f"zero={sharding.zero} conflicts with reduction='adasum', which combines whole "
-            "gradients. Choose zero=1 or reduction='mean'."
+            f"mesh={mesh!r} conflicts with reduction='adasum', which combines the gradients of "
+            "whole models. Leave mesh out, or choose reduction='mean'."
         )
     if gradients.mode != "sync":
         raise ConfigError(
@@ -78,10 +81,10 @@ SPEC = StrategySpec(
     create="tfdist.strategies.horovod.strategy:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    options=(GradientOptions, ShardingOptions, HorovodOptions),
+    options=(GradientOptions, ShardingOptions, MeshOptions, HorovodOptions),
     lacking=": it is an option of Horovod.",
     check=_check,
-    describe=describe_sharding,
+    describe=describe_mesh,
     exchanges_gradients=True,
     one_device=True,
     verified_by="processes",
