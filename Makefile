@@ -50,15 +50,19 @@ bench: $(STAMP)dev
 shape: $(STAMP)dev
 	$(BIN)/python -m tests.shape
 
-# The Keras below the supported range: the seams, and the core of the contract suite on every strategy.
-# If all pass, setup.cfg may take it in. Keras's nightly may have moved seams: that is a warning.
-BELOW := keras==3.14.1
+# The lowest versions of the supported range: the seams, and the core of the contract suite on every
+# strategy. Horovod is built for one TensorFlow. Keras's nightly may have moved seams: a warning.
+LOWEST_KERAS := keras==3.14.1
+LOWEST_TENSORFLOW := tensorflow==2.20.0
+SEAMS := tests/unit/test_seams.py tests/keras/test_hooks.py
 versions: export PATH := $(CURDIR)/$(BIN):$(PATH)
 versions: $(STAMP)dev
 	$(BIN)/tfdist build-horovod
-	$(call with,$(BELOW)) tests/unit/test_seams.py tests/keras/test_hooks.py
-	$(call with,$(BELOW)) -m core --tier=test tests/contract
-	$(call with,keras-nightly) tests/unit/test_seams.py tests/keras/test_hooks.py || \
+	$(call with,$(LOWEST_KERAS)) $(SEAMS)
+	$(call with,$(LOWEST_KERAS)) -m core --tier=test tests/contract
+	$(call with,$(LOWEST_TENSORFLOW)) $(SEAMS)
+	$(call with,$(LOWEST_TENSORFLOW)) -m core --tier=test -k "not horovod" tests/contract
+	$(call with,keras-nightly) $(SEAMS) || \
 	    echo "WARNING: Keras's nightly has moved what is named above."
 
 # pytest with another version of a package before the installed one.

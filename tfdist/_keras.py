@@ -6,6 +6,7 @@ hooked.
 
 from __future__ import annotations
 
+import keras
 from keras.src import api_export, tree
 from keras.src import backend as keras_backend
 from keras.src import callbacks as keras_callbacks
@@ -72,6 +73,7 @@ except ImportError:
 from tfdist.types import Optimizer
 
 __all__ = [
+    "RESETS_METRICS",
     "RNN",
     "Adam",
     "ArrayDataAdapter",
@@ -129,6 +131,9 @@ __all__ = [
     "unscale_loss_for_distribution",
     "unwrapped",
 ]
+
+#: Whether `train_on_batch` and `test_on_batch` begin with metrics at zero, as from Keras 3.15 on.
+RESETS_METRICS = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15)
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:

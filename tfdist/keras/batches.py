@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdist._keras import TensorFlowTrainer, data_adapter_utils, pythonify_logs, tree
+from tfdist._keras import (
+    RESETS_METRICS,
+    TensorFlowTrainer,
+    data_adapter_utils,
+    pythonify_logs,
+    tree,
+)
 from tfdist._tf.distribute import local_results, regroup
 from tfdist.comm import batch_sharding, host_collectives
 from tfdist.keras.hooks import Hook, fitting
@@ -222,7 +228,8 @@ def _run(model: Model, kind: str, batch: Structure, return_dict: bool) -> Any:
     step = _one_step(model, f"{kind}_function")
     slices = spread(model.distribute_strategy, batch)
     check_divided(model, slices)
-    model.reset_metrics()
+    if RESETS_METRICS:
+        model.reset_metrics()
     logs = pythonify_logs(step(slices))
     return logs if return_dict else model._flatten_metrics_in_order(logs)
 
