@@ -55,7 +55,7 @@ class _Stopping(keras.callbacks.Callback):
 def stopped(strategy: Any, *, rule: dict[str, Any], executions: int, batch: int) -> dict[str, Any]:
     """Trains with a worker that is stopped, and again when it goes on."""
     ids, dispatcher = np.arange(EXAMPLES), strategy.serving.dispatcher
-    data = tf.data.Dataset.from_tensor_slices(ids).batch(BATCH)
+    data = tf.data.Dataset.from_tensor_slices(ids).shuffle(EXAMPLES).batch(BATCH)
     before, counts = dispatcher.step_timeout, []
     dispatcher.step_timeout = _TRACING_SECONDS
     try:

@@ -55,19 +55,20 @@ def outside_deadline(seconds: float, message: str) -> Iterator[None]:
     """Ends the process if the block takes longer, also if no other thread of it can run.
 
     TensorFlow holds Python's global lock while it registers a graph with its peers, so another
-    process watches the time.
+    process watches the time. It ends with this one, whose number may be another process's then.
 
     Args:
         seconds: how long the block may take.
         message: the event that it waited for, and the action to take.
     """
-    script = 'sleep "$1" && echo "tfdist: $2" >&2 && kill -KILL "$3"'
-    arguments = (str(seconds), message, str(os.getpid()))
+    # This process holds the other end of the pipe that is read, which is closed when it ends.
+    script = 'timeout "$1" cat; [ $? = 124 ] && echo "tfdist: $2" >&2 && kill -KILL "$3"'
+    arguments = (f"{seconds:f}", message, str(os.getpid()))
     watcher = subprocess.Popen(
-        ["sh", "-c", script, "sh", *arguments], stdin=subprocess.DEVNULL, start_new_session=True
+        ["sh", "-c", script, "sh", *arguments], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
         yield
     finally:
         os.killpg(watcher.pid, signal.SIGKILL)
-        watcher.wait()
+        watcher.communicate()

@@ -1,0 +1,63 @@
+"""The process that ends another whose threads cannot run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import pathlib, os, sys, time
+from tfdist.utils.watchdog import outside_deadline
+
+with outside_deadline(float(sys.argv[1]), "it waited"):
+    print(pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+    time.sleep(float(sys.argv[2]))
+print("done", flush=True)
+"""
+
+
+def started(deadline: float, seconds: float) -> tuple[subprocess.Popen[str], Path]:
+    """A process that waits within a deadline, and the entry in /proc of the one that watches it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(deadline), str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, Path("/proc", process.stdout.readline().strip())
+
+
+def is_gone(watcher: Path) -> bool:
+    end = time.monotonic() + 20
+    while watcher.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return not watcher.exists()
+
+
+def test_a_process_that_waits_too_long_is_ended() -> None:
+    process, watcher = started(0.5, 60)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGKILL
+    assert errors == "tfdist: it waited\n"
+    assert is_gone(watcher)
+
+
+def test_one_that_does_not_is_left_alone() -> None:
+    process, watcher = started(60, 0)
+    assert process.communicate(timeout=30)[0] == "done\n"
+    assert is_gone(watcher)
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGKILL])
+def test_the_watcher_ends_with_the_process(with_signal: signal.Signals) -> None:
+    """It would end whichever process has the number by the deadline."""
+    process, watcher = started(60, 60)
+    process.send_signal(with_signal)
+    process.communicate(timeout=30)
+    assert is_gone(watcher)
