@@ -131,6 +131,21 @@ MUTANTS: list[Mutant] = [
         ("servers if max_shards is None else max_shards", "servers"),
     ),
     *_of(
+        "tfdist/strategies/parameter_server/passes.py",
+        "tests/unit/test_reading.py",
+        ("each.place <= place", "each.place == place"),
+        ("max(before, key", "min(before, key"),
+    ),
+    *_of(
+        "tfdist/strategies/horovod/strategy.py",
+        "tests/keras/test_mesh.py -k horovod_mesh-recurrent",
+        (
+            "self._gradients(self.extended.rings[DATA], values)",
+            "self._gradients(self._ring, values)",
+        ),
+        ("return RingLink(self.extended.rings[axis])", "return RingLink(self._ring)"),
+    ),
+    *_of(
         "tfdist/strategies/parameter_server/scheduler.py",
         _SERVERS,
         ("<= self._bound", "< self._bound"),

@@ -61,3 +61,16 @@ def test_the_watcher_ends_with_the_process(with_signal: signal.Signals) -> None:
     process.send_signal(with_signal)
     process.communicate(timeout=30)
     assert is_gone(watcher)
+
+
+def test_horovod_is_shut_down_within_a_deadline() -> None:
+    """A process that has failed ends, though another one is stopped."""
+    program = (
+        "import time, types; from tfdist.strategies.horovod.library import shut_down_at_exit\n"
+        "shut_down_at_exit(types.SimpleNamespace(shutdown=lambda: time.sleep(60)), 0.2)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+    )
+    assert ended.returncode == 1
+    assert "Horovod has not shut down within 0.2 s: another process does not answer" in ended.stderr

@@ -350,6 +350,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         ProcessSet=tuple,
     )
     monkeypatch.setattr(horovod.library, "load", lambda: ring)
+    monkeypatch.setattr(horovod.library, "shut_down_at_exit", lambda hvd: None)
     monkeypatch.setattr(horovod, "prepare_one_of", lambda rank, size: "CPU:0")
     names = ("device", "gradients", "place", "rule", "zero", "mesh", "layouts", "checkpoints")
     monkeypatch.setattr(horovod, "Horovod", made(*names, "process_sets"))

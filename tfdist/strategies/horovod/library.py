@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
@@ -10,11 +11,13 @@ import json
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import ConfigError
+from tfdist.utils.watchdog import hard_deadline
 
-__all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem"]
+__all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem", "shut_down_at_exit"]
 
 #: The one command that builds Horovod for the installed TensorFlow.
 BUILD_COMMAND = "tfdist build-horovod"
@@ -72,3 +75,25 @@ def load() -> ModuleType:
             f"The installed Horovod cannot be loaded: {type(error).__name__}: {error}\n"
             f"Build it again: {BUILD_COMMAND} --force"
         ) from error
+
+
+def shut_down_at_exit(hvd: Any, seconds: float = 30.0) -> None:
+    """Shuts Horovod down when the process exits, as `hvd.init` asks for, but within a deadline.
+
+    Horovod takes leave of the other processes, and waits for a stopped one as long as Gloo does.
+
+    Args:
+        hvd: the module `horovod.tensorflow`, which has been initialised.
+        seconds: the deadline.
+    """
+
+    def shut_down() -> None:
+        message = (
+            f"Horovod has not shut down within {seconds:g} s: another process does not answer. "
+            "This one exits without it."
+        )
+        with hard_deadline(seconds, message, 1):
+            hvd.shutdown()
+
+    atexit.unregister(hvd.shutdown)
+    atexit.register(shut_down)

@@ -188,6 +188,7 @@ def create(config: StrategyConfig, member: Member | None) -> Horovod:
         process_sets = process_sets_of(mesh.parsed, hvd)
     with connecting(member, config, "Horovod"):
         hvd.init(process_sets=process_sets)
+    library.shut_down_at_exit(hvd)
     device = prepare_one_of(hvd.local_rank(), hvd.local_size())
     own = config.part(HorovodOptions)
     gradients = GradientSum(reduction=own.reduction, groups=own.groups or 1)

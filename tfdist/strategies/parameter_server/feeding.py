@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from tfdist._tf.data import unordered_steps
 from tfdist._tf.distribute import DistributedDatasetsFromFunction
 from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
-from tfdist.strategies.parameter_server.passes import begin_pass, read_here
+from tfdist.strategies.parameter_server.passes import Source, begin_pass, read_here, take_nearest
 from tfdist.strategies.parameter_server.serialization import Layout, unbox
 from tfdist.types import (
     Array,
@@ -264,7 +264,7 @@ class Reading:
         self._graph, self.recoveries = graph, recoveries
         # Traced here: while a worker runs, others may be stopped, whom each new graph waits for.
         self._load, self._iterator, self._first = _functions_of(dataset.element_spec)
-        self._copies: dict[int, list[_At]] = {}
+        self._copies: dict[int, list[Source]] = {}
 
     def begin(self) -> Pass:
         """One pass over the data set."""
@@ -276,41 +276,12 @@ class Reading:
         To be called where functions run on that worker.
         """
         lost = self.recoveries(worker)
-        copy = _take_nearest(self._copies, worker, number, lost)
-        copy = copy or _At(lost, self._load(tf.constant(self._graph)), 0)
+        copy = take_nearest(self._copies, worker, number, lost)
+        copy = copy or Source(lost, self._load(tf.constant(self._graph)), 0)
         for _ in range(number - copy.place):
             self._first(copy.source)
         self._copies[worker].append(copy._replace(place=number + 1))
         return self._iterator(copy.source)
-
-
-class _At(NamedTuple):
-    """A source on a worker, which is read in one direction.
-
-    Attributes:
-        lost: how often the worker had been lost when it was made.
-        source: an iterator, or a data set that draws its orders pass by pass.
-        place: the batch, or the pass, that comes next.
-    """
-
-    lost: int
-    source: Any
-    place: int
-
-
-def _take_nearest(sources: dict[int, list[_At]], worker: int, place: int, lost: int) -> _At | None:
-    """Takes the source of a worker from its list that is nearest before a place, if one is.
-
-    A worker that does the parts of another reads a batch twice: it keeps a second source for that,
-    which would begin from the start again at each step if it were not kept.
-    """
-    kept = sources[worker] = [each for each in sources.get(worker, []) if each.lost == lost]
-    before = [each for each in kept if each.place <= place]
-    if not before:
-        return None
-    nearest = max(before, key=lambda each: each.place)
-    kept.remove(nearest)
-    return nearest
 
 
 class _ReadPass(Pass):
@@ -320,7 +291,7 @@ class _ReadPass(Pass):
         self._reading, self._number, self.spec = reading, number, reading.spec
         self.batches = reading.batches
         self._positions = itertools.count()
-        self._iterators: dict[int, list[_At]] = {}
+        self._iterators: dict[int, list[Source]] = {}
         self._own: Iterator[Any] | None = None
 
     def __next__(self) -> Structure:
@@ -338,8 +309,8 @@ class _ReadPass(Pass):
     def iterator(self, worker: int, position: int) -> tuple[Any, int]:
         """A worker's iterator, and how many batches it passes over before it reads a place."""
         lost = self._reading.recoveries(worker)
-        found = _take_nearest(self._iterators, worker, position, lost)
-        found = found or _At(lost, self._reading.open(worker, self._number), 0)
+        found = take_nearest(self._iterators, worker, position, lost)
+        found = found or Source(lost, self._reading.open(worker, self._number), 0)
         self._iterators[worker].append(found._replace(place=position + 1))
         return found.source, position - found.place
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ from tfdist.errors import EquivalenceWarning
 from tfdist.keras.hooks import STRATEGY, Hook
 from tfdist.types import Dataset
 
-__all__ = ["begin_pass", "hooks", "read_here"]
+__all__ = ["Source", "begin_pass", "hooks", "read_here", "take_nearest"]
 
 #: Attributes of a shuffle: the passes over it that have begun in the job, and those on the chief.
 _BEGUN, _DRAWN = "_tfdist_passes", "_tfdist_draws"
@@ -71,6 +71,43 @@ def read_here(dataset: Dataset, number: int) -> Iterator[Any]:
         vars(step)[_DRAWN] = number + 1
     iterator: Iterator[Any] = _iterate(dataset)
     return iterator
+
+
+class Source(NamedTuple):
+    """A source on a worker, which is read in one direction.
+
+    Attributes:
+        lost: how often the worker had been lost when it was made.
+        source: an iterator, or a data set that draws its orders pass by pass.
+        place: the batch, or the pass, that comes next.
+    """
+
+    lost: int
+    source: Any
+    place: int
+
+
+def take_nearest(
+    sources: dict[int, list[Source]], worker: int, place: int, lost: int
+) -> Source | None:
+    """Takes the source of a worker from its list that is nearest before a place, if one is.
+
+    A worker that does the parts of another reads a batch twice: it keeps a second source for that,
+    which would begin from the start again at each step if it were not kept.
+
+    Args:
+        sources: those of each worker, of which the one that is returned is taken out.
+        worker: the worker.
+        place: the batch or the pass that is to be read.
+        lost: how often the worker has been lost, and with it what it had then.
+    """
+    kept = sources[worker] = [each for each in sources.get(worker, []) if each.lost == lost]
+    before = [each for each in kept if each.place <= place]
+    if not before:
+        return None
+    nearest = max(before, key=lambda each: each.place)
+    kept.remove(nearest)
+    return nearest
 
 
 def _warn(again: bool) -> None:
