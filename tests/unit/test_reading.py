@@ -82,3 +82,19 @@ def test_a_worker_that_does_the_part_of_another_loads_the_data_set_once_more(
     assert counts["_load"] == 2
     # For worker 1, and the second copy of worker 0, the orders of the passes of before are drawn.
     assert counts["_first"] == PASSES + (PASSES + 2)
+
+
+@pytest.mark.parametrize(
+    ("turns", "skips"),
+    [
+        ([(0, 0), (1, 1), (0, 2), (1, 3)], [0, 1, 1, 1]),
+        ([(0, 0), (0, 0), (0, 1), (0, 2)], [0, 0, 0, 0]),
+    ],
+    ids=["two workers take turns", "one worker reads a batch twice"],
+)
+def test_a_worker_goes_on_from_the_nearest_place(
+    reading: Reading, counts: dict[str, int], turns: list[tuple[int, int]], skips: list[int]
+) -> None:
+    each: Any = reading.begin()
+    assert [each.iterator(worker, position)[1] for worker, position in turns] == skips
+    assert counts["_load"] == 2
