@@ -165,7 +165,7 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("masked", ["a mask of such a layer", "sample_weight"]),
         ("border", ["cuts=", "no layer 'dance1'", "dense1"]),
         ("order", ["cuts=", "not in the order of the model"]),
-        ("borders", ["cuts=", "names 1 layers", "have 2 borders"]),
+        ("borders", ["cuts=", "names 1 layers", "3 stages need 2"]),
         ("divide", ["microbatches=4", "stages=3", "interleaved"]),
         ("clip", ["global_clipnorm=1.0", "schedule='2bw'"]),
         ("replicas", ["2 replicas of the pipeline conflict with schedule='pipedream'"]),

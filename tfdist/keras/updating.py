@@ -119,8 +119,9 @@ def _check(updater: Updater, optimizer: Optimizer) -> None:
     if scales and updater.rule.remembers:
         raise ConfigError(
             f"The update rule {updater.rule.described!r} keeps gradients from step to step, which "
-            "conflicts with LossScaleOptimizer, whose scale changes meanwhile. Use the policy "
-            "'mixed_bfloat16' instead of 'mixed_float16': it needs no scale."
+            "conflicts with LossScaleOptimizer, whose scale changes meanwhile. Leave "
+            "LossScaleOptimizer out; or, if the policy 'mixed_float16' brings it, use "
+            "'mixed_bfloat16', which needs no scale."
         )
 
 
