@@ -104,6 +104,10 @@ class Cluster:
         for process in ended:
             process.kill()
 
+    def stop_when_idle(self) -> None:
+        """Like `stop`, after the calls that have been submitted."""
+        self._queue.submit(self.stop)
+
     def close(self) -> None:
         """Kills the processes for good."""
         self._queue.shutdown(wait=False, cancel_futures=True)

@@ -12,6 +12,10 @@ from tests.harness.cluster import CALL_SECONDS, Cluster, result_of
 from tests.harness.forking import Zygote
 from tests.harness.targets import PLAIN, TARGETS
 
+#: Processes that a pool keeps: more than the strategies of the contract suite have together. Each
+#: has some hundred MiB to itself, and test sessions run side by side.
+KEPT = 32
+
 
 class Pool:
     """Hands out one cluster a target.
@@ -29,9 +33,15 @@ class Pool:
 
     def __call__(self, name: str) -> Cluster:
         """The cluster of the target `name`; its processes start with the first call."""
-        if name not in self._clusters:
-            self._clusters[name] = Cluster(TARGETS[name], self._logs, self._zygotes)
-        return self._clusters[name]
+        cluster = self._clusters.pop(name, None)
+        cluster = cluster or Cluster(TARGETS[name], self._logs, self._zygotes)
+        self._clusters[name] = cluster  # The last ones are those that were used last.
+        count = 0
+        for each in reversed(self._clusters.values()):
+            count += each.target.tasks if each is cluster else len(each.process_ids())
+            if count > KEPT:
+                each.stop_when_idle()
+        return cluster
 
     def prefetch(
         self,

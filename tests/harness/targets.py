@@ -62,6 +62,11 @@ class Target:
     lacks: frozenset[str] = frozenset()
 
     @property
+    def tasks(self) -> int:
+        """The processes that run it, servers included."""
+        return self.processes + sum(count for _, count in self.servers)
+
+    @property
     def replicas(self) -> int:
         """Replicas in all processes; along the model axis of a mesh they are one."""
         parts = Mesh.parse(self.options.get("mesh", "model=1")).size(MODEL)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import TARGETS, CallError, Pool
+from tests.harness import pool as pool_module
 
 CASES = "tests.cases.harness_cases"
 
@@ -67,3 +68,19 @@ def test_a_pool_that_is_closed_ends_calls_that_are_under_way(tmp_path: pathlib.P
     assert time.monotonic() - started < 30
     assert calls[1].cancelled()
     assert not pool("plain").process_ids()
+
+
+def test_a_pool_stops_the_processes_that_were_used_longest_ago(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "KEPT", 2)
+    pool = Pool(tmp_path)
+    try:
+        for name in ("plain", "devices", "single"):
+            pool(name).call(f"{CASES}:describe")
+        pool("devices").call(f"{CASES}:describe")
+        running = {name: len(cluster.process_ids()) for name, cluster in pool._clusters.items()}
+        assert running == {"plain": 0, "single": 1, "devices": 1}
+        assert pool("plain").call(f"{CASES}:describe")
+    finally:
+        pool.close()
