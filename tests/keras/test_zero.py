@@ -27,7 +27,10 @@ CHECKED = (
 
 @pytest.mark.parametrize(
     ("target", "optimizer"),
-    [("zero", "adam"), ("zero", "ema"), ("zero3", "ema"), ("horovod_zero3", "ema")],
+    [
+        ("zero", "adam"),
+        *((target, "ema") for target in ("zero", "zero3", "horovod_zero", "horovod_zero3")),
+    ],
 )
 def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
     cluster: Pool, target: str, optimizer: str
