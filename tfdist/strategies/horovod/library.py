@@ -8,6 +8,8 @@ import functools
 import importlib
 import importlib.util
 import json
+import os
+import threading
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ from typing import Any
 
 from tfdist.cluster.validation.machine import installed_version
 from tfdist.errors import ConfigError
-from tfdist.utils.watchdog import hard_deadline
+from tfdist.utils.messages import logger
 
 __all__ = ["BUILD_COMMAND", "built_for", "is_installed", "load", "problem", "shut_down_at_exit"]
 
@@ -86,14 +88,22 @@ def shut_down_at_exit(hvd: Any, seconds: float = 30.0) -> None:
         hvd: the module `horovod.tensorflow`, which has been initialised.
         seconds: the deadline.
     """
+    leaves, has_left = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        leaves.wait()  # From Python 3.12 on no thread can start when the process exits.
+        if not has_left.wait(seconds):
+            logger.error(
+                f"Horovod has not shut down within {seconds:g} s: another process does not answer. "
+                "This one exits without it."
+            )
+            os._exit(1)
 
     def shut_down() -> None:
-        message = (
-            f"Horovod has not shut down within {seconds:g} s: another process does not answer. "
-            "This one exits without it."
-        )
-        with hard_deadline(seconds, message, 1):
-            hvd.shutdown()
+        leaves.set()
+        hvd.shutdown()
+        has_left.set()
 
+    threading.Thread(target=watch, name="tfdist leaves Horovod", daemon=True).start()
     atexit.unregister(hvd.shutdown)
     atexit.register(shut_down)

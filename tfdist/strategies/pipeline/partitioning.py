@@ -330,8 +330,7 @@ def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[
     if len(wanted) != count - 1:
         raise ConfigError(
             f"cuts={list(wanted)!r} names {len(wanted)} layers that stages begin with, and "
-            f"{count} stages need {count - 1}. Name the first layer of each stage but the "
-            "first."
+            f"{count} stages need {count - 1}. Name the first layer of each stage but the first."
         )
     starts = []
     for name in wanted:
