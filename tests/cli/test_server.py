@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.launcher.plan import local_cluster
 from tfdist.strategies.membership import ServerMember, join_cluster
+from tfdist.utils import turns
 
 CONFIG = StrategyConfig.of(strategy="parameter_server", processes=1, start_timeout=0.5)
 CLUSTER = local_cluster([1, 2, 3], chief=True, ps=1)
@@ -108,20 +110,18 @@ def test_who_took_anothers_place_cannot_know_how_the_chief_ended(
     assert "took the place of one that had died" in capsys.readouterr().err
 
 
-def test_servers_import_tensorflow_in_turns_and_none_waits_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server.os, "cpu_count", lambda: 3)
-    monkeypatch.setattr(server, "_LONGEST_TURN", 0.3)
+def test_servers_import_in_turns_and_none_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(turns.os, "getuid", lambda: f"of test {os.getpid()}")
+    monkeypatch.setattr(turns, "_LONGEST", 0.3)
 
-    def seconds(job: str) -> float:
+    def seconds() -> float:
         begin = time.monotonic()
-        with server._turn(job):
+        with turns.turn():
             return time.monotonic() - begin
 
-    with server._turn("a:1"):
-        assert seconds("a:1") < 0.2
-        with server._turn("a:1"):
-            assert seconds("a:1") >= 0.3
-            assert seconds("a:2") < 0.2
-        assert seconds("a:1") < 0.2
+    with turns.turn():
+        assert seconds() < 0.2
+        with turns.turn():
+            assert seconds() >= 0.3
+        assert seconds() < 0.2

@@ -713,7 +713,7 @@ MUTANTS: list[Mutant] = [
         ('if "error" in outcome:', "if False:"),
     ),
     *_of(
-        "tfdist/cli/server.py",
+        "tfdist/utils/turns.py",
         "tests/cli/test_server.py",
         ("while not _has_one(held, names)", "while False"),
     ),

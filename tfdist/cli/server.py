@@ -6,35 +6,33 @@ on the chief alone, which gives the servers their work.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tfdist import environment
-from tfdist._tf.server import ServerError, start_server
-from tfdist.cluster import resources
-from tfdist.cluster.rendezvous import liveness
-from tfdist.cluster.spec import ClusterSpec
-from tfdist.cluster.tf_config import own_tf_config
-from tfdist.config.strategy_config import StrategyConfig
-from tfdist.errors import ConfigError, StartError, TfdistError
-from tfdist.strategies.membership import ServerMember, join_as_server
-from tfdist.utils.imports import quiet_import
+from tfdist.utils.turns import turn
+
+with turn():
+    from tfdist import environment
+    from tfdist._tf.server import ServerError, start_server
+    from tfdist.cluster import resources
+    from tfdist.cluster.rendezvous import liveness
+    from tfdist.cluster.spec import ClusterSpec
+    from tfdist.cluster.tf_config import own_tf_config
+    from tfdist.config.strategy_config import StrategyConfig
+    from tfdist.errors import ConfigError, StartError, TfdistError
+    from tfdist.strategies.membership import ServerMember, join_as_server
+    from tfdist.utils.imports import quiet_import
 
 __all__ = ["main"]
 
 #: Seconds that a server stays after it has lost its chief. If a launcher watches both, it sees
 #: the chief's end first and names the right one.
 _SECONDS_TO_STAY = 2.0
-
-#: Seconds that a server waits for its turn at most: many would take too long one by one.
-_LONGEST_TURN = 1.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,7 +76,7 @@ def _serve() -> int:
 def _start_server(member: ServerMember) -> Any:
     """TensorFlow's server of a task. It cannot be stopped but by the end of this process."""
     cluster, task = member.cluster, member.task
-    with _turn(str(cluster.address(cluster.chief))), quiet_import():
+    with turn(), quiet_import():
         if resources.visible():
             _check_gpus()
         threads = resources.inter_op_threads(
@@ -93,35 +91,6 @@ def _start_server(member: ServerMember) -> Any:
                 f"have taken port {address.port} (`ss -ltnp sport = :{address.port}` shows which). "
                 f"TensorFlow says: {error}"
             ) from error
-
-
-@contextlib.contextmanager
-def _turn(job: str) -> Iterator[None]:
-    """Lets the servers of a job import TensorFlow in turns, on a machine with few cores.
-
-    The chief imports it meanwhile, which takes longer, and all wait for the chief: one core is left
-    to it. A turn is a name of Linux's abstract sockets, which a process has alone while it lives.
-
-    Args:
-        job: a text that the servers of a job share.
-    """
-    turns = max(1, (os.cpu_count() or 1) - 1)
-    names = [f"\0tfdist {os.getuid()} {job} {number}" for number in range(turns)]
-    deadline = time.monotonic() + _LONGEST_TURN
-    with socket.socket(socket.AF_UNIX) as held:
-        while not _has_one(held, names) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield
-
-
-def _has_one(held: socket.socket, names: Sequence[str]) -> bool:
-    for name in names:
-        try:
-            held.bind(name)
-        except OSError:  # Another server has it.
-            continue
-        return True
-    return False
 
 
 def _check_gpus() -> None:
