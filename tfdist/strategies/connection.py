@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
+import time
 
 import keras
 
@@ -19,7 +21,7 @@ from tfdist.strategies.membership import Member, join_cluster
 from tfdist.utils.messages import logger
 from tfdist.utils.watchdog import hard_deadline
 
-__all__ = ["connecting", "join_own_cluster", "seed_from"]
+__all__ = ["await_chief", "connecting", "join_own_cluster", "seed_from"]
 
 
 def seed_from(member: Member) -> None:
@@ -56,6 +58,24 @@ def connecting(
     if peers and task == member.cluster.chief:
         _report(f"all tasks have joined; {library} connects to {peers}, then traces the first step")
     return hard_deadline(seconds, message, StartError.exit_status)
+
+
+def await_chief(member: Member) -> None:
+    """Waits until the chief's server listens, in a task that will call it; see `connecting`.
+
+    A call that finds nobody there costs a second: gRPC waits so long before its second try (gRPC's
+    connection backoff protocol), and tasks of one machine are ready within a tenth of that.
+    """
+    if member.task == member.cluster.chief:
+        return
+    address = member.cluster.address(member.cluster.chief)
+    while True:
+        try:
+            socket.create_connection((address.host, address.port), timeout=1).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _report(text: str) -> None:

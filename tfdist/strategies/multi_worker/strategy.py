@@ -14,7 +14,7 @@ from tfdist.config.sharding_options import Checkpoints, MeshOptions, ShardingOpt
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.base import agree_on_seed
-from tfdist.strategies.connection import connecting, join_own_cluster, seed_from
+from tfdist.strategies.connection import await_chief, connecting, join_own_cluster, seed_from
 from tfdist.strategies.devices import communication_for, prepare_devices
 from tfdist.strategies.membership import Member
 from tfdist.strategies.meshed import Meshed
@@ -108,6 +108,7 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
     )
     mesh, sharding = config.part(MeshOptions), config.part(ShardingOptions)
     with connecting(member, config):
+        await_chief(member)
         try:
             return MultiWorker(
                 resolver_for(cluster, task, gpus),
