@@ -247,7 +247,7 @@ HELPERS = {
                         own = keras.ops.cast(x, self.total.dtype)
                         size = keras.ops.cast(keras.ops.shape(x)[0], self.count.dtype)
                         self.count.assign_add(size)
-                        self.total.assign_add(keras.ops.sum(own))
+                        self.total.assign_add(keras.ops.sum(keras.ops.abs(own)))
                     return x + 0.1 * keras.ops.cast(self.total / (self.count + 1), x.dtype)
             """,
         "Kept": """
