@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import scipy.sparse
 import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
 
 import tfdist
 from tests.cases import common
@@ -455,6 +456,30 @@ def freed_by_thread(strategy: Any, *, epochs: int) -> dict[str, int]:
     alone = sys.getrefcount(object())
     held = [sys.getrefcount(taken[at]) for at in range(len(taken))]
     return {"taken": len(taken), "held": sum(count > alone + 1 for count in held)}
+
+
+def iterators_made(strategy: Any, *, epochs: int, shuffled: bool) -> int:
+    """Fits to arrays, or to a shuffled data set; counts the iterators that TensorFlow makes."""
+    x, _ = _rows()
+    data: Any = {"x": x, "y": x[:, :1], "batch_size": BATCH}
+    if shuffled:
+        rows = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+        data = {"x": rows.shuffle(EXAMPLES, seed=1).batch(BATCH)}
+    made: list[object] = []
+    create = iterator_ops.OwnedIterator._create_iterator
+
+    def counted(self: Any, dataset: Any) -> None:
+        made.append(dataset)
+        create(self, dataset)
+
+    with (
+        unittest.mock.patch.object(iterator_ops.OwnedIterator, "_create_iterator", counted),
+        scope(strategy),
+    ):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(**data, epochs=epochs, verbose=0)
+    return len(made)
 
 
 def passes_shared(strategy: Any, *, how: str) -> dict[str, Any]:

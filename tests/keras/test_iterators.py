@@ -27,6 +27,15 @@ def test_a_thread_frees_the_iterators_of_past_epochs(
         assert result == {"taken": epochs * resources, "held": 0}
 
 
+@pytest.mark.parametrize(("shuffled", "made"), [(False, 3), (True, 6)])
+def test_iterators_that_keras_does_not_read_are_not_made(
+    cluster: Pool, shuffled: bool, made: int
+) -> None:
+    case = f"{CASES}:iterators_made"
+    for result in cluster("multi_worker").call(case, epochs=3, shuffled=shuffled):
+        assert result == made
+
+
 def test_references_that_come_together_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     clock = types.SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)

@@ -131,6 +131,7 @@ SIGNATURES = {
         "validation_batch_size=None, validation_freq=1)"
     ),
     "EpochIterator._enumerate_iterator": "(self)",
+    "TFEpochIterator._get_iterator": "(self)",
     "Trainer.compile": (
         "(self, optimizer='rmsprop', loss=None, loss_weights=None, metrics=None, "
         "weighted_metrics=None, run_eagerly=False, steps_per_execution=1, jit_compile='auto', "

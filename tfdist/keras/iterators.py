@@ -1,4 +1,8 @@
-"""Freeing the iterators of past epochs on a thread of its own.
+"""Making the iterators of an epoch when they are read, and freeing them on a thread of its own.
+
+Keras makes an iterator at the end of each pass over arrays, and another at the beginning of the
+next; only the last one is read (`EpochIterator._enumerate_iterator`). Each costs as much as some
+small steps. Those of data sets are all made: a shuffle draws its next order with each.
 
 The destructor of a `tf.data` iterator waits for TensorFlow's autotuning thread. That thread can
 miss the end, and then sleeps out its period, which grows with the time since the iterator began, up
@@ -18,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tfdist import types
-from tfdist._keras import EpochIterator
+from tfdist._keras import ArrayDataAdapter, EpochIterator, TFEpochIterator
 from tfdist._tf.data import resources_of
 from tfdist.keras.hooks import Hook
 from tfdist.utils.messages import logger
@@ -33,6 +37,25 @@ _SAY_AFTER = 5.0
 _LEFT = "_tfdist_left_to_thread"
 
 
+class _Unmade:
+    """An iterator of a data set, made when it is read."""
+
+    def __init__(self, dataset: types.Dataset) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> _Unmade:
+        return self
+
+    def __next__(self) -> object:
+        return next(self.iterator)
+
+    @functools.cached_property
+    def iterator(self) -> types.DatasetIterator:
+        """The iterator."""
+        made: types.DatasetIterator = iter(self._dataset)
+        return made
+
+
 class _Last(NamedTuple):
     """The last reference to a resource, and when it may go, in seconds of the monotonic clock."""
 
@@ -41,8 +64,22 @@ class _Last(NamedTuple):
 
 
 def hooks() -> list[Hook]:
-    """The seam at which Keras goes through an epoch."""
-    return [Hook(EpochIterator, "_enumerate_iterator", _freed_by_thread, priority=-1)]
+    """The seams at which Keras makes iterators and goes through an epoch."""
+    return [
+        Hook(TFEpochIterator, "_get_iterator", _made_later),
+        Hook(EpochIterator, "_enumerate_iterator", _freed_by_thread, priority=-1),
+    ]
+
+
+def _made_later(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An iterator that is not read costs nothing."""
+
+    @functools.wraps(original)
+    def get_iterator(self: types.EpochIterator) -> object:
+        dataset = original(self)
+        return _Unmade(dataset) if isinstance(self.data_adapter, ArrayDataAdapter) else dataset
+
+    return get_iterator
 
 
 def _freed_by_thread(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
@@ -52,6 +89,8 @@ def _freed_by_thread(original: Callable[..., Iterator[Any]]) -> Callable[..., It
     def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
         known = None
         for begin, end, batches in original(self):
+            if isinstance(batches, _Unmade):
+                batches = self._current_iterator = batches.iterator
             if batches is not known:
                 known = batches
                 _leave_to_thread(batches)

@@ -6,7 +6,14 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from tfdist.types.tensors import AnyStrategy, KerasVariable, Strategy, Tensor, Variable
+from tfdist.types.tensors import (
+    AnyStrategy,
+    DatasetIterator,
+    KerasVariable,
+    Strategy,
+    Tensor,
+    Variable,
+)
 
 #: Numbers of a step or an epoch by name, as Keras hands them to callbacks.
 Logs: TypeAlias = "dict[str, Any]"
@@ -254,6 +261,7 @@ class EpochIterator(Protocol):
     @property
     def data_adapter(self) -> DataAdapter: ...
 
+    _current_iterator: DatasetIterator | None
     _distribute_strategy: AnyStrategy | None
     _distributed_dataset: Any
     _tfdist_replay: int
