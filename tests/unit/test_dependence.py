@@ -325,3 +325,23 @@ def test_random_numbers_are_drawn_once_for_all_replicas() -> None:
     assert not found.is_mean
     by_example = traced(lambda batch: tf.reduce_mean(tf.random.normal(tf.shape(batch)), 0))
     assert reduction_of(by_example, Dependence(), {}).is_mean
+
+
+def _doubled(value: Any, times: int) -> Any:
+    for _ in range(times):
+        value = value + value * 0.5
+    return value
+
+
+@pytest.mark.parametrize("times", [60, 2000])
+def test_a_loss_with_many_ways_through_its_graph(times: int) -> None:
+    """As many as 2**times; and more ops one after the other than Python's stack has room for."""
+
+    def mean(batch: Any) -> Any:
+        examples = tf.cast(tf.shape(batch)[0], tf.float32)
+        return _doubled(tf.reduce_sum(_doubled(batch, times)), times) / examples
+
+    found = reduction_of(traced(lambda batch: mean(_numbers(batch))), Dependence(), {})
+    [leaf] = found.leaves
+    assert found.is_mean
+    assert not leaf.is_sum

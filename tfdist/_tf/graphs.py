@@ -271,16 +271,27 @@ def called_in_line(function: types.Function, *args: object, **kwargs: object) ->
 def constant_of(tensor: Tensor) -> Any:
     """The value of a tensor that is computed from constants alone; None of another one.
 
-    `tf.get_static_value` knows few ops: a sum of constants is none that it knows.
+    `tf.get_static_value` knows few ops: a sum of constants is none that it knows. Each op runs
+    once, however many others take its result.
     """
-    value = tf.get_static_value(tensor)
-    if value is not None or not tensor.op.inputs or tensor.op.op_def.is_stateful:
-        return value
-    inputs = [constant_of(each) for each in tensor.op.inputs]
-    if any(each is None for each in inputs):
-        return None
-    with tf.init_scope():
-        return run_again(tensor.op, inputs)[tensor.value_index].numpy()
+    known: dict[int, Any] = {}
+    waiting = [tensor]
+    while waiting:
+        now = waiting[-1]
+        value = tf.get_static_value(now)
+        inputs = [] if value is not None or now.op.op_def.is_stateful else list(now.op.inputs)
+        if any(known.get(id(each), each) is None for each in inputs):
+            inputs = []  # One is not constant.
+        unknown = next((each for each in inputs if id(each) not in known), None)
+        if unknown is not None:
+            waiting.append(unknown)
+            continue
+        if inputs:
+            with tf.init_scope():
+                results = run_again(now.op, [known[id(each)] for each in inputs])
+            value = results[now.value_index].numpy()
+        known[id(waiting.pop())] = value
+    return known[id(tensor)]
 
 
 def parameters_of(op_def: Any) -> dict[str, str]:

@@ -10,17 +10,11 @@ import numpy as np
 from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.batch_axes import CHOOSING, ELEMENTWISE, batch_axis, reduces_batch
 from tfdist.keras.example_pairs import place_of
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
-from tfdist.keras.reductions import (
-    CHOOSING,
-    ELEMENTWISE,
-    Reduction,
-    batch_axis,
-    reduces_batch,
-    reduction_of,
-)
+from tfdist.keras.reductions import Reduction, reduction_of
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import branches_of, constant_of
 from tfdist.comm.batch_dependence import Dependence
+from tfdist.keras.batch_axes import ELEMENTWISE, is_by_class, reduced_axes
 from tfdist.keras.example_order import Orders
-from tfdist.keras.reductions import ELEMENTWISE, is_by_class, reduced_axes
 from tfdist.types import FuncGraph, Operation, Tensor
 
 __all__ = [

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.keras.assignments import logged_on_whole_batch
-from tfdist.keras.reductions import batch_axis
+from tfdist.keras.batch_axes import batch_axis
 from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_statistics import average_of
 from tfdist.types import Logs, Metric, Model

@@ -16,6 +16,7 @@ from tfdist._tf.graphs import custom_gradients, parallel_for
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras import gathered_loss, metric_updates
+from tfdist.keras.batch_axes import batch_axis, holds_chosen
 from tfdist.keras.example_order import is_length
 from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.gathered_loss import of_whole_batch
@@ -28,7 +29,6 @@ from tfdist.keras.hooks import (
     on_gradients,
     on_whole_batch,
 )
-from tfdist.keras.reductions import batch_axis, holds_chosen
 from tfdist.keras.replica_context import Step, current_step, settling
 from tfdist.keras.whole_batch import (
     as_average,

@@ -19,11 +19,12 @@ from tfdist._keras import reduction_metrics
 from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import EquivalenceWarning
+from tfdist.keras.batch_axes import CHOOSING, batch_axis
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.logs import single_metrics
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
-from tfdist.keras.reductions import CHOOSING, Reduction, batch_axis, reduction_of
+from tfdist.keras.reductions import Reduction, reduction_of
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import check_given, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import average_of, with_whole_statistics
@@ -296,11 +297,14 @@ def _is_old(value: Tensor, old: Tensor | None) -> bool:
 
 def _adds_to_old(value: Tensor, old: Tensor | None) -> bool:
     """Whether a value is that of a variable, or the old one, plus something."""
-    waiting = [value]
+    waiting, seen = [value], set()
     while waiting:
         tensor = waiting.pop()
         if _is_old(tensor, old):
             return True
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
         if tensor.op.type in _SUMS:
             waiting.extend(tensor.op.inputs)
         elif tensor.op.type in _ADDING:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist._tf.graphs import constant_of, run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.comm.replica_collectives import Link
-from tfdist.keras.reductions import ELEMENTWISE
+from tfdist.keras.batch_axes import ELEMENTWISE
 from tfdist.sharding.relayout import Part, copied, part_of, remembered
 from tfdist.types import Operation, Tensor
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist._tf.graphs import constant_of, run_again
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.batch_axes import batch_axis
 from tfdist.keras.example_pairs import (
     NO_EXAMPLES,
     ROWS,
@@ -28,7 +29,7 @@ from tfdist.keras.example_pairs import (
 )
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
-from tfdist.keras.reductions import Leaf, Reduction, batch_axis, reduction_of
+from tfdist.keras.reductions import Leaf, Reduction, reduction_of
 from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.types import Layer, Structure, Tensor
 

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import run_again
 from tfdist.comm.batch_dependence import is_symbolic
+from tfdist.keras.batch_axes import batch_axis
 from tfdist.keras.example_pairs import Meeting, place_of
-from tfdist.keras.reductions import Leaf, batch_axis, leaf_of
+from tfdist.keras.reductions import Leaf, leaf_of
 from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.keras.whole_batch import as_average, over_whole_batch
 from tfdist.types import Tensor

@@ -334,7 +334,7 @@ class Checkpoint:
                 _check_entry(path, entry)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._error(f"there is no {_INDEX}, which is written last") from error
-        except (ValueError, TypeError, msgspec.MsgspecError) as error:  # 0.18's is no ValueError.
+        except (ValueError, TypeError, msgspec.MsgspecError) as error:  # 0.18: not a ValueError.
             raise self._error(f"{_INDEX} is damaged ({error})") from error
         return index
 
