@@ -113,7 +113,7 @@ def test_unequal_lengths_end_before_step_1_or_are_equalised(
 ) -> None:
     """Even workers have 5 batches, odd ones 3. A generator's length is not known before its end."""
     results = run("data_cases:unequal_lengths", kind=kind)
-    if target.startswith("mesh") and kind == "generator":
+    if "mesh" in target and kind == "generator":
         assert all("have different numbers of batches" in each["error"] for each in results)
         return
     if len(results) == 1 or kind == "generator":

@@ -752,7 +752,7 @@ MUTANTS: list[Mutant] = [
         "tests/keras/test_first_batches.py -k 'refused'",
         ("if len(set(digests)) > 1:", "if False:"),
         ("sha.update(np.ascontiguousarray(array).tobytes())", "pass"),
-        ("_compare(tf.distribute.get_strategy(), batches)", "pass"),
+        ("_compare(tf.distribute.get_strategy(), batches, reads)", "pass"),
     ),
     *_of(
         "tfdist/keras/batches.py",

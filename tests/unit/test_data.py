@@ -50,7 +50,7 @@ def test_batches_of_open_lengths_are_compared_when_they_are_read(edges: int, pre
     )
     local = batch_sharding.local_dataset(batches, SHARD, True, preview)
     if edges == 4:
-        assert [len(part.batch[0]) for part in local] == [2] * (3 if preview else 1)
+        assert [len(part.batch[0]) for part in local] == ([4, 2] if preview else [2])
         return
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of rows"):
         next(iter(local))
@@ -70,7 +70,7 @@ def test_functions_for_batches_of_one_kind_are_traced_once(monkeypatch: pytest.M
     first = collections.namedtuple("Pair", "a b")
     second = collections.namedtuple("Pair", "a b")
     shard = batch_sharding.Shard(workers=2, worker=1, local=1)
-    for kind, preview, more in ((first, False, 1), (first, True, 2), (second, False, 1)):
+    for kind, preview, more in ((first, False, 1), (first, True, 1), (second, False, 1)):
         for begin in (0, 10):
             numbers = tf.data.Dataset.range(begin, begin + 7).batch(3)
             whole = numbers.map(functools.partial(_pair, kind))
@@ -78,5 +78,37 @@ def test_functions_for_batches_of_one_kind_are_traced_once(monkeypatch: pytest.M
             found = [*batch_sharding.local_dataset(whole, shard, preview=preview)]
             assert len(traced) - count == (0 if begin else more)
             assert all(type(each) is kind for each in found)
-            own = [each.a.numpy().tolist() for each in found][2 * preview :]
+            own = [each.a.numpy().tolist() for each in found][preview:]
             assert own == [[begin + 2], [begin + 5], []]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("size", "local", "shown"),
+    [
+        pytest.param(4, 1, [[0, 1, 2, 3]], id="open"),
+        pytest.param(6, 1, [[0, 1], [2, 3], [4, 5]], id="even"),
+        pytest.param(7, 2, [[0, 1], [2], [3], [4], [5], [6]], id="several"),
+    ],
+)
+def test_a_preview_is_the_first_batch(
+    shares: bool, size: int, local: int, shown: list[list[int]]
+) -> None:
+    """The whole batch, or slices of it, from which the reader puts the batch together."""
+    shard = batch_sharding.Shard(workers=3, worker=0, local=local)
+    numbers = tf.range(2 * size)
+    rows = tf.data.Dataset.from_tensor_slices({"a": numbers, "b": tf.stack([numbers] * 2, 1)})
+    whole = rows.batch(size, drop_remainder=size == 6)
+    if size == 6:
+        whole = whole.map(lambda batch: batch | {"c": 1})
+    found = [*batch_sharding.local_dataset(whole, shard, shares, preview=True)]
+    batches = [each.batch if shares else each for each in found]
+    assert batch_sharding.preview_reads(whole, shard) * local == len(shown)
+    assert [each["a"].numpy().tolist() for each in batches[: len(shown)]] == shown
+    assert all((each["b"][:, 1] == each["a"]).numpy().all() for each in batches)
+    if shares:
+        assert [int(each.count) for each in found] == [len(each["a"]) for each in batches]
+        assert {int(each.total) for each in found} == {size}
+    own = [*batch_sharding.local_dataset(whole, shard, shares)]
+    own = [(each.batch if shares else each)["a"].numpy().tolist() for each in own]
+    assert [each["a"].numpy().tolist() for each in batches[len(shown) :]] == own

@@ -210,8 +210,9 @@ def local_dataset(
         dataset: yields global batches, the same ones in the same order on every worker.
         shard: this process's place.
         shares: whether each slice is to carry its count, as a `Slice`.
-        preview: whether all slices of the first batch come first, `shard.replicas` elements to be
-            read and compared with those of other workers, ahead of this process's own slices.
+        preview: whether the first batch comes first, in `preview_reads` times `shard.local`
+            elements to be read and compared with those of other workers, ahead of this process's
+            own slices.
 
     Returns:
         A data set with `shard.local` elements for each global batch, one a replica. Batch sizes are
@@ -237,11 +238,23 @@ def local_dataset(
 
         slices = dataset.map(slice_of, num_parallel_calls=tf.data.AUTOTUNE)
     else:
-        spread = _traced_once(key, lambda: _Spread(slice_at, shard, preview))
+        size = _even_batch(spec, shard.replicas)
+        spread = _traced_once(key, lambda: _Spread(slice_at, shard, preview, shares, size))
         slices = dataset.enumerate().flat_map(spread.slices)
     options = tf.data.Options()
     options.deterministic = True
     return slices.with_options(options).prefetch(tf.data.AUTOTUNE)
+
+
+def preview_reads(dataset: tf.data.Dataset, shard: Shard) -> int:
+    """The reads of a replica of this process until it has passed the preview.
+
+    Args:
+        dataset: yields global batches.
+        shard: this process's place.
+    """
+    is_open = _even_batch(dataset.element_spec, shard.replicas) is None
+    return 1 if shard.local == 1 and is_open else shard.workers
 
 
 #: Functions that slice batches, which take longer to trace than many steps to run, with all that
@@ -292,7 +305,9 @@ class _Spread:
     Args:
         slice_at: gives the slice of a batch at a position.
         shard: this process's place.
-        preview: whether all slices of the batch of index 0 come first.
+        preview: whether the batch of index 0 comes first.
+        shares: whether each slice is a `Slice`.
+        size: the size of all slices, if it is known to be the same.
     """
 
     def __init__(
@@ -300,8 +315,11 @@ class _Spread:
         slice_at: Callable[[Tensor, Structure], Structure],
         shard: Shard,
         preview: bool,
+        shares: bool,
+        size: int | None,
     ) -> None:
         self._slice_at, self._shard, self._preview = slice_at, shard, preview
+        self._shares, self._size = shares, size
         self._variant = tf.function(self._variant_at, autograph=False)
         self._spec: Structure = None
         self._read: tf.data.Dataset | None = None
@@ -315,20 +333,22 @@ class _Spread:
         return tf.data.experimental.from_variant(variant, self._spec)
 
     def _variant_at(self, index: Tensor, whole: Structure) -> Tensor:
-        if not self._preview:
-            return self._noted(self._own(whole))
-        own = self._shard.positions()
-        previewed = tf.constant([*range(self._shard.replicas), *own], tf.int64)
-        # A data set of one element forgets the shapes of sparse tensors, the other one does not.
-        return tf.cond(
-            tf.equal(index, 0),
-            lambda: self._noted(self._at(previewed, whole)),
-            lambda: self._noted(self._own(whole)),
-        )
+        # A function that an iterator calls takes longer to set up than some small steps, so slices
+        # are made here where that can be.
+        is_first = tf.cast(tf.equal(index, 0), tf.int64)
+        if self._shard.local > 1:
+            all_of_first = tf.range(is_first * self._preview * self._shard.replicas)
+            own = tf.constant(self._shard.positions(), tf.int64)
+            return self._noted(self._at(tf.concat([all_of_first, own], 0), whole), whole)
+        slices = self._own(whole)
+        if self._preview:
+            first = self._whole(whole)
+            slices = first.take(is_first * first.cardinality()).concatenate(slices)
+        return self._noted(slices, whole)
 
-    def _noted(self, slices: tf.data.Dataset) -> Tensor:
+    def _noted(self, slices: tf.data.Dataset, whole: Structure) -> Tensor:
         if self._spec is None:
-            self._spec = slices.element_spec
+            self._spec = _of_known_shapes(slices.element_spec, whole)
         self._read = slices  # In the debug mode, its functions live as long as it does.
         return tf.data.experimental.to_variant(slices)
 
@@ -337,13 +357,44 @@ class _Spread:
         return each.map(lambda position: self._slice_at(position, whole))
 
     def _own(self, whole: Structure) -> tf.data.Dataset:
-        own = tf.constant(self._shard.positions(), tf.int64)
-        if self._shard.local > 1:
-            return self._at(own, whole)
-        # An iterator of one element costs a fraction of one that calls a function. The position
-        # must not be known when it is traced, or the shapes may be others than those of previews.
-        position = tf.compat.v1.placeholder_with_default(own[0], [])
+        # The position must not be known when it is traced, or the shapes may be others than those
+        # of the whole batch.
+        own = tf.constant(self._shard.positions()[0], tf.int64)
+        position = tf.compat.v1.placeholder_with_default(own, [])
         return tf.data.Dataset.from_tensors(self._slice_at(position, whole))
+
+    def _whole(self, whole: Structure) -> tf.data.Dataset:
+        """A batch as one slice; in slices of the size that all have, if there is one."""
+        rows = _rows_of(whole)
+        if rows is None or not self._shares:
+            share: Structure = whole
+        else:
+            share = Slice(whole, tf.cast(rows, tf.int64), tf.cast(rows, tf.int64))
+        if self._size is None:
+            return tf.data.Dataset.from_tensors(share)
+        if isinstance(share, Slice):
+            share = share._replace(count=tf.constant(self._size, tf.int64))
+        return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(self._divided, share))
+
+    def _divided(self, leaf: Tensor) -> Tensor:
+        """The slices of a component, stacked; a number as often as there are slices."""
+        parts = self._shard.replicas
+        if leaf.shape.rank == 0:
+            return tf.repeat(leaf[tf.newaxis], parts)
+        divided = tf.reshape(leaf, tf.concat([[parts, self._size], tf.shape(leaf)[1:]], 0))
+        divided.set_shape([parts, self._size, *leaf.shape[1:]])
+        return divided
+
+
+def _of_known_shapes(spec: Structure, whole: Structure) -> Structure:
+    """The type of slices of a batch: a data set of one element forgets shapes of sparse tensors."""
+    if isinstance(spec, Slice):
+        return spec._replace(batch=_of_known_shapes(spec.batch, whole))
+
+    def known(leaf: Structure, own: tf.TypeSpec) -> tf.TypeSpec:
+        return open_spec(leaf) if isinstance(leaf, tf.SparseTensor) else own
+
+    return tf.nest.map_structure(known, whole, spec)
 
 
 def _even_batch(spec: Structure, replicas: int) -> int | None:

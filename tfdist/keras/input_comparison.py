@@ -34,8 +34,8 @@ from tfdist.types import Dataset, DatasetIterator, Strategy, Structure, Tensor
 
 __all__ = ["as_tensors", "compare_values", "hooks", "show_first_batch"]
 
-#: Attributes of a distributed data set that begins with previews, and of an iterator whose previews
-#: have been read.
+#: Attributes of a distributed data set that begins with a preview: how often a replica reads it;
+#: and of an iterator whose preview has been read.
 _SHOWN, _READ = "_tfdist_shows_first_batch", "_tfdist_first_batch_read"
 
 
@@ -47,9 +47,14 @@ def hooks() -> list[Hook]:
     ]
 
 
-def show_first_batch(distributed: Dataset) -> Dataset:
-    """Notes that a distributed data set shows its first global batch ahead of the slices."""
-    vars(distributed)[_SHOWN] = True
+def show_first_batch(distributed: Dataset, reads: int) -> Dataset:
+    """Notes that a distributed data set shows its first global batch ahead of the slices.
+
+    Args:
+        distributed: the data set.
+        reads: how often each replica reads until it has passed the batch.
+    """
+    vars(distributed)[_SHOWN] = reads
     return distributed
 
 
@@ -58,12 +63,12 @@ def _compared_first(original: Callable[..., Iterator[Any]]) -> Callable[..., Ite
 
     @functools.wraps(original)
     def enumerate_iterator(self: types.EpochIterator) -> Iterator[Any]:
-        shown = getattr(getattr(self, "_distributed_dataset", None), _SHOWN, False)
+        reads = getattr(getattr(self, "_distributed_dataset", None), _SHOWN, 0)
         for begin, end, batches in original(self):
-            # Keras makes iterators that it never reads, so previews are read at the first step.
-            if shown and not vars(batches).get(_READ):
+            # Keras makes iterators that it never reads, so a preview is read at the first step.
+            if reads and not vars(batches).get(_READ):
                 vars(batches)[_READ] = True
-                _compare(tf.distribute.get_strategy(), batches)
+                _compare(tf.distribute.get_strategy(), batches, reads)
             yield begin, end, batches
 
     return enumerate_iterator
@@ -95,12 +100,12 @@ def _of_equal_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
     return with_values
 
 
-def _compare(strategy: Strategy, iterator: DatasetIterator) -> None:
+def _compare(strategy: Strategy, iterator: DatasetIterator, reads: int) -> None:
     """Reads the first global batch, and raises on all workers if it is not the same on all."""
 
     def read() -> str | None:
         # No exchange may be made in here: a worker whose data set fails leaves it at once.
-        previews = [next_of_this_process(iterator) for _ in range(strategy.shard.workers)]
+        previews = [next_of_this_process(iterator) for _ in range(reads)]
         return None if previews[0] is None else digest_of(previews)
 
     _agree(host_collectives.together(strategy, read, "the first batch of a data set"))

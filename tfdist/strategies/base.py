@@ -151,7 +151,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
                 made = local()
             else:
                 made = self.distribute_datasets_from_function(local, options)  # type: ignore[attr-defined]
-            return show_first_batch(made) if preview else made
+            reads = batch_sharding.preview_reads(dataset, self.shard)
+            return show_first_batch(made, reads) if preview else made
 
     @property
     def _is_one_cpu(self) -> bool:
