@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,6 +13,7 @@ from tfdist._tf.lines import Line
 from tfdist.comm.batch_dependence import Kind, rows_of
 from tfdist.errors import EquivalenceWarning
 from tfdist.types import Gradient, IndexedSlices, Scalar, Strategy, Tensor
+from tfdist.utils.messages import warn
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -196,13 +196,12 @@ def _concatenated(slices: list[Any]) -> Gradient:
 
 
 def _warn_of_eager_rows() -> None:
-    warnings.warn(
+    warn(
         "A step that runs eagerly (run_eagerly=True) does not show whether the rows that it looks "
         "up depend on the batch. They are taken to: a lookup that does not, such as a position "
         "embedding, counts once for each replica in optimizers that square gradients. Leave "
         "run_eagerly out to train as one process does.",
         EquivalenceWarning,
-        stacklevel=2,
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -24,6 +23,7 @@ from tfdist.horovod.averaging import Applier, applier_of, average_before_scaling
 from tfdist.keras.hooks import PROGRAM, Hook, HookSet
 from tfdist.strategies.horovod.library import load
 from tfdist.types import Callback, Gradient, GradientTape, KerasVariable, Model, Scalar, Tensor
+from tfdist.utils.messages import warn
 
 __all__ = ["OldNames", "adapt_keras", "hooks", "init", "shutdown"]
 
@@ -78,12 +78,12 @@ def _for_horovod(original: Callable[..., None]) -> Callable[..., None]:
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if "experimental_run_tf_function" in kwargs:
             del kwargs["experimental_run_tf_function"]
-            _warn("compile(experimental_run_tf_function=...) is Keras 2's and has no effect.")
+            warn("compile(experimental_run_tf_function=...) is Keras 2's and has no effect.")
         if len(args) <= _JIT_POSITION:
             chosen = kwargs.get("jit_compile", "auto")
             optimizer = args[0] if args else kwargs.get("optimizer")
             if chosen is True and _exchanges(optimizer):
-                _warn(
+                warn(
                     "jit_compile=True does not go with hvd.DistributedOptimizer: XLA cannot "
                     "compile Horovod's operations. The model is compiled with jit_compile=False."
                 )
@@ -116,7 +116,7 @@ def _of_today(name: str, original: type) -> Callable[..., Any]:
     del original  # It only reports that Keras 3 does not have it.
 
     def make(*args: object, **kwargs: object) -> object:
-        _warn(
+        warn(
             f"keras.optimizers.legacy.{name} is Keras 2's. In its place is "
             f"keras.optimizers.{name}; write that."
         )
@@ -245,7 +245,7 @@ def _old_arguments(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def begin(self: Callback, *args: object, **kwargs: object) -> None:
         if "lr" in kwargs:
-            _warn(f"{type(self).__name__}(lr=...) is Keras 2's; write learning_rate=...", 4)
+            warn(f"{type(self).__name__}(lr=...) is Keras 2's; write learning_rate=...")
             args, kwargs = args[1:], {**kwargs, "learning_rate": kwargs["lr"]}
             del kwargs["lr"]
         elif isinstance(args[0] if args else None, str):
@@ -256,7 +256,3 @@ def _old_arguments(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return begin
-
-
-def _warn(message: str, level: int = 3) -> None:
-    warnings.warn(message, stacklevel=level)

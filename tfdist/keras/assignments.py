@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,6 +18,7 @@ from tfdist.keras.replica_context import Step
 from tfdist.keras.whole_batch import computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
+from tfdist.utils.messages import warn
 
 __all__ = [
     "at_once",
@@ -83,11 +83,10 @@ def logged_on_whole_batch(step: Step, value: Tensor) -> Tensor | None:
         return rows
     if value.shape.is_fully_defined() and not holds_examples(step, value):
         return on_whole_batch(step, value, subject)
-    warnings.warn(
+    warn(
         f"{subject} has numbers of single examples. Each of the {step.replicas} replicas has "
         "examples of its own, and their average is logged. Log a mean or a sum over the examples.",
         EquivalenceWarning,
-        stacklevel=2,
     )
     return None
 
@@ -153,12 +152,11 @@ def check_constants(step: Step, value: object, subject: str) -> None:
         elif is_symbolic(each) and each.op.type in _ADDING:
             waiting.extend(each.op.inputs)
     if any(np.any(each) and not np.any(each % step.size) for each in added):
-        warnings.warn(
+        warn(
             f"To {subject[0].lower()}{subject[1:]} is added a constant, and {SIZE_NEEDED}. So "
             "tfdist cannot tell whether it is a number of examples. It is taken for one number for "
             f"all of the {step.replicas} replicas. {SIZE_ADVICE}, or leave drop_remainder out.",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 
@@ -180,7 +178,7 @@ def _weights(model: Model, *, of_program: bool) -> Iterator[KerasVariable]:
 
 
 def _warn_of_hidden(step: Step, found: set[str], subject: str) -> None:
-    warnings.warn(
+    warn(
         f"{subject} is given a value that {', '.join(sorted(found))} computes "
         "from the examples, which is no mean or sum of them as far as tfdist can tell, such as a "
         f"maximum or a median. Each of the {step.replicas} replicas has examples "
@@ -189,7 +187,6 @@ def _warn_of_hidden(step: Step, found: set[str], subject: str) -> None:
         "and sums, or gather the examples first "
         "(tf.distribute.get_replica_context().all_gather(rows, axis=0)).",
         EquivalenceWarning,
-        stacklevel=2,
     )
 
 

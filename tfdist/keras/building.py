@@ -16,7 +16,6 @@ not built is built by a trace into a graph that is thrown away (`on_built_model`
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -39,6 +38,7 @@ from tfdist.keras.model_optimizers import optimizers_of
 from tfdist.keras.open_batch import is_left_static, is_tried, traced_in_vain
 from tfdist.keras.replica_context import static_size_of
 from tfdist.types import Model, Optimizer, Structure
+from tfdist.utils.messages import warn
 
 __all__ = [
     "build_optimizer",
@@ -235,10 +235,9 @@ def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
         elif getattr(strategy, "parted", None) is not None:
             exchange = f"mesh='{strategy.mesh}': XLA cannot compile the exchange of parts of layers"
         if kwargs.get("jit_compile") is True and exchange is not None:
-            warnings.warn(
+            warn(
                 f"jit_compile=True does not go with {exchange}. The model is compiled with "
-                "jit_compile=False.",
-                stacklevel=3,
+                "jit_compile=False."
             )
             kwargs["jit_compile"] = False
         original(self, *args, **kwargs)

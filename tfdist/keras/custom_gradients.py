@@ -8,7 +8,6 @@ exchanged as soon as the tape returns them; from there on everything is as on on
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from typing import Any
 
@@ -18,6 +17,7 @@ from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError, EquivalenceWarning
 from tfdist.keras.replica_context import Step
 from tfdist.types import Model, Tensor
+from tfdist.utils.messages import warn
 
 __all__ = ["check_moved", "check_unchanged", "is_known", "mark_known", "step_changes_gradients"]
 
@@ -96,13 +96,12 @@ def _exchange_at_tape(model: Model, what: str) -> None:
     """Notes that a model's gradients are to be exchanged where a tape returns them."""
     rule = getattr(tf.distribute.get_strategy(), "rule", PLAIN)
     if not rule.is_exact:
-        warnings.warn(
+        warn(
             f"The train_step of {type(model).__name__} {what}. With the update rule "
             f"{rule.in_words!r} each replica does so with its own gradients, which are exchanged "
             "afterwards. Train without that rule; to clip what is applied, use the optimizer's "
             "clipnorm, global_clipnorm or clipvalue.",
             EquivalenceWarning,
-            stacklevel=2,
         )
         return
     if is_known(model) and not _changes[model]:

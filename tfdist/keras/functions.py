@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from types import MethodType
@@ -15,6 +14,7 @@ from tfdist import types
 from tfdist._tf.graphs import Function, TfMethodTarget, called_in_line
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.replica_context import current_step
+from tfdist.utils.messages import warn
 
 __all__ = ["as_method", "hooks", "in_line"]
 
@@ -90,11 +90,10 @@ def _is_in_step(function: types.Function) -> bool:
 
 def _warn_of_xla(function: types.Function) -> None:
     name = getattr(function.python_function, "__name__", "a function")
-    warnings.warn(
+    warn(
         f"{name!r} is made with tf.function(jit_compile=True) and called within a step that "
         "exchanges tensors with other replicas or processes, which XLA cannot compile. It runs as "
-        "a part of the step, without XLA: the results are the same, the speed may not be.",
-        stacklevel=3,
+        "a part of the step, without XLA: the results are the same, the speed may not be."
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +38,7 @@ from tfdist.keras.whole_batch import (
     targets_of,
 )
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
+from tfdist.utils.messages import warn
 
 
 def hooks() -> list[Hook]:
@@ -350,12 +350,11 @@ def _weighing(step: Step, backward: Callable[..., Any], name: str) -> Callable[.
         whole = tf.nest.map_structure(step.weigh, gradients)
         taken = backward(*whole, **kwargs)
         if any(_counts_examples(step, each, whole) for each in tf.nest.flatten(taken)):
-            warnings.warn(
+            warn(
                 f"The gradient function of {name!r} (tf.custom_gradient) computes with the number "
                 "of examples, of which a replica has its own only, so its gradients are not those "
                 "of one process. Take the mean in the loss, whose gradients it is given.",
                 EquivalenceWarning,
-                stacklevel=2,
             )
         return tf.nest.map_structure(step.unweigh, taken)
 

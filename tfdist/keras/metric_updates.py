@@ -7,7 +7,6 @@ batch, such as 1 or a mean over the batch, must be the whole batch's, and be add
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +28,7 @@ from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import check_given, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import average_of, with_whole_statistics
 from tfdist.types import Graph, KerasVariable, Metric, Structure, Tensor
+from tfdist.utils.messages import warn
 from tfdist.utils.thread_state import Flag
 
 __all__ = ["STATE", "hooks", "of_replica"]
@@ -313,30 +313,28 @@ def _adds_to_old(value: Tensor, old: Tensor | None) -> bool:
 
 
 def _warn_of_replaced(variable: KerasVariable) -> None:
-    warnings.warn(
+    warn(
         f"The metric's variable {variable.path!r} is given something else than its old value plus "
         "an increment, such as a maximum. Replicas each keep their own state of a metric, and the "
         "states are added up: what this metric shows is not what one process shows. Use a metric "
         "whose states are sums, or compute this one in evaluate on one replica.",
         EquivalenceWarning,
-        stacklevel=5,
     )
 
 
 def _warn_of_state(variable: KerasVariable) -> None:
-    warnings.warn(
+    warn(
         f"To the metric's variable {variable.path!r} is added what is computed from the metric's "
         "state, as in a running variance. Replicas each keep their own state of a metric, and the "
         "states are added up: what this metric shows is not what one process shows. Add up sums "
         "over the examples, such as those of values and of their squares, and compute the rest in "
         "result().",
         EquivalenceWarning,
-        stacklevel=5,
     )
 
 
 def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
-    warnings.warn(
+    warn(
         f"To the metric's variable {variable.path!r} is added what "
         f"{', '.join(sorted(found))} computes from the examples, which is no mean or sum of them "
         "as far as tfdist can tell, such as a batch's maximum. Each replica has examples of its "
@@ -345,16 +343,14 @@ def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
         "one process shows. Use a metric whose "
         "states are sums over the examples, or compute this one in evaluate on one replica.",
         EquivalenceWarning,
-        stacklevel=6,
     )
 
 
 def _warn_of_constant(step: Step, variable: KerasVariable, is_multiple: bool) -> None:
     taken = "a number of examples, and added up over" if is_multiple else "one number for all of"
-    warnings.warn(
+    warn(
         f"To the metric's variable {variable.path!r} is added a constant, and {SIZE_NEEDED}. So "
         "tfdist cannot tell whether it belongs to the batch or to its examples. It is taken for "
         f"{taken} the {step.replicas} replicas. {SIZE_ADVICE}, or leave drop_remainder out.",
         EquivalenceWarning,
-        stacklevel=2,
     )

@@ -8,7 +8,6 @@ that of the whole batch.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from tfdist.keras.hooks import Hook, accounted, exchanged
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.updating import leaves_to_updates
 from tfdist.keras.weights import warn_of_own_value
+from tfdist.utils.messages import warn
 
 __all__ = ["hooks"]
 
@@ -67,11 +67,10 @@ def _of_one_device(step: Step, name: str, value: Any) -> Any:
         check_constants(step, value, subject)
         return at_once(step, value, subject)
     if is_symbolic(value) and step.depends(value):
-        warnings.warn(
+        warn(
             f"Within a condition or a loop the step gives the variable {name!r} a value that "
             f"depends on the examples of the batch. Each of the {step.replicas} replicas keeps "
             "that of its own examples. Assign it outside of the condition.",
             EquivalenceWarning,
-            stacklevel=2,
         )
     return value

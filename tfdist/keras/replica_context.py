@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ from tfdist.types import (
     Structure,
     Tensor,
 )
+from tfdist.utils.messages import warn
 from tfdist.utils.thread_state import Current
 
 #: Places in which examples may meet, beside layers of the program's own; see `Step.note_meeting`.
@@ -252,12 +252,11 @@ class Step:
         if found.hidden:
             meet, cannot = "may meet", "may not be"
             such = "a function of Python hides what it computes"
-        warnings.warn(
+        warn(
             f"The examples of a batch {meet} in {subject} (at {found.where}), as {such}. Each of "
             f"the {self.replicas} replicas sees its own examples only, so this {cannot} what one "
             f"process computes. {remedy}",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
     def note_held(self, tensor: Tensor, examples: Examples) -> None:

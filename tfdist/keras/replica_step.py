@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +47,7 @@ from tfdist.keras.replica_context import (
 from tfdist.keras.whole_batch import check_given
 from tfdist.keras.zero import only_for_optimizers
 from tfdist.types import Layer, Logs, Metric, Model, Strategy, Structure, Tensor
+from tfdist.utils.messages import warn
 from tfdist.utils.thread_state import Current, Flag
 
 #: The model of which calls of `Strategy.run` are Keras's predictions meanwhile.
@@ -118,14 +118,13 @@ def _name_hidden(step: Step) -> None:
     parts = [*step.model._flatten_layers(), *single_metrics(step.model)]
     own = [each.name for each in parts if _is_own(each)]
     if own:
-        warnings.warn(
+        warn(
             f"A step that runs eagerly (run_eagerly=True) does not show what {', '.join(own)} "
             f"computes from the examples of a batch. Each of the {step.replicas} replicas sees its "
             "own examples only: layers that mix examples, weights that are given statistics of a "
             "batch, and metrics that add a number for each batch are not those of one process. "
             "Leave run_eagerly out.",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 

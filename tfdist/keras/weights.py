@@ -8,7 +8,6 @@ assigned at its end, weighted by examples, in one exchange.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +37,7 @@ from tfdist.keras.updating import leaves_to_updates
 from tfdist.sharding.exchange import own_shard
 from tfdist.sharding.variables import ShardedVariable
 from tfdist.types import Tensor
+from tfdist.utils.messages import warn
 
 __all__ = [
     "assignable",
@@ -121,14 +121,13 @@ def _correct_part(step: Step, weight: ShardedVariable, value: Tensor) -> None:
 
 def _warn_of_own_part(step: Step, weight: ShardedVariable) -> None:
     if not step.is_whole:
-        warnings.warn(
+        warn(
             f"Within a condition or a loop the step gives the weight {weight.path!r}, which is "
             "divided over the processes, a value that depends on the examples of the batch. Each "
             f"of the {step.replicas} replicas keeps its part of the value that its own examples "
             "give. Assign it outside of the condition, or gather the examples first: "
             "tf.distribute.get_replica_context().all_gather(inputs, axis=0).",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 
@@ -195,14 +194,13 @@ def warn_of_own_start(weight: types.KerasVariable) -> None:
     found = reduction_of(value, step.depends, step.averages())
     of_gradients = any(id(leaf.tensor) in step.gradients for leaf in found.leaves)
     if not (found.unknown or of_gradients):
-        warnings.warn(
+        warn(
             f"The step gives the weight {weight.path!r}, which is trained, a value that depends on "
             "the examples of the batch, as initializations by data do, and reads it. Each of the "
             f"{step.replicas} replicas reads that of its own examples; the average over the "
             "replicas is kept after the step. Initialize the weight before fit, or gather the "
             "examples first: tf.distribute.get_replica_context().all_gather(inputs, axis=0).",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 
@@ -273,12 +271,11 @@ def warn_of_own_value(subject: str, value: object) -> None:
             "tf.distribute.get_replica_context().all_reduce('MEAN', value); or train by "
             "Model.fit, which does so"
         )
-        warnings.warn(
+        warn(
             f"Within {'predict' if predicts else 'Strategy.run'} {subject} is given a value that "
             "depends on the replica's own examples, as moving statistics do, and each of the "
             f"{strategy.num_replicas_in_sync} replicas keeps its own. {advice}.",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -32,6 +31,7 @@ from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Leaf, Reduction, reduction_of
 from tfdist.keras.replica_context import COMPUTED, Step
 from tfdist.types import Layer, Structure, Tensor
+from tfdist.utils.messages import warn
 
 __all__ = [
     "as_average",
@@ -342,12 +342,11 @@ def _refuse_static() -> NoReturn:
 def _warn_of_eager(step: Step, value: Tensor) -> None:
     if not tf.executing_eagerly() or not tf.is_tensor(value) or id(value) in step.means:
         return
-    warnings.warn(
+    warn(
         "A step that runs eagerly (run_eagerly=True) does not show how a loss, or another number, "
         "depends on the examples. It is taken for a mean over them: several replicas train a sum, "
         "a ratio or a root differently from one. Leave run_eagerly out.",
         EquivalenceWarning,
-        stacklevel=2,
     )
 
 
@@ -357,10 +356,9 @@ def _warn_of_unknown(found: Reduction, name: str) -> None:
     otherwise = "the replicas' average is not what one process shows. Reduce it"
     if name == _LOSS:
         otherwise = "several replicas train it differently from one. Reduce a loss"
-    warnings.warn(
+    warn(
         f"{name} is reduced to a number by {', '.join(sorted(found.unknown))}, which hides how it "
         "depends on the examples. It is taken for a mean over them: if it is none, "
         f"{otherwise} over the examples with a mean or a sum.",
         EquivalenceWarning,
-        stacklevel=2,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tfdist.types import (
     Structure,
     Variable,
 )
+from tfdist.utils.messages import warn
 
 __all__ = ["place"]
 
@@ -110,10 +110,9 @@ def _follow_compile(model: Model) -> None:
     @functools.wraps(compiled)
     def compile_placed(*args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
-            warnings.warn(
+            warn(
                 "jit_compile=True does not go with a model on several devices, for which XLA "
-                "cannot compile. The model is compiled with jit_compile=False.",
-                stacklevel=2,
+                "cannot compile. The model is compiled with jit_compile=False."
             )
         compiled(*args, **{**kwargs, "jit_compile": False})
         _place_metrics_and_optimizer(model)

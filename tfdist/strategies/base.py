@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ from tfdist.keras.replica_step import (
 )
 from tfdist.strategies.scope import Scope
 from tfdist.types import Dataset, Model, Strategy, Structure
-from tfdist.utils.messages import logger
+from tfdist.utils.messages import logger, warn
 
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -167,12 +166,11 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     def _warn_of_order(self, dataset: Dataset) -> None:
         unordered = unordered_steps(dataset) if self.world.workers > 1 else []
         if unordered:
-            warnings.warn(
+            warn(
                 f"The data set has steps with deterministic=False ({', '.join(unordered)}). Each "
                 "worker then reads the batches in another order, and slices of different batches "
                 "leave some examples out and repeat others. Take deterministic=False out, or set "
-                "the auto-shard policy FILE or OFF.",
-                stacklevel=5,
+                "the auto-shard policy FILE or OFF."
             )
 
     def _check_policy(self, policy: tf.data.experimental.AutoShardPolicy) -> None:

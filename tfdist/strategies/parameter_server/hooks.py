@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -47,6 +46,7 @@ from tfdist.strategies.parameter_server.serialization import PACKED_BYTES
 from tfdist.strategies.parameter_server.servers import CHIEF, Partitioned, device_of, shown_part
 from tfdist.strategies.parameter_server.step_function import PredictFunction, Serving, StepFunction
 from tfdist.types import EmbeddingLayer, Logs, Model, Operand, Structure, Tensor
+from tfdist.utils.messages import warn
 
 
 def hooks(serving: Serving) -> list[Hook]:
@@ -295,10 +295,9 @@ def _without_xla(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def compile_model(self: Model, *args: object, **kwargs: object) -> None:
         if kwargs.get("jit_compile") is True:
-            warnings.warn(
+            warn(
                 "jit_compile=True does not go with parameter servers: XLA cannot compile a step "
-                "that spans several tasks. The model is compiled with jit_compile=False.",
-                stacklevel=3,
+                "that spans several tasks. The model is compiled with jit_compile=False."
             )
             kwargs["jit_compile"] = False
         original(self, *args, **kwargs)

@@ -9,7 +9,6 @@ chief counts the passes over each shuffle, and a copy draws once for each pass t
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from tfdist._tf.data import reshuffles
 from tfdist.errors import EquivalenceWarning
 from tfdist.keras.hooks import STRATEGY, Hook
 from tfdist.types import Dataset
+from tfdist.utils.messages import warn
 
 __all__ = ["Source", "begin_pass", "hooks", "read_here", "take_nearest"]
 
@@ -116,10 +116,9 @@ def _warn(again: bool) -> None:
         if again
         else "A data set has several shuffles, over some of which more passes have begun"
     )
-    warnings.warn(
+    warn(
         f"{what}. Workers of strategy='parameter_server' read copies of it, which do not know how "
         "often the shuffle was drawn, so that the examples come in another order than in one "
         "process. Put repeat() before shuffle(), or pass reshuffle_each_iteration=False.",
         EquivalenceWarning,
-        stacklevel=4,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +32,7 @@ from tfdist.strategies.parameter_server.serialization import BOX, Vector, parted
 from tfdist.strategies.parameter_server.servers import Servers
 from tfdist.strategies.parameter_server.transaction_log import Tally
 from tfdist.types import Array, ConcreteFunction, KerasVariable, Model, Structure, Tensor
+from tfdist.utils.messages import warn
 
 __all__ = ["Numbers", "TracedStep", "trace"]
 
@@ -165,13 +165,12 @@ def _predict(model: Model, batch: Structure, count: Tensor, total: Tensor, parts
 
 def _name_assigned(step: RemoteStep) -> None:
     if step.assigned:
-        warnings.warn(
+        warn(
             f"While it predicts, the model assigns {', '.join(step.assigned)}. With "
             "strategy='parameter_server' workers predict parts of a batch at the same time, so "
             "that these do not get the values that one process gives them. Assign them in fit or "
             "evaluate.",
             EquivalenceWarning,
-            stacklevel=2,
         )
 
 
@@ -243,11 +242,10 @@ def _source_of(leaf: Any, results: Any, values: list[Any], part: Part | None) ->
         values.append(tf.cast(whole, tf.float64))
         return len(values) - 1
     if isinstance(leaf, tf.Tensor):
-        warnings.warn(
+        warn(
             f"A log is a tensor of shape {leaf.shape} (at {place_of(leaf.op)}), which workers of "
             "parameter servers do not pass on: it is shown as None. Log numbers.",
             EquivalenceWarning,
-            stacklevel=2,
         )
     return None
 
