@@ -221,10 +221,11 @@ def local_dataset(
     if shard.replicas == 1 and not preview:
         return dataset
     spec = dataset.element_spec
+    size = _even_batch(spec, shard.replicas)
 
     def slice_at(position: Tensor, whole: Structure) -> Structure:
         part = (slice_with_share if shares else slice_batch)(whole, position, shard.replicas)
-        return _with_static_batch(part, _even_batch(spec, shard.replicas))
+        return _with_static_batch(part, size)
 
     key = (_form_of(spec), shard, shares, preview, is_debugged())
     if shard.local == 1 and not preview:
@@ -238,7 +239,6 @@ def local_dataset(
 
         slices = dataset.map(slice_of, num_parallel_calls=tf.data.AUTOTUNE)
     else:
-        size = _even_batch(spec, shard.replicas)
         spread = _traced_once(key, lambda: _Spread(slice_at, shard, preview, shares, size))
         slices = dataset.enumerate().flat_map(spread.slices)
     options = tf.data.Options()
@@ -337,7 +337,7 @@ class _Spread:
         # are made here where that can be.
         is_first = tf.cast(tf.equal(index, 0), tf.int64)
         if self._shard.local > 1:
-            all_of_first = tf.range(is_first * self._preview * self._shard.replicas)
+            all_of_first = tf.range(is_first * (self._shard.replicas if self._preview else 0))
             own = tf.constant(self._shard.positions(), tf.int64)
             return self._noted(self._at(tf.concat([all_of_first, own], 0), whole), whole)
         slices = self._own(whole)

@@ -84,8 +84,15 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
         return None
     if id(tensor) in depends.rows:
         return 0
-    waiting, expanded = [] if id(tensor) in depends.axes else [tensor], set()
-    while waiting:  # Those that it is computed from come first: a graph may be deep.
+    if id(tensor) not in depends.axes:
+        _find_axis(tensor, depends)
+    return depends.axes[id(tensor)][1]
+
+
+def _find_axis(tensor: Tensor, depends: Dependence) -> None:
+    """Finds a tensor's axis after those that it is computed from, on no stack: a graph is deep."""
+    waiting, expanded = [tensor], set()
+    while waiting:
         now = waiting[-1]
         if id(now) not in expanded:
             expanded.add(id(now))
@@ -95,7 +102,6 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
         if id(now) not in depends.axes:
             # The tensor is kept, too: another one could be given its `id` otherwise.
             depends.axes[id(now)] = (now, _axis_of(now, depends))
-    return depends.axes[id(tensor)][1]
 
 
 def _has_no_examples(tensor: Tensor, depends: Dependence) -> bool:

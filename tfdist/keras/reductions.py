@@ -202,7 +202,7 @@ def leaf_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> Leaf 
         source = op.inputs[0]
         if _are_distinct(source) or _are_beside_others(source, depends):
             return None
-        divided = _times_divided(source, depends, {}) + (op.type == "Mean")
+        divided = _times_divided(source, depends) + (op.type == "Mean")
         if op.type == "Mean" and divided == 1 and holds_chosen(source, depends):
             return Leaf(tensor, is_sum=False, chosen=(source, batch_axis(source, depends) or 0))
         return Leaf(tensor, is_sum=divided == 0) if divided in (0, 1) else None
@@ -261,11 +261,12 @@ def _is_linear(op: Operation, depends: Dependence) -> bool:
     return op.type == "Mul" and sum(own) == 1
 
 
-def _times_divided(tensor: Tensor, depends: Dependence, known: dict[int, float]) -> float:
+def _times_divided(tensor: Tensor, depends: Dependence) -> float:
     """Counts the divisions of each example's value by the number of examples; NaN if not known.
 
     The sum of values that were divided once is a mean.
     """
+    known: dict[int, float] = {}
     waiting = [tensor]
     while waiting:
         now = waiting[-1]

@@ -150,8 +150,9 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
                 made = local()
             else:
                 made = self.distribute_datasets_from_function(local, options)  # type: ignore[attr-defined]
-            reads = batch_sharding.preview_reads(dataset, self.shard)
-            return show_first_batch(made, reads) if preview else made
+            if not preview:
+                return made
+            return show_first_batch(made, batch_sharding.preview_reads(dataset, self.shard))
 
     @property
     def _is_one_cpu(self) -> bool:
