@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context as contexts
 
 from tests.cases import common
 from tests.cases.server_cases import ruled
@@ -141,20 +142,32 @@ def freed(strategy: Any) -> dict[str, Any]:
         servers = strategy.servers
         held = [len(each) for each in servers.shelves.held]
         found.append([len(servers._sums), *held])
-        alive = _train_and_forget(strategy)
+        alive, large = _train_and_forget(strategy)
     gc.collect()
-    return {"found": found, "alive": [each() is not None for each in alive]}
+    return {"found": found, "large": large, "alive": [each() is not None for each in alive]}
 
 
-def _train_and_forget(strategy: Any) -> list[Any]:
+def _assigned_fills(function: Any) -> list[str]:
+    """The ops of a function that assign a tensor of one value, in a shape that is known."""
+    fills = {node.name for node in function.node_def if node.op in ("Fill", "ZerosLike")}
+    assigning = (node for node in function.node_def if node.op == "AssignVariableOp")
+    return [node.name for node in assigning if node.input[1].partition(":")[0] in fills]
+
+
+def _train_and_forget(strategy: Any) -> tuple[list[Any], list[str]]:
     x, y = common.tokens(16)
     with strategy.scope():
         model = common.embedding_model()
+        model.add(keras.layers.Dense(2000))
         model.compile(keras.optimizers.Adam(), common.sparse_crossentropy())
         model.fit(x, y, 8, 1, verbose=0)
     [traced] = model.train_function._traced.values()
     gone = [model, traced.tally._sums, *(w._value for w in model.optimizer.variables)]
-    return [weakref.ref(each) for each in gone]
+    # A constant of a function outlives it on a server: one of zeros in the shape of a weight.
+    context = contexts.context()
+    functions = map(context.get_function_def, context.list_function_names())
+    large = [name for each in functions for name in _assigned_fills(each)]
+    return [weakref.ref(each) for each in gone], large
 
 
 def reported(strategy: Any) -> str:

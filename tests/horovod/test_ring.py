@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
 
 from tests.cases import ring_cases
 from tests.harness import Pool
+from tfdist.cluster.spec import Address, ClusterSpec
+from tfdist.strategies.horovod import rendezvous
 
 CASES = "tests.cases.ring_cases"
 
@@ -142,3 +146,16 @@ def test_horovods_own_functions_beside_the_strategy(cluster: Pool):
         assert found["largest"] == [2.0, 4.0]
         assert found["objects"] == [{"rank": 0}, {"rank": 1}]
         assert np.isfinite(found["model"])
+
+
+def test_other_interfaces_do_not_see_the_rendezvous_of_a_job_on_loopback() -> None:
+    workers = (Address("127.0.0.1", 1001), Address("127.0.0.1", 1002))
+    port = int(rendezvous.offer(ClusterSpec({"worker": workers}))[rendezvous.OFFER])
+    [server] = rendezvous._servers
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), 5)
+    finally:
+        server.stop()
+        server._httpd.server_close()

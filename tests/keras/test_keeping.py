@@ -90,10 +90,11 @@ def archive(**arrays):
         archive(header=np.array([Attack()], object)),
         archive(header=np.frombuffer(b"{}", np.uint8)),
         archive(header=np.frombuffer(b"no json", np.uint8)),
+        archive(header=np.frombuffer(b"[" * 100_000, np.uint8)),
         packed(state())[:-60],
         b"",
     ],
-    ids=["pickle", "pickle in an archive", "empty", "no json", "cut off", "nothing"],
+    ids=["pickle", "pickle in an archive", "empty", "no json", "deep json", "cut off", "nothing"],
 )
 def test_nothing_of_a_file_is_executed(data):
     with pytest.raises(ValueError, match=r"."):

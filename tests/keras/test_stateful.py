@@ -26,7 +26,9 @@ def test_one_sequence_is_generated_step_by_step(cluster: Pool, target: str) -> N
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("method", ["fit", "train_on_batch", "predict_on_batch", "predict"])
+@pytest.mark.parametrize(
+    "method", ["fit", "fit lazily", "train_on_batch", "predict_on_batch", "predict"]
+)
 def test_unequal_slices_are_refused(cluster: Pool, method: str) -> None:
     for error in cluster("multi_worker").call(f"{CASES}:stateful_uneven", method=method):
         assert "Each replica keeps the states of its own rows" in error

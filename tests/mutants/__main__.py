@@ -89,6 +89,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="list the mutants, run nothing")
     given = parser.parse_args()
     chosen = [each for each in MUTANTS if given.k in each.name or given.k in each.tests]
+    if not chosen:
+        parser.error(f"-k {given.k!r}: no mutant has this word in its line or its tests")
     if given.list:
         print("\n".join(f"{each.name}  [{each.tests}]" for each in chosen))
         return 0

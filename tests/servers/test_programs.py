@@ -48,6 +48,7 @@ def test_servers_keep_nothing_of_a_model_that_is_gone(cluster: Pool) -> None:
     [result] = cluster("parameter_server").call(f"{CASES}:freed")
     assert not any(result["alive"])
     assert result["found"][0] == result["found"][1]
+    assert not result["large"]
 
 
 def test_a_step_with_compiled_metrics_is_computed_in_parts(cluster: Pool) -> None:

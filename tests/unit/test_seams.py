@@ -143,6 +143,7 @@ SIGNATURES = {
     "CallbackList.on_train_begin": "(self, logs=None)",
     "TerminateOnNaN.on_batch_end": "(self, batch, logs=None)",
     "RNN._create_state_variables": "(self, batch_size)",
+    "RNN.build": "(self, sequences_shape, initial_state_shape=None)",
     "RNN.call": "(self, sequences, initial_state=None, mask=None, training=False)",
     "ArrayDataAdapter.get_tf_dataset": "(self)",
     "PyDatasetAdapter.get_tf_dataset": "(self)",

@@ -27,7 +27,7 @@ from tensorflow.python.ops.parallel_for import control_flow_ops as parallel_for
 from tensorflow.python.saved_model.load import _WrapperFunction as LoadedFunction
 
 from tfdist import types
-from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor
+from tfdist.types import ConcreteFunction, FuncGraph, Operation, Tensor, Variable
 
 __all__ = [
     "FlatFunction",
@@ -43,6 +43,7 @@ __all__ = [
     "constant_value_as_shape",
     "custom_gradients",
     "flat_call",
+    "fresh_zeros",
     "made_for_dataset",
     "on_one_replica",
     "ordered_apart",
@@ -66,6 +67,15 @@ _BRANCHES = {
 
 #: From flat tensors to flat tensors.
 FlatFunction: TypeAlias = Callable[[Sequence[Any]], list[Any]]
+
+
+def fresh_zeros(variable: Variable) -> Tensor:
+    """Zeros in the shape of a variable, made each time that they are asked for.
+
+    Those of `tf.zeros` become a constant of the graph: as much memory as the variable, which a
+    server of TensorFlow keeps when the function is gone.
+    """
+    return tf.raw_ops.Empty(shape=variable.shape, dtype=variable.dtype, init=True)
 
 
 def flat_call(concrete: ConcreteFunction) -> FlatFunction:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._tf.graphs import fresh_zeros
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.gradients.modes import Apply, Late, Local, Mode, Sync, cost_if, only_if
 from tfdist.gradients.reducer import Reducer, check_floating, make_variable
@@ -148,7 +149,7 @@ class Exchange:
         share = self._sums["own_examples"].read_value() / examples
         cost = self._mode.update(values, share, apply)
         for variable in self._sums.values():
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+            variable.assign(fresh_zeros(variable))
         return cost
 
     def restore(self, arrays: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ import json
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,10 @@ def take(model: Model | None, position: Position, callbacks: list[Any], job: Any
     )
 
 
+#: The errors in which reading another file, or a damaged one, ends; deep JSON in the last.
+_DAMAGES = (EOFError, KeyError, TypeError, RecursionError)
+
+
 def packed(state: State) -> bytes:
     """A state as a file: arrays and a description in JSON, in the form of NumPy's archives.
 
@@ -142,7 +147,7 @@ def unpacked(data: bytes) -> State:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             fields = _undescribed(json.loads(file["header"].tobytes()), file)
         return State(**{**fields, "position": Position(*fields["position"])})
-    except (EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (*_DAMAGES, zipfile.BadZipFile, zlib.error, tf.errors.OpError) as error:
         raise ValueError(f"it is not the state of a training ({error})") from error
 
 

@@ -35,6 +35,7 @@ def hooks() -> list[Hook]:
     """The seams at which Keras makes states, and runs from them."""
     return [
         Hook(RNN, "_create_state_variables", _of_own_rows),
+        Hook(RNN, "build", _of_one_size),
         Hook(RNN, "call", _of_equal_slices),
     ]
 
@@ -82,6 +83,19 @@ def _of_own_rows(original: Callable[..., None]) -> Callable[..., None]:
             state._tfdist_holds_own_rows = True
 
     return create_state_variables
+
+
+def _of_one_size(original: Callable[..., None]) -> Callable[..., None]:
+    """Keras needs a number of rows, which slices of several sizes do not have."""
+
+    @functools.wraps(original)
+    def build(self: StatefulLayer, sequences_shape: Any, *args: object, **kwargs: object) -> None:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self.stateful and replicas > 1 and self.states is None and sequences_shape[0] is None:
+            raise ConfigError(_unequal(self, None, None, replicas))
+        original(self, sequences_shape, *args, **kwargs)
+
+    return build
 
 
 def _of_equal_slices(original: Callable[..., Any]) -> Callable[..., Any]:

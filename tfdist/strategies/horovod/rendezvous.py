@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist import environment
-from tfdist.cluster.spec import ClusterSpec, Rank, Task, rank_of, ranks
+from tfdist.cluster.spec import ClusterSpec, Rank, Task, is_loopback, rank_of, ranks
 from tfdist.config import horovod_options
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError, StartError
@@ -51,10 +51,19 @@ def offer(cluster: ClusterSpec) -> Mapping[str, str]:
         The values that the others must be given.
     """
     from horovod.runner.common.util.hosts import SlotInfo
-    from horovod.runner.http.http_server import RendezvousServer
+    from horovod.runner.http import http_server
+    from horovod.runner.util.network import find_port
+    from horovod.runner.util.threads import in_thread
 
-    server = RendezvousServer()
-    port = server.start()
+    server = http_server.RendezvousServer()
+    if all(is_loopback(address.host) for _, address in cluster.tasks()):
+        # Horovod's own `start` listens on all interfaces.
+        host = socket.gethostbyname(next(cluster.tasks())[1].host)
+        listen, handler = http_server.RendezvousHTTPServer, http_server.RendezvousHandler
+        server._httpd, port = find_port(lambda address: listen((host, address[1]), handler, 0))
+        server._listen_thread = in_thread(server._httpd.serve_forever)
+    else:
+        port = server.start()
     slots = [SlotInfo(**_slot(rank)) for rank in ranks(cluster)]
     server.init(slots)
     _servers[:] = [server]

@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._tf.graphs import fresh_zeros
 from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.comm.replica_collectives import with_distinct_rows
 from tfdist.keras.hooks import accounted, exchanged
@@ -391,8 +392,7 @@ class _Sum:
 
     def _clear(self) -> None:
         if not self._is_sparse:
-            zeros = tf.zeros(self._sum.shape, self._sum.dtype)
-            self._sum.assign(zeros, read_value=False)
+            self._sum.assign(fresh_zeros(self._sum), read_value=False)
 
 
 def _add(variable: Variable, change: Any) -> None:

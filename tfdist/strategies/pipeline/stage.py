@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._tf.distribute import eagerly_outside_of_scope
-from tfdist._tf.graphs import FlatFunction, flat_call
+from tfdist._tf.graphs import FlatFunction, flat_call, fresh_zeros
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.errors import ConfigError
 from tfdist.keras.losses import settled
@@ -351,4 +351,4 @@ class GradientSums:
     def _set_to_zero(self, number: int) -> None:
         with on(self.part.device):
             variable = self.variables[number]
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+            variable.assign(fresh_zeros(variable))
