@@ -17,6 +17,7 @@ from tfdist.errors import ConfigError, EquivalenceWarning
 
 #: New values of a queue of 64, by itself and a batch of a static size; the last two have no rows.
 GIVEN: dict[str, Callable[[Any, Any], Any]] = {
+    "the batch itself": lambda queue, x: x,
     "in front": lambda queue, x: tf.concat([x, queue], 0)[:64],
     "in a slice": lambda queue, x: keras.ops.slice_update(queue, [0, 0], x[:2]),
     "by a condition": lambda queue, x: tf.where(
@@ -34,6 +35,7 @@ class GivenRows(Bank):
     def __init__(self, given: str) -> None:
         super().__init__()
         self.given = given
+        self.size = BATCH if given == "the batch itself" else 64
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns the inputs."""
@@ -114,11 +116,11 @@ HIDDEN: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 class Tracks(keras.layers.Layer):
-    """Keeps a moving average of a value of `HIDDEN`, and does not use it."""
+    """Keeps a moving average of a value of the examples, and does not use it."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, value_of: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.kind = kind
+        self.value_of = value_of
 
     def build(self, shape: Any) -> None:
         """Makes the average."""
@@ -130,7 +132,7 @@ class Tracks(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         """The inputs."""
         if training:
-            self.kept.assign(0.9 * self.kept + 0.1 * HIDDEN[self.kind][0](inputs))
+            self.kept.assign(0.9 * self.kept + 0.1 * self.value_of(inputs))
         return inputs
 
 
@@ -139,10 +141,55 @@ def hidden(strategy: Any, *, kind: str) -> list[str]:
     x, y = common.table(EXAMPLES)
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = keras.Sequential([keras.Input((8,)), Tracks(kind), keras.layers.Dense(3)])
+        model = keras.Sequential(
+            [keras.Input((8,)), Tracks(HIDDEN[kind][0]), keras.layers.Dense(3)]
+        )
         model.compile("sgd", common.sparse_crossentropy())
         model.fit(x, y, BATCH, 1, verbose=0)
     return [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]
+
+
+def _number(x: Any) -> Any:
+    return keras.ops.arange(keras.ops.shape(x)[0])
+
+
+#: Values of the examples, by their places in the batch.
+BY_PLACE: dict[str, Callable[[Any], Any]] = {
+    "one-hot": lambda x: keras.ops.matmul(
+        keras.ops.transpose(keras.ops.one_hot(_number(x) % 8, 8)), x[:, 0]
+    ),
+    "faded": lambda x: tf.reduce_sum(x * tf.pow(0.9, tf.cast(_number(x), tf.float32))[:, None], 0),
+    "neighbours": lambda x: tf.reduce_sum(x[1:] * x[:-1], 0),
+    "first": lambda x: tf.reduce_sum(x[:2], 0),
+}
+
+
+class ByPlace(keras.metrics.Sum):
+    """Adds up a value of `BY_PLACE`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(name="by_place")
+        self.kind = kind
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Adds that of the predictions."""
+        del y_true, sample_weight
+        super().update_state(BY_PLACE[self.kind](y_pred))
+
+
+def by_place(strategy: Any, *, kind: str) -> dict[str, Any]:
+    """A weight and a metric that are given a value of `BY_PLACE`, and whether both are named."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tracks = Tracks(BY_PLACE[kind])
+        model = keras.Sequential([keras.Input((8,)), tracks, keras.layers.Dense(8, name="out")])
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[ByPlace(kind)])
+        done = common.fitted(model, x, x)
+    texts = [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]
+    named = [t for t in texts if "of a batch meet in a value that the step gives to a" in t]
+    in_layer = [text for text in named if "/tracks" in text]
+    return {**done, "named": {"weight": bool(in_layer), "metric": len(named) > len(in_layer)}}
 
 
 class Queue(keras.Model):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.cases import common
 from tests.cases.common import scope
-from tfdist.errors import EquivalenceWarning
+from tfdist.errors import ConfigError, EquivalenceWarning
 
 EXAMPLES = 77
 ops = keras.ops
@@ -160,6 +160,61 @@ def averaged(x: Any) -> Any:
     return tf.identity(x), backward
 
 
+@tf.custom_gradient
+def centered(x: Any) -> Any:
+    """The same, with a gradient without its mean over the batch."""
+    return tf.identity(x), lambda upstream: upstream - tf.reduce_mean(upstream, 0, keepdims=True)
+
+
+@tf.custom_gradient
+def shortened(x: Any) -> Any:
+    """The same, with a gradient of a small norm over the batch."""
+    return tf.identity(x), lambda upstream: tf.clip_by_norm(upstream, 0.01)
+
+
+@tf.custom_gradient
+def shortened_by_row(x: Any) -> Any:
+    """The same, with a gradient of a small norm for each example, and the other way round."""
+    return tf.identity(x), lambda upstream: -tf.clip_by_norm(upstream, 0.01, axes=[1])
+
+
+@tf.custom_gradient
+def rounded(kernel: Any) -> Any:
+    """The signs of a kernel, whose gradient passes where it is small."""
+    return tf.sign(kernel), lambda upstream: upstream * tf.cast(tf.abs(kernel) < 0.5, tf.float32)
+
+
+@tf.custom_gradient
+def bounded(kernel: Any) -> Any:
+    """A kernel, with a gradient in which no element is large."""
+    return tf.identity(kernel), lambda upstream: tf.clip_by_value(upstream, -0.01, 0.01)
+
+
+@tf.custom_gradient
+def product(x: Any, kernel: Any) -> Any:
+    """A product, with gradients by hand."""
+    return x @ kernel, lambda upstream: (
+        tf.matmul(upstream, kernel, transpose_b=True),
+        tf.matmul(x, upstream, transpose_a=True),
+    )
+
+
+class Multiplying(keras.layers.Layer):
+    """A product with a kernel that a function has changed."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 8), name="kernel")
+
+    def call(self, inputs: Any) -> Any:
+        if self.change is product:
+            return product(inputs, self.kernel.value)
+        return inputs @ self.change(self.kernel.value)
+
+
 class Changing(keras.layers.Layer):
     """Changes the gradients of the layers before it."""
 
@@ -177,11 +232,31 @@ def between_layers(strategy: Any, *, change: str) -> dict[str, Any]:
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", EquivalenceWarning)
         inputs = keras.Input((8,))
-        hidden = Changing(globals()[change])(keras.layers.Dense(8, "tanh")(inputs))
+        function = globals()[change]
+        of_kernel = function in (rounded, bounded, product)
+        changing = Multiplying(function) if of_kernel else Changing(function)
+        hidden = changing(keras.layers.Dense(8, "tanh")(inputs))
         model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(8, "relu")(hidden)))
         model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
-        done = common.fitted(model, x, y)
+        try:
+            done = common.fitted(model, x, y)
+        except ConfigError as error:
+            return {"warned": [str(error)]}
     return {**done, "warned": [str(each.message) for each in caught]}
+
+
+def float8(strategy: Any) -> dict[str, Any]:
+    """Layers whose scales follow the largest values of the batch; or why they are refused."""
+    x, y = common.table(77)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "tanh")])
+        model.add(keras.layers.Dense(3))
+        model.quantize("float8")
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        try:
+            return common.fitted(model, x, y)
+        except ConfigError as error:
+            return {"refused": str(error)}
 
 
 def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:

@@ -269,8 +269,9 @@ class OwnStep(keras.Model):
                 loss += 0.1 * tf.reduce_sum(tf.square(self.out.kernel))
             elif self.change == "temperature":
                 loss = loss * tf.exp(self.temperature) - 2.0 * self.temperature
+            target = self.optimizer.scale_loss(loss) if self.change == "scale" else loss
         weights = self.trainable_variables
-        gradients = tape.gradient(loss, weights)
+        gradients = tape.gradient(target, weights)
         if self.change == "clip":
             gradients, _ = tf.clip_by_global_norm(gradients, 0.05)
         elif self.change == "normalize":
@@ -290,7 +291,10 @@ def by_hand(strategy: Any, *, name: str, change: str = "", even: bool = False) -
     y = (x.sum(1, keepdims=True) > 0.3).astype("float32")
     with scope(strategy):
         model = OwnStep(name, change)
-        model.compile(keras.optimizers.SGD(_rate(name), momentum=0.5))
+        optimizer = keras.optimizers.SGD(_rate(name), momentum=0.5)
+        if change == "scale":
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**10)
+        model.compile(optimizer)
         done = common.fitted(model, *([_even(x, y)] if even else [x, y]))
     done["history"].pop("raw", None)
     return done
@@ -334,10 +338,12 @@ def counters(strategy: Any) -> dict[str, Any]:
 class Bank(keras.layers.Layer):
     """Keeps the newest rows that it has seen, like MoCo's queue."""
 
+    size = 64
+
     def build(self, shape: Any) -> None:
         """Makes the queue."""
         self.queue = self.add_weight(
-            name="queue", shape=(64, shape[-1]), initializer="zeros", trainable=False
+            name="queue", shape=(self.size, shape[-1]), initializer="zeros", trainable=False
         )
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -463,6 +469,12 @@ PAIRS: dict[str, Any] = {
     "neighbours": lambda y, z: tf.square(z - tf.roll(z, 1, 0)),
     "backwards": lambda y, z: tf.reduce_mean(tf.square(0.7 * z + 0.3 * z[::-1])),
     "first rows": lambda y, z: tf.reduce_mean(tf.square(z[:3])),
+    "weighed by place": lambda y, z: (
+        tf.square(z) * 0.9 ** tf.range(tf.shape(z)[0], dtype=tf.float32)[:, None]
+    ),
+    "first half": lambda y, z: tf.where(
+        tf.range(tf.shape(z)[0])[:, None] < tf.shape(z)[0] // 2, tf.square(z), 0.0
+    ),
     "groups": lambda y, z: (
         0.1
         * tf.reduce_sum(

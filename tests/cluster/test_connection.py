@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdist.cluster.spec import Task
+from tfdist.cluster.spec import Address, ClusterSpec, Task
+from tfdist.config.strategy_config import StrategyConfig
+from tfdist.errors import ConfigError
 from tfdist.launcher.plan import local_cluster
-from tfdist.strategies.connection import await_chief
+from tfdist.strategies.connection import await_chief, connecting
 from tfdist.strategies.membership import Member
 
 
@@ -38,3 +40,11 @@ def test_a_worker_goes_on_when_the_chief_listens(bound: socket.socket) -> None:
 
 def test_the_chief_does_not_wait_for_itself(bound: socket.socket) -> None:
     await_chief(member(bound, 0))
+
+
+def test_a_task_whose_own_name_does_not_resolve_is_named() -> None:
+    cluster = ClusterSpec({"worker": (Address("no-such-host.invalid", 1001),)})
+    with pytest.raises(ConfigError, match=r"'no-such-host.invalid' of worker 0, this task"):
+        connecting(
+            Member(cluster, Task("worker", 0), seed=0), StrategyConfig.of(strategy="multi_worker")
+        )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Any
 
 import pytest
 
-from tests.cases.assigned_cases import GIVEN, HIDDEN
+from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN
 from tests.cases.common import BATCH
 from tests.cases.loss_cases import DOUBTFUL, LOSSES, MIXED, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
@@ -16,6 +18,10 @@ CASES = "contract_cases"
 
 # The hooks into Keras's losses and metrics are the same on all strategies.
 pytestmark = pytest.mark.turns("test")
+
+
+#: Targets on which a process sees a whole batch, parameter servers where a step asks for it.
+_WHOLE = ("single", "mesh", "parameter_server")
 
 
 def seldom(*values: Any) -> Any:
@@ -150,6 +156,14 @@ def test_a_train_step_that_reduces_by_hand(agree: Agree, name: str) -> None:
 
 
 @pytest.mark.needs("own steps")
+@pytest.mark.parametrize(
+    "name", ["sum", *map(seldom, ("mean", "root", "ratio", "average of global"))]
+)
+def test_a_train_step_that_reduces_by_hand_and_scales(agree: Agree, name: str) -> None:
+    agree("loss_cases:by_hand", name=name, change="scale")
+
+
+@pytest.mark.needs("own steps")
 @pytest.mark.parametrize("name", ["mean", "sum", "root"])
 @pytest.mark.parametrize("change", ["decay", "temperature"])
 def test_a_train_step_whose_loss_reads_weights(agree: Agree, name: str, change: str) -> None:
@@ -163,15 +177,30 @@ def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
 
 
-def test_gradients_that_a_function_of_the_program_clips(agree: Agree) -> None:
-    agree("gradient_cases:between_layers", change="clipped")
+@pytest.mark.parametrize("change", ["clipped", *map(seldom, ("shortened_by_row", "rounded"))])
+def test_gradients_that_a_function_of_the_program_changes(agree: Agree, change: str) -> None:
+    for result in agree("gradient_cases:between_layers", change=change):
+        assert result["warned"] == []
 
 
-def test_a_gradient_that_counts_examples_is_named(cluster: Pool) -> None:
-    case = "tests.cases.gradient_cases:between_layers"
-    for result in cluster("multi_worker").call(case, change="averaged"):
-        [warned] = result["warned"]
-        assert "The gradient function of 'averaged' (tf.custom_gradient) computes with" in warned
+@pytest.mark.parametrize("change", ["centered", *map(seldom, ("averaged", "shortened", "bounded"))])
+def test_gradient_functions_in_which_examples_meet(
+    agree: Agree, run: Agree, target: str, change: str
+) -> None:
+    case = functools.partial(agree if target in _WHOLE else run, "gradient_cases:between_layers")
+    for result in case(change=change):
+        named = set(result["warned"])
+        assert len(named) == (target not in _WHOLE)
+        for message in named:
+            assert re.search(rf"of a batch meet .*of '{change}'", message)
+
+
+def test_layers_in_float8(agree: Agree, run: Agree, target: str) -> None:
+    if target in _WHOLE:
+        agree("gradient_cases:float8")
+        return
+    for result in run("gradient_cases:float8"):
+        assert "of a layer in float8 conflicts with" in result["refused"]
 
 
 @pytest.mark.needs("whole batch")
@@ -200,12 +229,13 @@ def test_weights_that_are_assigned_from_assigned_weights(agree: Agree) -> None:
     agree("assigned_cases:codebook")
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_rows_of_batches_of_a_static_size(cluster: Pool, given: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*(("multi_worker", given) for given in GIVEN), ("parameter_server", "the batch itself")],
+)
+def test_rows_of_batches_of_a_static_size(cluster: Pool, name: str, given: str) -> None:
     expected = cluster.plain("tests.cases.assigned_cases:given_rows", given=given)
-    for result in cluster("multi_worker").call(
-        "tests.cases.assigned_cases:given_rows", given=given
-    ):
+    for result in cluster(name).call("tests.cases.assigned_cases:given_rows", given=given):
         if given in ("a mean", "products"):
             assert_same(expected, result, 1e-5, given)
         else:
@@ -219,6 +249,17 @@ def test_weights_that_are_neither_means_nor_sums_are_named(cluster: Pool, kind: 
         assert any(told in message for message in messages), messages
 
 
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("kind", BY_PLACE)
+def test_weights_and_metrics_of_examples_by_their_places(
+    agree: Agree, run: Agree, target: str, kind: str
+) -> None:
+    case = functools.partial(agree if target in _WHOLE else run, "assigned_cases:by_place")
+    for result in case(kind=kind):
+        named = {place for place in ("weight", "metric") if result["named"][place]}
+        assert named == (set() if target in _WHOLE else {"weight", "metric"})
+
+
 @pytest.mark.parametrize(
     ("name", "by_hand"),
     [
@@ -230,7 +271,8 @@ def test_weights_that_are_neither_means_nor_sums_are_named(cluster: Pool, kind: 
             pytest.param(name, True, marks=pytest.mark.seldom)
             for name in (
                 *("variance", "largest", "neighbours", "backwards", "groups", "by class counts"),
-                *("from class sums", "by repeats", "singular values"),
+                *("from class sums", "by repeats", "singular values", "weighed by place"),
+                "first half",
             )
         ),
     ],
@@ -245,7 +287,8 @@ def test_examples_that_meet_in_a_loss(
             assert ("train_step" if by_hand else "microbatches=4") in result["refused"]
         elif result["named"]:
             assert by_hand
-            told = ("The examples of a batch meet", "The loss is reduced to a number by")
+            reduced = ("The loss is reduced to a number by", "A log of the step is reduced")
+            told = ("The examples of a batch meet", *reduced)
             assert all(text.startswith(told) for text in result["named"])
         else:
             assert not by_hand or target in ("parameter_server", "single", "mesh")

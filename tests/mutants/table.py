@@ -322,7 +322,10 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/whole_batch.py",
         "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and inputs'",
-        ("known = _settled(step) | dict.fromkeys(step.means, Examples())", "return"),
+        (
+            "return\n    known = held_examples(step) | dict.fromkeys(step.means, Examples())",
+            "return\n    return",
+        ),
     ),
     *_of(
         "tfdist/keras/example_pairs.py",
@@ -353,6 +356,27 @@ MUTANTS: list[Mutant] = [
         ),
         ("    check_given(step, again)", "    pass"),
         ("        return tf.cast(value, metric.dtype)", "        return value"),
+    ),
+    *_of(
+        "tfdist/keras/gradient_functions.py",
+        "tests/contract/test_losses.py --tier=everything "
+        "-k '(gradient_functions or program_changes) and mirrored'",
+        ("is_weighed else tf.nest.map_structure(step.weigh, gradients)", "True else []"),
+        ("is_weighed else tf.nest.map_structure(step.unweigh, taken)", "True else []"),
+        ("statistics=True, counts=True", "statistics=True"),
+        ("elif not reduction_of(each, depends, sums).linear:", "elif False:"),
+    ),
+    *_of(
+        "tfdist/keras/optimizers.py",
+        "tests/contract/test_losses.py --tier=everything -k 'by_hand_and_scales and mirrored'",
+        ("as_average(step, loss)", "loss"),
+        ("            note_meeting(step, loss)", "            pass"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/optimizers.py",
+        "tests/contract/test_losses.py --tier=everything -k 'parameter_server and float8'",
+        ("    if overwritten_in(variables) is not None:", "    if False:"),
+        ("                part.overwrite_with_gradient = True", "                pass"),
     ),
     *_of(
         "tfdist/keras/replica_step.py",
@@ -417,15 +441,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/losses.py",
         "tests/contract/test_steps.py -k 'of_graph and multi_worker' --tier=everything",
-        ("*on_gradients(_of_whole_batch, priority=1)", ""),
-    ),
-    *_of(
-        "tfdist/keras/losses.py",
-        "tests/contract/test_losses.py --tier=everything "
-        "-k '(clips and mirrored) or counts_examples'",
-        ("whole = tf.nest.map_structure(step.weigh, gradients)", "whole = gradients"),
-        ("return tf.nest.map_structure(step.unweigh, taken)", "return taken"),
-        ("if any(_counts_examples(step, each, whole)", "if any(False"),
+        ("        *on_gradients(_of_whole_batch, priority=1),\n", ""),
     ),
     *_of(
         "tfdist/keras/batch_axes.py",
@@ -481,9 +497,8 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/example_pairs.py",
         _MEET.format("share or variance or largest"),
-        ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
         ("return bool(own) and from_reduced and mixes", "return False"),
-        ("any(id(x) in self._reduced for x in _values_of(op))", "False"),
+        ("any(id(x) in self._reduced for x in values_of(op))", "False"),
     ),
     *_of(
         "tfdist/strategies/pipeline/stage.py",
@@ -872,9 +887,38 @@ MUTANTS: list[Mutant] = [
         ("return at_once(step, value, ", "return (lambda *each: each[1])(step, value, "),
     ),
     *_of(
-        "tfdist/keras/example_pairs.py",
+        "tfdist/keras/example_axes.py",
+        _MEET.format("share or variance or largest"),
+        ('_ALONG_LAST = frozenset({"Softmax", ', "_ALONG_LAST = frozenset({"),
+    ),
+    *_of(
+        "tfdist/keras/example_axes.py",
         "tests/unit/test_dependence.py",
         ('"If", "StatelessIf", ', ""),
+    ),
+    *_of(
+        "tfdist/keras/example_pairs.py",
+        _MEET.format("weighed or half"),
+        ("or search.weighs_places(op))):", ")):"),
+    ),
+    *_of(
+        "tfdist/keras/assignments.py",
+        "tests/contract/test_losses.py --tier=everything -k 'by_their_places and mirrored'",
+        ("check_places(step, [value], KEPT)", "pass"),
+    ),
+    *_of(
+        "tfdist/keras/metric_updates.py",
+        "tests/contract/test_losses.py --tier=everything -k 'by_their_places and mirrored'",
+        ("check_places(step, [value], KEPT)", "pass"),
+    ),
+    *_of(
+        "tfdist/strategies/parameter_server/apply_update.py",
+        "tests/servers/test_programs.py -k model_that_is_gone",
+        ("fresh_zeros(self._sum)", "tf.zeros(self._sum.shape, self._sum.dtype)"),
+    ),
+    *_of(
+        "tfdist/keras/example_pairs.py",
+        "tests/unit/test_dependence.py",
         ("or self._is_count(tensor)", ""),
     ),
     *_of(

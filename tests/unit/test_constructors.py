@@ -75,22 +75,24 @@ def test_types_are_what_they_were(strategy, name, api, path):
     assert isinstance(strategy, inside) is expected
 
 
-def test_a_class_of_the_program_s_own_is_made_as_written(strategy):
+def test_a_class_that_the_program_derives_is_refused(strategy):
     with strategy.scope():
 
         class Own(tf.distribute.MirroredStrategy):
-            """Has something more."""
+            """Has nothing more."""
 
-            def __init__(self):
-                super().__init__(["CPU:0"])
-                self.more = 1
-
-        made = Own()
-        assert type(made) is Own
-        assert made.more == 1
-        assert isinstance(made, tf.distribute.MirroredStrategy)
+        said = r"The class 'Own' of the program conflicts with the active strategy"
+        with pytest.raises(ConfigError, match=said):
+            Own(["CPU:0"])
+        assert issubclass(Own, tf.distribute.MirroredStrategy)
         assert not isinstance(strategy, Own)
         assert not issubclass(type(strategy), Own)
+    assert type(Own(["CPU:0"])) is Own
+
+
+def test_devices_that_are_not_there_are_named():
+    with pytest.raises(ConfigError, match=r"names 'CPU:97', and this process has CPU:0"):
+        tfdist.Mirrored(["CPU:0", "CPU:97"])
 
 
 def test_outside_of_all_scopes_everything_is_tensorflow_s_own(strategy):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 import tensorflow as tf
@@ -87,10 +88,18 @@ class Dependence:
         """Notes that a tensor is the same on all replicas, whatever it was computed from."""
         self._known[id(tensor)] = (tensor, False)
 
-    def beside(self, shared: Iterable[Tensor]) -> Dependence:
-        """The same dependence but for some tensors, which are the same on all replicas."""
+    def beside(
+        self, shared: Iterable[Tensor], reduced: Mapping[int, Tensor] = MappingProxyType({})
+    ) -> Dependence:
+        """The same dependence but for some tensors, which are the same on all replicas.
+
+        Args:
+            shared: these tensors.
+            reduced: more tensors that hold no example by itself, by `id`.
+        """
         other = copy.copy(self)
         other.axes = {}
+        other.reduced = {**self.reduced, **reduced} if reduced else self.reduced
         other._known = {key: known for key, known in self._known.items() if not known[1]}
         for tensor in shared:
             other.note_shared(tensor)

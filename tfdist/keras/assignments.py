@@ -14,8 +14,8 @@ from tfdist.keras.example_pairs import place_of
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Reduction, reduction_of
-from tfdist.keras.replica_context import Step
-from tfdist.keras.whole_batch import computed_again, over_whole_batch
+from tfdist.keras.replica_context import KEPT, Step
+from tfdist.keras.whole_batch import check_places, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 from tfdist.utils.messages import warn
@@ -120,6 +120,8 @@ def _judged(
             "(tf.distribute.get_replica_context().all_gather(rows, axis=0)), or train on one "
             "replica."
         )
+    if not of_keras:
+        check_places(step, [value], KEPT)
     # Keras's BatchNormalization normalizes by a replica's own statistics, and keeps these.
     again = value if of_keras else with_whole_statistics(step, value)
     if not step.depends(again):

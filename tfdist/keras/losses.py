@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist._keras import Trainer, loss_module
-from tfdist._tf.graphs import custom_gradients, parallel_for
+from tfdist._tf.graphs import parallel_for
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
-from tfdist.errors import EquivalenceWarning
 from tfdist.keras import gathered_loss, metric_updates
 from tfdist.keras.batch_axes import batch_axis, holds_chosen
-from tfdist.keras.example_order import is_length
 from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import (
     Hook,
     by_example,
     in_layer,
-    is_of_program,
     of_weights,
     on_gradients,
     on_whole_batch,
@@ -38,7 +34,6 @@ from tfdist.keras.whole_batch import (
     targets_of,
 )
 from tfdist.types import DType, Layer, Scalar, Structure, Tensor
-from tfdist.utils.messages import warn
 
 
 def hooks() -> list[Hook]:
@@ -53,7 +48,6 @@ def hooks() -> list[Hook]:
         Hook(Trainer, "_aggregate_additional_loss", _added_as_average),
         *on_gradients(_of_whole_batch, priority=1),
         Hook(parallel_for, "pfor", _by_example),
-        Hook(custom_gradients, "_graph_mode_decorator", _given_whole_gradients),
         Hook(tf.distribute.ReplicaContext, "all_gather", _noted_as_gathered),
         Hook(tf.nn, "compute_average_loss", _average_as_if_alone),
         Hook(tf.nn, "scale_regularization_loss", _regularization_as_if_alone),
@@ -314,67 +308,6 @@ def _by_example(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return pfor
-
-
-def _given_whole_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a gradient function of the program's own what one process gives it.
-
-    The gradients of a replica's own mean are larger, as its examples are fewer: a function that
-    clips them would clip others.
-    """
-
-    @functools.wraps(original)
-    def in_graph(f: Callable[..., Any], args: object, kwargs: object) -> object:
-        step = current_step()
-        if step is None or not is_of_program(f) or _is_of_tensorflow(f):
-            return original(f, args, kwargs)
-
-        @functools.wraps(f)
-        def forward(*args: object, **kwargs: object) -> object:
-            result, backward = f(*args, **kwargs)
-            return result, _weighing(step, backward, getattr(f, "__name__", repr(f)))
-
-        return original(forward, args, kwargs)
-
-    return in_graph
-
-
-def _is_of_tensorflow(f: object) -> bool:
-    return str(getattr(f, "__module__", "")).startswith("tensorflow.")
-
-
-def _weighing(step: Step, backward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def weighed(*gradients: Tensor, **kwargs: object) -> Structure:
-        if step.is_whole or step.scaled_losses or by_example.is_up:
-            return backward(*gradients, **kwargs)
-        whole = tf.nest.map_structure(step.weigh, gradients)
-        taken = backward(*whole, **kwargs)
-        if any(_counts_examples(step, each, whole) for each in tf.nest.flatten(taken)):
-            warn(
-                f"The gradient function of {name!r} (tf.custom_gradient) computes with the number "
-                "of examples, of which a replica has its own only, so its gradients are not those "
-                "of one process. Take the mean in the loss, whose gradients it is given.",
-                EquivalenceWarning,
-            )
-        return tf.nest.map_structure(step.unweigh, taken)
-
-    if "variables" not in inspect.signature(backward).parameters:
-        return lambda *gradients: weighed(*gradients)
-    return lambda *gradients, variables=None: weighed(*gradients, variables=variables)
-
-
-def _counts_examples(step: Step, target: object, known: Sequence[Tensor]) -> bool:
-    """Whether a length of the batch, as a floating-point number, is between tensors and another."""
-    waiting, seen = [target], {id(each) for each in known}
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in seen or not is_symbolic(tensor) or not step.depends(tensor):
-            continue
-        seen.add(id(tensor))
-        if tensor.op.type == "Cast" and tensor.dtype.is_floating and is_length(tensor):
-            return True
-        waiting.extend(tensor.op.inputs)
-    return False
 
 
 def _is_by_example(step: Step, target: Tensor) -> bool:

@@ -23,6 +23,7 @@ from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
 from tfdist.keras.building import build_optimizer
 from tfdist.keras.custom_gradients import check_unchanged
+from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import Hook, accounted, by_example, exchanged, on_gradients
 from tfdist.keras.losses import has_weights, is_of_examples, with_shares
 from tfdist.keras.model_optimizers import note_applied
@@ -34,6 +35,7 @@ from tfdist.keras.replica_context import (
     weighed,
 )
 from tfdist.keras.updating import step_by_rule
+from tfdist.keras.whole_batch import as_average, note_meeting
 from tfdist.sharding.exchange import own_shard
 from tfdist.types import Adam as AdamOptimizer
 from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
@@ -147,6 +149,9 @@ def _exchange_first(original: Callable[..., Any]) -> Callable[..., Any]:
             check_unchanged(step, grads)
         updater = updater_of(self, tf.distribute.get_strategy())
         weights = self._trainable_variables if trainable_variables is None else trainable_variables
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if replicas > 1:
+            check_overwritten(weights, f"{replicas} replicas")
         is_whole = step is not None and (step.exchanges_at_tape or not step.gradients)
         is_own = updater is not None and updater.rule.periodic
         if step is not None and is_whole and not is_own:
@@ -247,12 +252,19 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that is scaled is weighed by its examples before its gradient is taken."""
+    """A loss that is scaled is weighed by its examples before its gradient is taken.
+
+    It is made an average first, whatever it is: what is scaled here is not looked into any more.
+    """
 
     @functools.wraps(original)
     def scale_loss(self: Optimizer, loss: Tensor) -> Tensor:
-        step, scaled = current_step(), original(self, loss)
-        return scaled if step is None else step.weigh_scaled(scaled, self)
+        step = current_step()
+        if step is None:
+            return original(self, loss)
+        if is_symbolic(loss):
+            note_meeting(step, loss)
+        return step.weigh_scaled(original(self, as_average(step, loss)), self)
 
     return scale_loss
 

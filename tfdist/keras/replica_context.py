@@ -45,6 +45,8 @@ from tfdist.utils.thread_state import Current
 
 #: Places in which examples may meet, beside layers of the program's own; see `Step.note_meeting`.
 LOSS, PREDICTED = "the loss", "the predictions"
+KEPT = "a value that the step gives to a weight, a metric or a log"
+GRADIENT = "a gradient function (tf.custom_gradient)"
 COMPUTED = "the values that the step computes for the model, a loss, a metric or an optimizer"
 _LAYER = "layer"
 _GATHER = "tf.distribute.get_replica_context().all_gather({}, axis=0)"
@@ -60,6 +62,18 @@ _MEETINGS = {
         "in those that are divided by the batch's mean, its largest value or their number",
         "Compute them in the data set, by a map after its batch, or in a compiled loss; or gather "
         f"what they are computed from first: {_GATHER.format('x')}.",
+    ),
+    KEPT: (
+        "in memory banks, and in statistics of pairs",
+        "Compute it of values that are gathered first: "
+        f"{_GATHER.format('x')}, or train on one replica.",
+    ),
+    GRADIENT: (
+        "in a norm of all gradients, in those of weights that are clipped, and in those that are "
+        "divided by the number of examples",
+        "Change each example's gradients by themselves, as tf.clip_by_norm does with axes=[1], "
+        "those of weights in the optimizer (clipnorm, global_clipnorm), and take the mean in the "
+        "loss.",
     ),
     PREDICTED: (
         "in ranks, and in shares of a sum over the batch",

@@ -81,6 +81,12 @@ def _as_shard(original: Callable[..., None]) -> Callable[..., None]:
         original(self, initializer)
         layout = layout_of(self, strategy)
         if layout is not None:
+            if not tf.executing_eagerly():  # TensorFlow gives it a value after the trace.
+                raise ConfigError(
+                    f"{asked(strategy)} conflicts with the weight {self.path!r}, which is made "
+                    "while a tf.function of the program is traced. Build the model before: call "
+                    "it once on a batch, or give it an Input or model.build(shape)."
+                )
             initialize_weight(self, strategy, layout, _IN_STEP)
 
     return initialize_with_initializer

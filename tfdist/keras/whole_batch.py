@@ -29,7 +29,7 @@ from tfdist.keras.example_pairs import (
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Leaf, Reduction, reduction_of
-from tfdist.keras.replica_context import COMPUTED, Step
+from tfdist.keras.replica_context import COMPUTED, LOSS, Step
 from tfdist.types import Layer, Structure, Tensor
 from tfdist.utils.messages import warn
 
@@ -39,6 +39,7 @@ __all__ = [
     "check_places",
     "computed_again",
     "examples_in",
+    "held_examples",
     "note_meeting",
     "over_whole_batch",
     "settle",
@@ -133,20 +134,24 @@ def note_meeting(step: Step, target: Tensor) -> None:
         step.note_meeting(found)
 
 
-def check_places(step: Step, values: Sequence[Any]) -> None:
-    """Names values to be gathered that examples have met in: a search goes no further than these.
+def check_places(step: Step, values: Sequence[Any], place: str = LOSS) -> None:
+    """Names values to be gathered, or kept, that examples have met in by their places.
 
     Args:
         step: the calling replica's step.
         values: tensors of the replica's own examples; only symbolic ones are looked into.
+        place: see `Step.note_meeting`.
     """
     if step.is_whole:
         return
     given = (x for x in values if is_symbolic(x) and step.depends(x))
-    meetings = (meeting_of(x, step.depends, step.known) for x in given)
-    found = next((each for each in meetings if each is not None), None)
+    known = step.known
+    if place != LOSS:
+        known = held_examples(step) | dict.fromkeys(step.means, Examples())
+    meetings = (meeting_of(x, step.depends, known) for x in given)
+    found = next((each for each in meetings if each and (place == LOSS or each.by_place)), None)
     if found is not None:
-        step.note_meeting(found)
+        step.note_meeting(found, place)
 
 
 def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
@@ -159,7 +164,7 @@ def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
     """
     if step.is_whole:
         return
-    known = _settled(step) | dict.fromkeys(step.means, Examples())
+    known = held_examples(step) | dict.fromkeys(step.means, Examples())
     given = (x for x in tf.nest.flatten(values) if is_symbolic(x) and id(x) not in known)
     meetings = (statistic_in(x, step.depends, known) for x in given if step.depends(x))
     found = next((each for each in meetings if each is not None), None)
@@ -179,7 +184,7 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
         arguments: the arguments of the call.
         outputs: the tensors that it has returned.
     """
-    known = _settled(step)
+    known = held_examples(step)
     is_own = is_of_program(type(layer).call) or isinstance(layer, keras.layers.Lambda)
     if is_own or not isinstance(layer, keras.layers.Layer):  # Such as `keras.ops.mean`.
         meets = functools.partial(meeting_of, depends=step.depends, known=known)
@@ -205,10 +210,11 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
 
 def examples_in(step: Step, tensor: Tensor) -> Examples:
     """The places of the examples in a tensor that layers have computed."""
-    return examples_of(tensor, step.depends, _settled(step))
+    return examples_of(tensor, step.depends, held_examples(step))
 
 
-def _settled(step: Step) -> dict[int, Examples]:
+def held_examples(step: Step) -> dict[int, Examples]:
+    """For tensors, by `id`, how they hold the examples: the batch, outputs of Keras's layers."""
     return step.known | {key: examples for key, (_, examples) in step.settled.items()}
 
 

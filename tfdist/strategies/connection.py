@@ -12,6 +12,7 @@ import keras
 from tfdist import environment
 from tfdist._tf.distribute import global_seed
 from tfdist.cluster.environments import detection
+from tfdist.cluster.spec import Address, Task
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
@@ -39,6 +40,10 @@ def connecting(
         member: this task; None if another launcher has started it.
         config: the configuration.
         library: the library that connects.
+
+    Raises:
+        ConfigError: if this task's own host name does not resolve. TensorFlow would look it up for
+            ever, and let no deadline pass meanwhile.
     """
     seconds = config.start_timeout
     if member is None:
@@ -49,6 +54,7 @@ def connecting(
         )
         return hard_deadline(seconds, message, StartError.exit_status)
     task = member.task
+    _check_own_name(task, member.cluster.address(task))
     peers = ", ".join(f"{t} at {a}" for t, a in member.cluster.tasks() if t != task)
     message = (
         f"{task} gave up after {seconds:.0f} s: all tasks had joined, but {library} did not "
@@ -58,6 +64,16 @@ def connecting(
     if peers and task == member.cluster.chief:
         _report(f"all tasks have joined; {library} connects to {peers}, then traces the first step")
     return hard_deadline(seconds, message, StartError.exit_status)
+
+
+def _check_own_name(task: Task, address: Address) -> None:
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"The host {address.host!r} of {task}, this task, does not resolve here: {error}. "
+            "Correct the name, or write the IP address (`tfdist doctor` checks all of them)."
+        ) from error
 
 
 def await_chief(member: Member) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import PROGRAM, Hook, HookSet
+from tfdist.keras.hooks import PROGRAM, Hook, HookSet, is_of_program
 from tfdist.types import Strategy
 from tfdist.utils.messages import logger
 
@@ -44,6 +44,9 @@ _NOT_IN_V1 = {
 
 #: TensorFlow's own class, also while a stand-in is in its place.
 _ServerStrategy = tf.distribute.ParameterServerStrategy
+
+#: The base classes of all strategies, of TensorFlow 2 and 1.
+_STRATEGIES = (tf.distribute.Strategy, tf.compat.v1.distribute.Strategy)
 
 #: The strategies whose scopes are open, the outermost first. Threads share them, as the hooks.
 _open: list[Any] = []
@@ -105,12 +108,19 @@ class _StandIn(type):
     """The type of stand-ins, and of the classes that a program derives from them.
 
     Only a stand-in has the two attributes in its own dictionary: a class that is derived from it is
-    called and compared like any other.
+    compared like any other. A strategy of such a class would be a second one of the process, whose
+    collectives TensorFlow does not set up, or sets up twice and crashes.
     """
 
     def __call__(cls, *args: object, **kwargs: object) -> object:
         answer = vars(cls).get("_tfdist_answer")
-        return super().__call__(*args, **kwargs) if answer is None else answer(*args, **kwargs)
+        if answer is not None:
+            return answer(*args, **kwargs)
+        current = _current()
+        if current is not None and is_of_program(cls) and issubclass(cls, _STRATEGIES):
+            advice = "Use TensorFlow's own class, whose call gives the active strategy"
+            raise _conflict(f"The class {cls.__name__!r}", current, f"{advice}; or {_INSTEAD}")
+        return super().__call__(*args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
         original = vars(cls).get("_tfdist_original")

@@ -10,6 +10,7 @@ from tfdist._tf.distribute import LocalExtended
 from tfdist.comm.launchers import replace_launchers
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.strategy_config import StrategyConfig
+from tfdist.errors import ConfigError
 from tfdist.strategies.base import StrategyMixin
 from tfdist.strategies.devices import prepare_devices
 
@@ -24,6 +25,7 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
 
     Raises:
         ValueError: if a device is named twice.
+        ConfigError: if this process has no such device.
     """
 
     name = "mirrored"
@@ -37,7 +39,26 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
         self.rule = rule
         extended = LocalExtended(self, devices=list(devices) if devices else None)
         tf.distribute.Strategy.__init__(self, extended)
+        _check_devices(extended.worker_devices)
         replace_launchers(extended)
+
+
+def _check_devices(names: Sequence[str]) -> None:
+    """Rejects devices that are not there: their replicas would wait for each other for ever."""
+    present = {_kind_and_number(device.name) for device in tf.config.list_logical_devices()}
+    absent = [name for name in map(_kind_and_number, names) if name not in present]
+    if absent:
+        raise ConfigError(
+            f"devices={[_kind_and_number(name) for name in names]} names {absent[0]!r}, and this "
+            f"process has {', '.join(sorted(present))}. To split the CPU, make the strategy with "
+            f"tfdist.strategy('mirrored', devices={len(names)}), or call "
+            "tf.config.set_logical_device_configuration before anything else."
+        )
+
+
+def _kind_and_number(device: str) -> str:
+    """`"CPU:1"` of `"/job:localhost/replica:0/task:0/device:CPU:1"`, and of itself."""
+    return ":".join(device.upper().split(":")[-2:])
 
 
 def create(config: StrategyConfig, member: None = None) -> Mirrored:

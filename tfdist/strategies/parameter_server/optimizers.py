@@ -12,6 +12,7 @@ from tfdist._keras import BaseOptimizer, LossScaleOptimizer, MultiOptimizer, unw
 from tfdist._keras import keras_optimizers as optimizers
 from tfdist.errors import ConfigError
 from tfdist.keras.building import build_optimizer
+from tfdist.keras.gradient_functions import overwritten_in
 from tfdist.keras.hooks import Hook
 from tfdist.keras.replica_context import current_step
 from tfdist.strategies.parameter_server.payload import (
@@ -73,7 +74,8 @@ def _sent(servers: Servers, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, grads, trainable_variables)
         variables = _built(self, trainable_variables)
         _check_parts(self, variables)
-        _check_gradients(step, grads)
+        _check_gradients(step, grads, variables)
+        _mark_parts(variables)
         scale = _scale_of(self, step)
         if scale is not None:
             with tf.device(servers.devices[0]):
@@ -114,6 +116,14 @@ def _named(targets: list[Any], variables: list[Any]) -> list[Any]:
     return [known.get(id(target), target) for target in targets]
 
 
+def _mark_parts(variables: list[Any]) -> None:
+    """Has Keras overwrite the parts of a variable that it overwrites with its gradient."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            for part in parts_of(variable):
+                part.overwrite_with_gradient = True
+
+
 def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
     """Rejects optimizers that cannot work on a variable that is split over servers."""
     inner = unwrapped(optimizer)
@@ -135,8 +145,12 @@ def _check_parts(optimizer: Optimizer, variables: list[Any]) -> None:
         )
 
 
-def _check_gradients(step: RemoteStep | None, grads: Sequence[Gradient | None]) -> None:
+def _check_gradients(
+    step: RemoteStep | None, grads: Sequence[Gradient | None], variables: list[Any]
+) -> None:
     """Has a step computed as a whole that changes its gradients, or computes them without a tape.
+
+    So is one whose gradients are the largest values of the batch, as of layers in float8.
 
     Raises:
         NotSplittable: if the step is one of several parts.
@@ -146,6 +160,8 @@ def _check_gradients(step: RemoteStep | None, grads: Sequence[Gradient | None]) 
         return
     if any(g is not None and id(g) not in part.gradients for g in grads):
         raise NotSplittable("changes gradients before it applies them, or computes them by hand")
+    if overwritten_in(variables) is not None:
+        raise NotSplittable("takes the largest values of the batch, for layers in float8")
 
 
 def _constrain(variables: list[Any]) -> None:

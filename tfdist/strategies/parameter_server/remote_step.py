@@ -183,15 +183,15 @@ class RemoteStep:
                 variable._value.assign_add(value - self._value(variable))
             return
         before = self._value(variable)
-        value.set_shape(variable.shape)
         part = current_step()
+        if part is not None and self.parts > 1 and not is_metric(variable):
+            # Ends a step that needs the other parts.
+            on_whole_batch(part, value, f"The weight {variable.path!r}")
+        value = tf.identity(value)  # The program goes on with the other, such as a part of a batch.
+        value.set_shape(variable.shape)
         if is_metric(variable):
             value = of_replica(part, variable, value, before)
             value = value if part is None else part.keep_if_empty(value, before)
-        elif part is not None and self.parts > 1:
-            on_whole_batch(
-                part, value, f"The weight {variable.path!r}"
-            )  # ends a step that needs the other parts
         # A gradient does not pass through an assignment.
         self._local[id(variable)] = tf.stop_gradient(value)
         if not is_metric(variable):

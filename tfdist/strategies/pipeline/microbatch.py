@@ -56,7 +56,7 @@ class Microbatch(Step):
         """
         del rows
         raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss, a metric or a layer in "
-            f"which the examples of a batch meet (at {where}): each microbatch would see its own "
-            "only. Set microbatches=1, or choose another strategy."
+            f"microbatches={self.microbatches} conflicts with a loss, a metric, a layer or a "
+            f"gradient function in which the examples of a batch meet (at {where}): each "
+            "microbatch would see its own only. Set microbatches=1, or choose another strategy."
         )

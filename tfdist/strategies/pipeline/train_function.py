@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer, Trainer, keras_backend, unpack_x_y_sample_weight
 from tfdist.errors import ConfigError
+from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import exchanged
 from tfdist.placement.devices import on
 from tfdist.placement.place import place
@@ -334,6 +335,7 @@ def _check(model: Model, shape: Shape) -> None:
             "run_eagerly=True conflicts with strategy='pipeline', whose stages run graphs. Compile "
             "with run_eagerly=False, or debug with strategy='single'."
         )
+    check_overwritten(model.trainable_variables, "strategy='pipeline', which divides batches")
     if model.optimizer is not None and not shape.is_synchronous:
         _check_asynchronous(model.optimizer, shape.schedule)
 
