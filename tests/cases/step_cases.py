@@ -766,6 +766,37 @@ def stateful_one_row(strategy: Any) -> dict[str, Any]:
     return {"made": made}
 
 
+class GathersFirst(keras.Model):
+    """A step that gathers the examples of all replicas before any layer is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.inner(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync > 1:
+            data = [context.all_gather(each, axis=0) for each in data]
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def gathered_first(strategy: Any) -> dict[str, Any]:
+    """A model whose layers are built when replicas have taken turns."""
+    x, _ = common.table(32)
+    with scope(strategy):
+        model = GathersFirst()
+        model.compile(keras.optimizers.SGD(0.05))
+        return common.fitted(model, x, x[:, :1])
+
+
 def stateful_uneven(strategy: Any, *, method: str) -> str:
     """The error of a stateful RNN with batches that replicas cannot share evenly."""
     x, y = np.zeros((9, 3, 2), "float32"), np.zeros((9, 1), "float32")

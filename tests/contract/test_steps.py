@@ -47,6 +47,11 @@ def test_a_step_that_xla_cannot_compile_is_named(run: Agree, target: str) -> Non
         assert target == "single" or "'train_step' is made with" in named[0]
 
 
+@pytest.mark.needs("own steps", "collectives")
+def test_layers_that_are_built_after_a_gathering(agree: Agree) -> None:
+    agree("step_cases:gathered_first")
+
+
 @pytest.mark.parametrize(
     "replicas", ["mirrored", pytest.param("multi_worker", marks=pytest.mark.seldom)]
 )

@@ -224,7 +224,8 @@ def _holds_tensors(value: object) -> bool:
         return any(map(_holds_tensors, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(_holds_tensors, value))
-    is_variable = isinstance(value, tf.Variable) or is_distributed(value)
+    # Keras's variables are tensors to TensorFlow. The replica that builds a layer makes its own.
+    is_variable = isinstance(value, (tf.Variable, keras.Variable)) or is_distributed(value)
     return bool(tf.is_tensor(value)) and not is_variable
 
 
