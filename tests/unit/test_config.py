@@ -152,6 +152,18 @@ def test_a_flag_wins_over_the_file(tmp_path):
     assert resolved.as_set("mode") == f"mode='local' of {file}"
 
 
+def test_a_mode_of_a_flag_leaves_out_what_the_file_has_for_another(tmp_path):
+    file = tmp_path / "s.toml"
+    file.write_text('strategy = "multi_worker"\nmode = "stale"\nstaleness = 1\naccumulate = 2\n')
+    resolved = resolve({"mode": "sync"}, load_file(file), {})
+    assert resolved.left_out == {"staleness": 1}
+    assert resolved.overridden == {"mode": "stale"}
+    assert resolved.config.value("staleness") is None
+    assert resolved.config.value("accumulate") == 2
+    with pytest.raises(ConfigError, match="staleness=1 conflicts with mode='sync'"):
+        resolve({"mode": "sync", "staleness": 1}, load_file(file), {})
+
+
 def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
     file = tmp_path / "s.toml"
     file.write_text('strategy = "multi_worker"\nps = 2\n')
@@ -162,9 +174,9 @@ def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
 
 def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):
     file = tmp_path / "s.toml"
-    file.write_text('strategy = "multi_worker"\nmode = "stale"\nstaleness = 2\n')
-    with pytest.raises(ConfigError, match=r"s\.toml with --mode: staleness=2 conflicts with mode="):
-        resolve({"mode": "sync"}, load_file(file), {})
+    file.write_text('strategy = "multi_worker"\nmode = "stale"\n')
+    with pytest.raises(ConfigError, match=r"s\.toml with --period: period=2 conflicts with mode="):
+        resolve({"period": 2}, load_file(file), {})
 
 
 @pytest.mark.parametrize(

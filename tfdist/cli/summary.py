@@ -227,10 +227,12 @@ def _rows_of_devices(
 
 def _flags(resolved: Resolved) -> str:
     """The flags that win over the strategy file, with the values in the file."""
-    return "\n".join(
+    lines = [
         f"{resolved.as_set(name)} instead of the file's {value!r}"
         for name, value in resolved.overridden.items()
-    )
+    ]
+    lines += [f"the file's {name}={value!r} left out" for name, value in resolved.left_out.items()]
+    return "\n".join(lines)
 
 
 def _rows_of_every_task(plan: JobPlan, gpus: tuple[str, ...], why: str) -> list[tuple[str, str]]:

@@ -31,11 +31,13 @@ class Resolved:
         config: the configuration; its strategy is never `"auto"`.
         reasons: for each option that was set or chosen, where or why.
         overridden: the values of the strategy file in whose place flags have set others.
+        left_out: the values of the file that belong to another mode than that of a flag.
     """
 
     config: StrategyConfig
     reasons: Mapping[str, str]
     overridden: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def as_set(self, name: str) -> str:
         """An option as it was set: `-n 3`, or `processes=2 of strategies/stale.toml`."""
@@ -63,6 +65,8 @@ def resolve(
     """
     chosen = {name: accepted(name, value) for name, value in flags.items() if value is not None}
     written: Mapping[str, Any] = {} if file is None else file.values
+    left_out = _of_another_mode(written, chosen)
+    written = {name: value for name, value in written.items() if name not in left_out}
     values: dict[str, Any] = {**written, **chosen}
     reasons = {name: str(file.path) for name in written} if file is not None else {}
     reasons |= {name: _flag(name) for name in chosen}
@@ -70,12 +74,22 @@ def resolve(
     if values.get("strategy", "auto") == "auto":
         values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
     try:
-        return Resolved(StrategyConfig.of(**values), reasons, overridden)
+        return Resolved(StrategyConfig.of(**values), reasons, overridden, left_out)
     except ConfigError as error:
         if file is None:
             raise
         others = f" with {', '.join(map(_flag, chosen))}" if chosen else ""
         raise ConfigError(f"{file.path}{others}: {error}") from error
+
+
+def _of_another_mode(written: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a file that are of no use in the mode that a flag sets."""
+    modes = {name: all_options()[name].about.mode for name in written}
+    return {
+        name: value
+        for name, value in written.items()
+        if "mode" in chosen and name not in chosen and modes[name] not in (None, chosen["mode"])
+    }
 
 
 def _flag(name: str) -> str:
