@@ -43,6 +43,11 @@ STEPS = {
         " + 0.05 * tf.add_n([tf.nn.l2_loss(v) for v in self.trainable_variables])"
     )
     + _APPLY,
+    "scaled": _LOSS.format(
+        loss=f"0.01 * tf.reduce_sum({_SQUARES}) + tf.reduce_mean(tf.abs(p))\n"
+        "    scaled = self.optimizer.scale_loss(loss)"
+    )
+    + _APPLY.replace("(loss", "(scaled"),
     "clip": _LOSS.format(loss=_COMPUTED)
     + "grads = tape.gradient(loss, self.trainable_variables)\n"
     + "grads, _ = tf.clip_by_global_norm(grads, 0.05)\n"

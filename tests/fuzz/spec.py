@@ -37,6 +37,7 @@ STEPS = (
     "override",
     "mean",
     "sum",
+    "scaled",
     "decayed",
     "clip",
     "two",
@@ -181,6 +182,8 @@ def from_json(values: dict[str, Any]) -> Spec:
 
 
 _LOOPS = {"loop", "strategy_loop"}
+#: The steps that compute a loss of a number by themselves.
+_BY_HAND = ("mean", "sum", "scaled", "decayed", "own")
 
 
 def fits(spec: Spec) -> bool:
@@ -192,7 +195,7 @@ def fits(spec: Spec) -> bool:
     one = len(spec.heads) == 1
     head = spec.heads[0]
     plain_rows = not spec.second and spec.source not in ("ragged", "sparse", "lengths")
-    by_hand = spec.step in ("mean", "sum", "decayed", "own") or _LOOPS & {*spec.calls}
+    by_hand = spec.step in _BY_HAND or _LOOPS & {*spec.calls}
     loop = _LOOPS & {*spec.calls}
     return all(
         (
@@ -209,8 +212,7 @@ def fits(spec: Spec) -> bool:
             spec.source != "ragged" or (first == "ids" and not spec.second),
             spec.source != "sparse" or (spec.data == "table" and not spec.second),
             not by_hand or (one and not spec.weighting and plain_rows),
-            spec.step not in ("mean", "sum", "decayed", "own")
-            or head.task in ("number", "numbers"),
+            spec.step not in _BY_HAND or head.task in ("number", "numbers"),
             not loop or (spec.policy in ("float32", "float64") and not spec.step),
             not loop or (spec.calls == tuple(loop) and spec.source in ("arrays", "dataset")),
             spec.policy != "float64" or not _in_float32_only(spec),

@@ -89,6 +89,8 @@ PARTS: dict[str, Part] = {
     "seen": _flat("Seen()"),
     "kept": _flat("Kept()"),
     "experts": _flat("Experts()"),
+    "clips_back": _flat("layers.Dense(6)", "ClipsBack()"),
+    "faded": _flat("AddFaded()"),
     "reshaped": _flat("layers.Dense(12)", "layers.Reshape((3, 4))", "layers.Flatten()"),
     "few_ids": Part("ids", "series", ("layers.Embedding(50, 5)",)),
     "masked_ids": Part("ids", "series", ("layers.Embedding(50, 5, mask_zero=True)",)),
@@ -233,6 +235,22 @@ HELPERS = {
                     if training:
                         now = keras.ops.cast(keras.ops.mean(x, axis=0), self.mean.dtype)
                         self.mean.assign(0.9 * self.mean + 0.1 * now)
+                    return x
+            """,
+        "ClipsBack": """
+            class ClipsBack(layers.Layer):
+                def call(self, x):
+                    @tf.custom_gradient
+                    def same(x):
+                        return tf.identity(x), lambda grad: tf.clip_by_value(grad, -0.02, 0.02)
+                    return same(x)
+            """,
+        "AddFaded": """
+            class AddFaded(layers.Layer):
+                def call(self, x):
+                    own = keras.ops.cast(x, keras.config.floatx())
+                    place = keras.ops.cast(keras.ops.arange(keras.ops.shape(x)[0]), own.dtype)
+                    self.add_loss(0.01 * keras.ops.sum(own * own / (1 + place)[:, None]))
                     return x
             """,
         "Seen": """
