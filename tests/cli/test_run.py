@@ -283,6 +283,11 @@ def test_a_strategy_file(here: Path) -> None:
     assert "processes=2 of two.toml conflicts with TF_CONFIG, whose cluster has 3 tasks" in mistake(
         "run", "-s", "two.toml", "train.py", TF_CONFIG=config
     )
+    Path("two.toml").write_text(
+        'strategy = "mirrored"\nreport = true\nmode = "local"\nperiod = 2\n'
+    )
+    plan = ("run", "--dry-run", "-s", "two.toml", "--no-report", "--mode", "sync", "train.py")
+    assert '"report": false' in tfdist(*plan).stdout
     Path("two.toml").write_text("proceses = 2\n")
     assert "Did you mean 'processes'?" in mistake("run", "-s", "two.toml", "train.py")
     assert "no.toml" in mistake("run", "-s", "no.toml", "train.py")

@@ -123,8 +123,11 @@ def _flag(option: Option) -> Any:
     """The flag of a strategy's option; None if it is not given."""
     about = option.about
     words = ("auto", *STRATEGIES) if option.name == "strategy" else option.choices
+    flags = list(option.flags)
+    if option.kind is bool:  # A strategy file may have said yes.
+        flags[0] += f"/--no-{flags[0].removeprefix('--')}"
     described = typer.Option(
-        *option.flags,
+        *flags,
         help=about.help,
         show_default=option.shown or False,
         metavar=about.metavar,
