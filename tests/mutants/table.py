@@ -118,7 +118,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/cli/options.py",
         _WIRING,
-        ("        *option.flags,", '        f"--{option.name}",'),
+        ("flags = list(option.flags)", 'flags = [f"--{option.name}"]'),
         ("in all_options().items()}", 'in all_options().items() if name != "outer_lr"}'),
     ),
     Mutant("tfdist/cli/planning.py", "config=config.to_json(),", 'config="{}",', _WIRING),

@@ -124,7 +124,7 @@ def _flag(option: Option) -> Any:
     about = option.about
     words = ("auto", *STRATEGIES) if option.name == "strategy" else option.choices
     flags = list(option.flags)
-    if option.kind is bool:  # A strategy file may have said yes.
+    if option.kind is bool:  # A strategy file may switch it on.
         flags[0] += f"/--no-{flags[0].removeprefix('--')}"
     described = typer.Option(
         *flags,
