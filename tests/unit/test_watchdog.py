@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +21,11 @@ print("done", flush=True)
 """
 
 
-def started(deadline: float, seconds: float) -> tuple[subprocess.Popen[str], Path]:
-    """A process that waits within a deadline, and the entry in /proc of the one that watches it."""
+def started(deadline: float, seconds: float) -> tuple[subprocess.Popen[str], int | None]:
+    """A process that waits within a deadline, and the entry in /proc of the one that watches it.
+
+    The entry is open: by its number another process could be found there later.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(deadline), str(seconds)],
         stdout=subprocess.PIPE,
@@ -30,14 +33,26 @@ def started(deadline: float, seconds: float) -> tuple[subprocess.Popen[str], Pat
         text=True,
     )
     assert process.stdout is not None
-    return process, Path("/proc", process.stdout.readline().strip())
+    number = process.stdout.readline().strip()
+    assert number
+    try:
+        return process, os.open(f"/proc/{number}", os.O_RDONLY)
+    except FileNotFoundError:
+        return process, None
 
 
-def is_gone(watcher: Path) -> bool:
+def is_gone(watcher: int | None) -> bool:
+    if watcher is None:
+        return True
     end = time.monotonic() + 20
-    while watcher.exists() and time.monotonic() < end:
+    while time.monotonic() < end:
+        try:
+            os.stat("stat", dir_fd=watcher)
+        except (FileNotFoundError, ProcessLookupError):
+            os.close(watcher)
+            return True
         time.sleep(0.05)
-    return not watcher.exists()
+    return False
 
 
 def test_a_process_that_waits_too_long_is_ended() -> None:
@@ -50,7 +65,9 @@ def test_a_process_that_waits_too_long_is_ended() -> None:
 
 def test_one_that_does_not_is_left_alone() -> None:
     process, watcher = started(60, 0)
-    assert process.communicate(timeout=30)[0] == "done\n"
+    assert process.stdout is not None
+    assert process.stdout.read() == "done\n"  # `communicate` misses what was read ahead.
+    assert process.wait(30) == 0
     assert is_gone(watcher)
 
 
