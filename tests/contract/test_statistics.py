@@ -57,7 +57,7 @@ def test_a_layer_that_mixes_examples_is_named(run: Agree, target: str, kind: str
 
 @pytest.mark.parametrize("kind", ["centred", "mixed up", "by operations", "last operations"])
 def test_a_pipeline_refuses_a_layer_that_mixes_a_batch(cluster: Pool, kind: str) -> None:
-    with pytest.raises(CallError, match=r"microbatches=4 conflicts with .* or a layer"):
+    with pytest.raises(CallError, match=r"microbatches=4 conflicts with .* a layer or a gradient"):
         cluster.results("pipeline", "tests.cases.statistic_cases:mixing", kind=kind)
 
 
