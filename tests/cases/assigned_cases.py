@@ -164,17 +164,25 @@ BY_PLACE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class ByPlace(keras.metrics.Sum):
-    """Adds up a value of `BY_PLACE`."""
+class _ByPlace:
+    """A metric of a value of `BY_PLACE`."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(name="by_place")
+        super().__init__(name="by_place")  # type: ignore[call-arg]
         self.kind = kind
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds that of the predictions."""
         del y_true, sample_weight
-        super().update_state(BY_PLACE[self.kind](y_pred))
+        super().update_state(BY_PLACE[self.kind](y_pred))  # type: ignore[misc]
+
+
+class SumByPlace(_ByPlace, keras.metrics.Sum):
+    """Adds a value up."""
+
+
+class MeanByPlace(_ByPlace, keras.metrics.Mean):
+    """The mean of a value's numbers."""
 
 
 def by_place(strategy: Any, *, kind: str) -> dict[str, Any]:
@@ -183,8 +191,9 @@ def by_place(strategy: Any, *, kind: str) -> dict[str, Any]:
     with scope(strategy), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tracks = Tracks(BY_PLACE[kind])
+        metric = MeanByPlace if kind == "first" else SumByPlace
         model = keras.Sequential([keras.Input((8,)), tracks, keras.layers.Dense(8, name="out")])
-        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[ByPlace(kind)])
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[metric(kind)])
         done = common.fitted(model, x, x)
     texts = [str(w.message) for w in caught if issubclass(w.category, EquivalenceWarning)]
     named = [t for t in texts if "of a batch meet in a value that the step gives to a" in t]

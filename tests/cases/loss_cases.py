@@ -501,9 +501,22 @@ class LossByHand(keras.Sequential):
         x, y = data
         with tf.GradientTape() as tape:
             loss = self.loss_of(y, self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
         weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.optimizer.apply(tape.gradient(scaled, weights), weights)
         return {"loss": loss}
+
+
+def scaled_pairs(strategy: Any) -> list[str]:
+    """The warnings of a step that scales a loss of pairs."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = LossByHand([keras.Input((8,)), keras.layers.Dense(3)])
+        model.loss_of = PAIRS["variance"]
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-3)))
+        model.fit(x, y[:, None], BATCH, 1, shuffle=False, verbose=0)
+    return [str(w.message) for w in caught if w.category is EquivalenceWarning]
 
 
 def pairs(strategy: Any, *, name: str, by_hand: bool, examples: int = EXAMPLES) -> dict[str, Any]:

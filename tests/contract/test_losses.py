@@ -295,6 +295,11 @@ def test_examples_that_meet_in_a_loss(
             assert_same(alone, result, TOLERANCE, target)
 
 
+def test_examples_that_meet_in_a_loss_that_is_scaled(cluster: Pool) -> None:
+    [named] = cluster("mirrored").call("tests.cases.loss_cases:scaled_pairs")
+    assert any(text.startswith("The examples of a batch meet in the loss") for text in named)
+
+
 @pytest.mark.needs("own steps")
 @pytest.mark.parametrize("loss", MIXED)
 def test_examples_that_a_step_mixes(run: Agree, cluster: Pool, target: str, loss: str) -> None:

@@ -368,7 +368,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/optimizers.py",
-        "tests/contract/test_losses.py --tier=everything -k 'by_hand_and_scales and mirrored'",
+        "tests/contract/test_losses.py --tier=everything "
+        "-k '(by_hand_and_scales and mirrored) or that_is_scaled'",
         ("as_average(step, loss)", "loss"),
         ("            note_meeting(step, loss)", "            pass"),
     ),
