@@ -178,3 +178,13 @@ def reported(strategy: Any) -> str:
         model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"])
         model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
     return text.getvalue()
+
+
+def kept_in_history(strategy: Any, *, rule: dict[str, Any]) -> dict[str, list[str]]:
+    """The types of the values that History has for each name, after two epochs."""
+    x, y = common.table(48)
+    with ruled(strategy, **rule), common.scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        done = model.fit(x, y, 8, 2, verbose=0)
+    return {name: [type(each).__name__ for each in kept] for name, kept in done.history.items()}

@@ -44,6 +44,15 @@ def test_a_train_step_with_a_function_of_its_own(cluster: Pool, mode: str) -> No
     assert np.isfinite(result["history"]).all()
 
 
+@pytest.mark.parametrize("mode", ["sync", "stale"])
+def test_history_has_one_number_for_an_epoch(cluster: Pool, mode: str) -> None:
+    """Programs call `float` on each value."""
+    rule = RULES[mode]
+    [kinds] = cluster("parameter_server").call(f"{CASES}:kept_in_history", rule=rule)
+    assert "loss" in kinds
+    assert all(kept == ["float", "float"] for kept in kinds.values())
+
+
 def test_servers_keep_nothing_of_a_model_that_is_gone(cluster: Pool) -> None:
     [result] = cluster("parameter_server").call(f"{CASES}:freed")
     assert not any(result["alive"])
