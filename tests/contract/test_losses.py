@@ -177,7 +177,9 @@ def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
 
 
-@pytest.mark.parametrize("change", ["clipped", *map(seldom, ("shortened_by_row", "rounded"))])
+@pytest.mark.parametrize(
+    "change", ["clipped", *map(seldom, ("shortened_by_row", "rounded", "product"))]
+)
 def test_gradients_that_a_function_of_the_program_changes(agree: Agree, change: str) -> None:
     for result in agree("gradient_cases:between_layers", change=change):
         assert result["warned"] == []
@@ -291,7 +293,7 @@ def test_examples_that_meet_in_a_loss(
             told = ("The examples of a batch meet", *reduced)
             assert all(text.startswith(told) for text in result["named"])
         else:
-            assert not by_hand or target in ("parameter_server", "single", "mesh")
+            assert not by_hand or target in _WHOLE
             assert_same(alone, result, TOLERANCE, target)
 
 
@@ -306,7 +308,7 @@ def test_examples_that_a_step_mixes(run: Agree, cluster: Pool, target: str, loss
     """They are named, also behind a loss that is called with the whole batch."""
     alone = cluster.plain("tests.cases.loss_cases:mixed", loss=loss)
     for result in run("loss_cases:mixed", plain=True, loss=loss):
-        if target in ("parameter_server", "single", "mesh"):
+        if target in _WHOLE:
             assert_same(alone, result, TOLERANCE, target)
         else:
             assert any("as in MixUp" in text for text in result["named"]), result["named"]

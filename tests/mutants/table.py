@@ -323,8 +323,8 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/whole_batch.py",
         "tests/contract/test_statistics.py --tier=everything -k 'mirrored and gives and inputs'",
         (
-            "return\n    known = held_examples(step) | dict.fromkeys(step.means, Examples())",
-            "return\n    return",
+            "known = _known_beside_means(step)\n    given",
+            "return\n    given",
         ),
     ),
     *_of(
@@ -905,12 +905,12 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/assignments.py",
         "tests/contract/test_losses.py --tier=everything -k 'by_their_places and mirrored'",
-        ("check_places(step, [value], KEPT)", "pass"),
+        ("check_kept(step, value)", "pass"),
     ),
     *_of(
         "tfdist/keras/metric_updates.py",
         "tests/contract/test_losses.py --tier=everything -k 'by_their_places and mirrored'",
-        ("check_places(step, [value], KEPT)", "pass"),
+        ("check_kept(step, value)", "pass"),
     ),
     *_of(
         "tfdist/strategies/parameter_server/apply_update.py",

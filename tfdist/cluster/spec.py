@@ -258,6 +258,11 @@ class ClusterSpec:
             for index, address in zip(self.task_indices(kind), addresses, strict=True):
                 yield Task(kind, index), address
 
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether no other machine can reach a task at the address that is listed."""
+        return all(is_loopback(address.host) for _, address in self.tasks())
+
     def address(self, task: Task) -> Address:
         """The address on which a task listens.
 

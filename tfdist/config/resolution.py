@@ -84,12 +84,11 @@ def resolve(
 
 def _of_another_mode(written: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a file that are of no use in the mode that a flag sets."""
-    modes = {name: all_options()[name].about.mode for name in written}
-    return {
-        name: value
-        for name, value in written.items()
-        if "mode" in chosen and name not in chosen and modes[name] not in (None, chosen["mode"])
-    }
+    if "mode" not in chosen:
+        return {}
+    options, of_use = all_options(), (None, chosen["mode"])
+    left = written.keys() - chosen.keys()
+    return {n: v for n, v in written.items() if n in left and options[n].about.mode not in of_use}
 
 
 def _flag(name: str) -> str:

@@ -14,8 +14,8 @@ from tfdist.keras.example_pairs import place_of
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Reduction, reduction_of
-from tfdist.keras.replica_context import KEPT, Step
-from tfdist.keras.whole_batch import check_places, computed_again, over_whole_batch
+from tfdist.keras.replica_context import Step
+from tfdist.keras.whole_batch import check_kept, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import with_whole_statistics
 from tfdist.types import KerasVariable, Model, Tensor
 from tfdist.utils.messages import warn
@@ -121,7 +121,7 @@ def _judged(
             "replica."
         )
     if not of_keras:
-        check_places(step, [value], KEPT)
+        check_kept(step, value)
     # Keras's BatchNormalization normalizes by a replica's own statistics, and keeps these.
     again = value if of_keras else with_whole_statistics(step, value)
     if not step.depends(again):

@@ -117,8 +117,11 @@ def take(model: Model | None, position: Position, callbacks: list[Any], job: Any
     )
 
 
-#: The errors in which reading another file, or a damaged one, ends; deep JSON in the last.
-_DAMAGES = (EOFError, KeyError, TypeError, RecursionError)
+#: The errors in which reading another file, or a damaged one, ends.
+_DAMAGES = (
+    *(EOFError, KeyError, TypeError, RecursionError),
+    *(zipfile.BadZipFile, zlib.error, tf.errors.OpError),
+)
 
 
 def packed(state: State) -> bytes:
@@ -147,7 +150,7 @@ def unpacked(data: bytes) -> State:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             fields = _undescribed(json.loads(file["header"].tobytes()), file)
         return State(**{**fields, "position": Position(*fields["position"])})
-    except (*_DAMAGES, zipfile.BadZipFile, zlib.error, tf.errors.OpError) as error:
+    except _DAMAGES as error:
         raise ValueError(f"it is not the state of a training ({error})") from error
 
 

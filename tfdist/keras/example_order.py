@@ -18,7 +18,7 @@ from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
-__all__ = ["Orders", "is_length"]
+__all__ = ["Orders", "measured_by"]
 
 #: The moves of the examples, a key for each; empty for the order of the batch. None if it is not
 #: known, as behind batches that were put end to end.
@@ -207,14 +207,21 @@ class Orders:
         return bool(op.get_attr("end_mask") >> i & 1) or self._is_length(end)
 
     def _is_length(self, number: Any) -> bool:
-        return isinstance(number, tf.Tensor) and is_length(number) and self._depends(number)
+        return (
+            isinstance(number, tf.Tensor)
+            and measured_by(number) is not None
+            and self._depends(number)
+        )
 
 
-def is_length(number: Tensor) -> bool:
-    """Whether a symbolic number is a length of a tensor, or the largest of several."""
+def measured_by(number: Tensor) -> Tensor | None:
+    """The tensor of which a symbolic number is a length, or the largest of several; or None."""
     while number.op.type in ("Cast", "Identity", "Max", "Pack"):
         number = number.op.inputs[0]
-    return number.op.type == "StridedSlice" and number.op.inputs[0].op.type == "Shape"
+    if number.op.type != "StridedSlice" or number.op.inputs[0].op.type != "Shape":
+        return None
+    measured: Tensor = number.op.inputs[0].op.inputs[0]
+    return measured
 
 
 def _has_rows(order: Order) -> bool:

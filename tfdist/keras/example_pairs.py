@@ -20,10 +20,7 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import branches_of
 from tfdist.comm.batch_dependence import Dependence
-from tfdist.keras.batch_axes import (
-    batch_axis,
-    holds_chosen,
-)
+from tfdist.keras.batch_axes import batch_axis, holds_chosen
 from tfdist.keras.example_axes import (
     BESIDE,
     BESIDE_EACH_OTHER,
@@ -41,7 +38,7 @@ from tfdist.keras.example_axes import (
     runs_along,
     values_of,
 )
-from tfdist.keras.example_order import Orders, is_length
+from tfdist.keras.example_order import Orders, measured_by
 from tfdist.types import FuncGraph, Operation, Tensor
 
 __all__ = [
@@ -345,20 +342,17 @@ class _Search:
         """Whether a tensor is computed from the places of the examples, `arange(batch_size)`."""
         op = tensor.op
         if op.type == "Range":
-            limit = op.inputs[1]
-            return is_length(limit) and self._depends(limit) and self._is_of_rows(limit)
+            measured = measured_by(op.inputs[1])
+            return measured is not None and self._counts_rows(op.inputs[1], measured)
         if op.type not in BROADCASTING | MOVING_PLACES:
             return False
         return any(id(x) in self._places for x in op.inputs)
 
-    def _is_of_rows(self, length: Tensor) -> bool:
-        """Whether a length is that of a tensor with a row for each example."""
-        while length.op.type != "Shape":
-            length = length.op.inputs[0]
-        measured = length.op.inputs[0]
-        return batch_axis(measured, self._depends) == 0 and not holds_chosen(
-            measured, self._depends
-        )
+    def _counts_rows(self, length: Tensor, measured: Tensor) -> bool:
+        """Whether a length of a tensor is that of its rows, of which each example has one."""
+        depends = self._depends
+        has_row = batch_axis(measured, depends) == 0 and not holds_chosen(measured, depends)
+        return has_row and depends(length)
 
     def _is_count(self, tensor: Tensor) -> bool:
         """Whether a tensor is the number of examples as a number to compute with, not a size."""

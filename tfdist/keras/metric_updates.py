@@ -24,8 +24,8 @@ from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.logs import single_metrics
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Reduction, reduction_of
-from tfdist.keras.replica_context import KEPT, Step, current_step
-from tfdist.keras.whole_batch import check_given, check_places, computed_again, over_whole_batch
+from tfdist.keras.replica_context import Step, current_step
+from tfdist.keras.whole_batch import check_given, check_kept, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import average_of, with_whole_statistics
 from tfdist.types import Graph, KerasVariable, Metric, Structure, Tensor
 from tfdist.utils.messages import warn
@@ -137,7 +137,7 @@ def _of_rows(step: Step, metric: Metric, value: object) -> Any:
     """A number as a floating-point one, and rows with the statistics of the whole batch in them."""
     if step.is_whole or not is_symbolic(value) or not step.depends(value):
         return value
-    check_places(step, [value], KEPT)
+    check_kept(step, value)
     if value.shape.rank == 0:
         return tf.cast(value, metric.dtype)
     again = with_whole_statistics(step, value)
@@ -192,7 +192,7 @@ def _of_replica(step: Step, variable: KerasVariable, term: Tensor) -> Tensor:
     """A replica's part of what one device adds to a variable for a batch."""
     if not step.depends(term):
         return term if _counts_examples(step, variable, term) else step.added_once(term)
-    check_places(step, [term], KEPT)
+    check_kept(step, term)
     if batch_axis(term, step.depends) is not None:
         return term
     again = with_whole_statistics(step, term)

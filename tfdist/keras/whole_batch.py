@@ -29,13 +29,14 @@ from tfdist.keras.example_pairs import (
 from tfdist.keras.hooks import is_of_program
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
 from tfdist.keras.reductions import Leaf, Reduction, reduction_of
-from tfdist.keras.replica_context import COMPUTED, LOSS, Step
+from tfdist.keras.replica_context import COMPUTED, KEPT, Step
 from tfdist.types import Layer, Structure, Tensor
 from tfdist.utils.messages import warn
 
 __all__ = [
     "as_average",
     "check_given",
+    "check_kept",
     "check_places",
     "computed_again",
     "examples_in",
@@ -134,24 +135,34 @@ def note_meeting(step: Step, target: Tensor) -> None:
         step.note_meeting(found)
 
 
-def check_places(step: Step, values: Sequence[Any], place: str = LOSS) -> None:
-    """Names values to be gathered, or kept, that examples have met in by their places.
+def check_places(step: Step, values: Sequence[Any]) -> None:
+    """Names values to be gathered that examples have met in: a search goes no further than these.
 
     Args:
         step: the calling replica's step.
         values: tensors of the replica's own examples; only symbolic ones are looked into.
-        place: see `Step.note_meeting`.
     """
     if step.is_whole:
         return
     given = (x for x in values if is_symbolic(x) and step.depends(x))
-    known = step.known
-    if place != LOSS:
-        known = held_examples(step) | dict.fromkeys(step.means, Examples())
-    meetings = (meeting_of(x, step.depends, known) for x in given)
-    found = next((each for each in meetings if each and (place == LOSS or each.by_place)), None)
+    meetings = (meeting_of(x, step.depends, step.known) for x in given)
+    found = next((each for each in meetings if each is not None), None)
     if found is not None:
-        step.note_meeting(found, place)
+        step.note_meeting(found)
+
+
+def check_kept(step: Step, value: Tensor) -> None:
+    """Names a value for a weight, a metric or a log in which examples meet by their places.
+
+    Args:
+        step: the calling replica's step.
+        value: a symbolic tensor that depends on the batch.
+    """
+    if step.is_whole:
+        return
+    found = meeting_of(value, step.depends, _known_beside_means(step))
+    if found is not None and found.by_place:
+        step.note_meeting(found, KEPT)
 
 
 def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
@@ -164,7 +175,7 @@ def check_given(step: Step, values: Structure, place: str = COMPUTED) -> None:
     """
     if step.is_whole:
         return
-    known = held_examples(step) | dict.fromkeys(step.means, Examples())
+    known = _known_beside_means(step)
     given = (x for x in tf.nest.flatten(values) if is_symbolic(x) and id(x) not in known)
     meetings = (statistic_in(x, step.depends, known) for x in given if step.depends(x))
     found = next((each for each in meetings if each is not None), None)
@@ -211,6 +222,10 @@ def settle(step: Step, layer: Layer, arguments: Structure, outputs: list[Any]) -
 def examples_in(step: Step, tensor: Tensor) -> Examples:
     """The places of the examples in a tensor that layers have computed."""
     return examples_of(tensor, step.depends, held_examples(step))
+
+
+def _known_beside_means(step: Step) -> dict[int, Examples]:
+    return held_examples(step) | dict.fromkeys(step.means, Examples())
 
 
 def held_examples(step: Step) -> dict[int, Examples]:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any
 
 from tfdist.cluster.ports import ALL_INTERFACES, bind, is_local_host
-from tfdist.cluster.spec import Address, ClusterSpec, Task, is_any_address, is_ip, is_loopback
+from tfdist.cluster.spec import Address, ClusterSpec, Task, is_any_address, is_ip
 from tfdist.errors import StartError
 
 __all__ = [
@@ -397,7 +397,7 @@ def listening_host(meeting: Meeting) -> str | None:
     other machines, so a task with a name listens on all.
     """
     own = meeting.address.host
-    if all(is_loopback(address.host) for _, address in meeting.cluster.tasks()):
+    if meeting.cluster.is_on_loopback:
         return own if is_ip(own) else "127.0.0.1"
     return own if is_ip(own) and not is_any_address(own) and is_local_host(own) else None
 

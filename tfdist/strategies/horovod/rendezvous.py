@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist import environment
-from tfdist.cluster.spec import ClusterSpec, Rank, Task, is_loopback, rank_of, ranks
+from tfdist.cluster.spec import ClusterSpec, Rank, Task, rank_of, ranks
 from tfdist.config import horovod_options
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError, StartError
@@ -56,7 +56,7 @@ def offer(cluster: ClusterSpec) -> Mapping[str, str]:
     from horovod.runner.util.threads import in_thread
 
     server = http_server.RendezvousServer()
-    if all(is_loopback(address.host) for _, address in cluster.tasks()):
+    if cluster.is_on_loopback:
         # Horovod's own `start` listens on all interfaces.
         host = socket.gethostbyname(next(cluster.tasks())[1].host)
         listen, handler = http_server.RendezvousHTTPServer, http_server.RendezvousHandler

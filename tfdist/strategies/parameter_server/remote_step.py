@@ -183,18 +183,18 @@ class RemoteStep:
                 variable._value.assign_add(value - self._value(variable))
             return
         before = self._value(variable)
-        part = current_step()
-        if part is not None and self.parts > 1 and not is_metric(variable):
+        part, of_metric = current_step(), is_metric(variable)
+        if part is not None and self.parts > 1 and not of_metric:
             # Ends a step that needs the other parts.
             on_whole_batch(part, value, f"The weight {variable.path!r}")
         value = tf.identity(value)  # The program goes on with the other, such as a part of a batch.
         value.set_shape(variable.shape)
-        if is_metric(variable):
+        if of_metric:
             value = of_replica(part, variable, value, before)
             value = value if part is None else part.keep_if_empty(value, before)
         # A gradient does not pass through an assignment.
         self._local[id(variable)] = tf.stop_gradient(value)
-        if not is_metric(variable):
+        if not of_metric:
             self._changed[id(variable)] = variable
 
     def lookup(self, variable: KerasVariable, ids: Tensor) -> Tensor:
