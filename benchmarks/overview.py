@@ -27,12 +27,13 @@ _README = _ROOT / "README.md"
 _BEGIN = "<!-- benchmarks: `make bench` writes this part -->\n"
 _END = "<!-- end of benchmarks -->\n"
 _QUICK_PAGE = _ROOT / "build/benchmarks.md"
-_PACKAGES = ("tfdist", "tensorflow", "keras", "tf_keras", "horovod", "torch")
+_PACKAGES = ("tfdist", "tensorflow", "keras", "tf_keras", "horovod", "ray", "torch")
 
 _HELP = f"""
 Trains the same models with tfdist and its peers on this machine, in turns, and writes one page with
-a picture: `fit` beside hand-written loops and other frameworks, throughput at 1, 2 and 4 processes,
-seconds from the command to the first step, peak memory, parameter servers.
+a picture: `fit` beside hand-written loops and other frameworks, throughput at 1, 2, 4 and 8
+processes, growth with parameters and tensors, seconds from the command to the first step, peak
+memory, parameter servers.
 
 The whole takes up to {FULL.minutes:g} minutes and writes docs/benchmarks.md. `--quick` takes less
 than {QUICK.minutes:g}, runs each peer once, and writes build/benchmarks.md. Run it on a machine

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
-from bench.overview.plan import PAIRS, STARTS, Plan
+from bench.overview.plan import GROWTH, PAIRS, STARTS, Plan
 from bench.pair.job import BATCH, WORKLOADS
 from bench.pair.peers import PEERS
 from bench.pair.run import Measured
@@ -65,6 +65,7 @@ def page(found: Found, plan: Plan, command: str, versions: str, picture: str) ->
         f"![Updates a second, and seconds to the first step]({picture})\n",
         _ratios(found, plan),
         *(_throughput(found, plan, name) for name in plan.workloads),
+        *([_growth(found, plan)] if plan.growth else []),
         _starts(found),
         _memory(found, plan),
         _servers(found, plan),
@@ -181,6 +182,22 @@ def _throughput(found: Found, plan: Plan, workload: str) -> str:
     note = f"With {', '.join(beyond)} processes on {cores} cores, processes wait for cores.\n"
     table = _table(headings, rows)
     return f"## {WORKLOADS[workload].title}\n\n{table}" + (f"\n{note}" if beyond else "")
+
+
+def _growth(found: Found, plan: Plan) -> str:
+    rows = []
+    for name in plan.growth:
+        workload = WORKLOADS[name]
+        runs = (found.of(peer, 2, name).values() for peer in GROWTH)
+        cells = (_spread((1e3 / e.trainings[name]["rate"] for e in of_peer), 1) for of_peer in runs)
+        size = (f"{workload.numbers:,}", str(workload.tensors))
+        rows.append((workload.title, *size, *cells))
+    titles = (PEERS[peer].title for peer in GROWTH)
+    return f"""## Growth with parameters and tensors
+
+Milliseconds of an update of MLPs with two processes.
+
+{_table(("ms an update", "parameters", "tensors", *titles), rows)}"""
 
 
 def _starts(found: Found) -> str:

@@ -10,7 +10,7 @@ from bench.job import MODELS, Job
 from bench.pair import peers
 from bench.pair.job import Pair
 
-__all__ = ["FULL", "MODES", "PAIRS", "QUICK", "STARTS", "Plan", "absent", "jobs_of"]
+__all__ = ["FULL", "GROWTH", "MODES", "PAIRS", "QUICK", "STARTS", "Plan", "absent", "jobs_of"]
 
 #: Rows of the first table: a peer, what it is compared with, and the number of processes.
 PAIRS = (
@@ -20,9 +20,13 @@ PAIRS = (
     ("tfdist_multi_worker", "tf_loop", 2),
     ("tfdist_multi_worker", "tf_keras_fit", 2),
     ("tfdist_horovod", "horovod_loop", 2),
+    ("tfdist_multi_worker", "ray_train", 2),
     ("tfdist_multi_worker", "torch_ddp", 2),
     ("tfdist_horovod", "torch_ddp", 2),
 )
+
+#: The peers that train models of more and more parameters and tensors, with two processes.
+GROWTH = ("tfdist_multi_worker", "tf_loop", "tfdist_horovod", "horovod_loop", "torch_ddp")
 
 #: What is started for one update only, with the number of processes. Plain Python is the first.
 STARTS = (
@@ -35,6 +39,7 @@ STARTS = (
     ("tfdist_servers", 2),
     ("tfdist_pipeline", 2),
     ("horovod_loop", 2),
+    ("ray_train", 2),
     ("torch_ddp", 2),
 )
 
@@ -43,7 +48,7 @@ MODES = ("tf_keras_fit", "loop_tf_keras", "loop_keras", "tfdist_fit")
 
 _TWO = (
     *("tfdist_multi_worker", "tfdist_loop", "tf_loop", "tf_keras_fit"),
-    *("tfdist_horovod", "horovod_loop", "torch_ddp"),
+    *("tfdist_horovod", "horovod_loop", "ray_train", "torch_ddp"),
 )
 
 
@@ -57,6 +62,7 @@ class Plan:
         workloads: keys of `bench.pair.job.WORKLOADS`.
         peers: by the number of processes.
         models: keys of `bench.job.MODELS`, for parameter servers.
+        growth: keys of `bench.pair.job.WORKLOADS`, for the peers of `GROWTH`.
     """
 
     rounds: int
@@ -64,18 +70,21 @@ class Plan:
     workloads: tuple[str, ...]
     peers: Mapping[int, tuple[str, ...]]
     models: tuple[str, ...]
+    growth: tuple[str, ...] = ()
 
 
 FULL = Plan(
     rounds=3,
-    minutes=28,
+    minutes=50,
     workloads=("mlp", "convnet", "transformer"),
     peers={
         1: ("keras_fit", "keras_loop", "tfdist_single", "torch_ddp"),
         2: _TWO,
         4: ("tfdist_multi_worker", "tfdist_horovod", "horovod_loop", "torch_ddp"),
+        8: ("tfdist_multi_worker", "tfdist_horovod", "torch_ddp"),
     },
     models=("small", "big"),
+    growth=("wide_256", "wide_1024", "wide_4096", "deep_4", "deep_16", "deep_64"),
 )
 QUICK = Plan(
     rounds=1,
@@ -102,6 +111,9 @@ def jobs_of(plan: Plan, timeout: float) -> Iterator[Pair | Job]:
             if not peers.missing(peer):
                 asked = {"workloads": plan.workloads, "sizes": (), "blocks": 1}
                 yield Pair(peer=peer, processes=processes, timeout=timeout, **asked)
+    for peer in GROWTH if plan.growth else ():
+        if not peers.missing(peer):
+            yield Pair(peer=peer, workloads=plan.growth, sizes=(), blocks=1, timeout=timeout)
     for model in plan.models:
         for peer in MODES:
             if not catalog.missing(peer):

@@ -6,18 +6,16 @@ import itertools
 
 import numpy as np
 
-from bench.pair.job import BATCH, Workload
+from bench.pair.job import BATCH, CLASSES, Workload
 
 __all__ = [
-    *("BLOCKS", "CLASSES", "HEADS", "LEARNING_RATES", "TOKENS", "WIDTH"),
+    *("BLOCKS", "HEADS", "LEARNING_RATES", "TOKENS", "WIDTH"),
     *("batches", "examples", "initial_weights", "judged"),
 ]
 
-CLASSES = 10
 LEARNING_RATES = {"adam": 1e-3, "sgd": 1e-2}
 #: Of the transformer.
 TOKENS, WIDTH, HEADS, BLOCKS = 96, 64, 4, 2
-_WIDTHS = (1024, 1536, 1536, CLASSES)
 #: Kernels as Keras has them: height, width, channels, filters; the dense one follows 5 x 5 x 64.
 _KERNELS = ((3, 3, 1, 32), (3, 3, 32, 64), (1600, CLASSES))
 _JUDGED = 512
@@ -59,7 +57,8 @@ def initial_weights(workload: Workload) -> list[np.ndarray]:
     numbers = np.random.default_rng(2)
     if workload.kind == "transformer":
         return _of_transformer(numbers)
-    kernels = _KERNELS if workload.kind == "convnet" else itertools.pairwise(_WIDTHS)
+    widths = (*workload.shape, *workload.hidden, CLASSES)
+    kernels = _KERNELS if workload.kind == "convnet" else itertools.pairwise(widths)
     weights = []
     for shape in kernels:
         weights += [_drawn(numbers, shape), np.zeros(shape[-1], np.float32)]

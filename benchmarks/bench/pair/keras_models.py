@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 
 from bench.pair.data import (
     BLOCKS,
-    CLASSES,
     HEADS,
     LEARNING_RATES,
     TOKENS,
@@ -16,7 +16,7 @@ from bench.pair.data import (
     initial_weights,
     judged,
 )
-from bench.pair.job import Workload
+from bench.pair.job import CLASSES, Workload
 
 __all__ = ["LOSS", "build", "judge", "loss_of"]
 
@@ -36,7 +36,11 @@ def build(workload: Workload, library: Any = keras) -> tuple[Any, Any]:
         workload: the workload.
         library: `keras` or `tf_keras`.
     """
-    makers = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
+    makers = {
+        "mlp": functools.partial(_mlp, workload.hidden),
+        "convnet": _convnet,
+        "transformer": _transformer,
+    }
     dtype = "int32" if workload.kind == "transformer" else None
     inputs = library.Input(workload.shape, dtype=dtype)
     hidden = makers[workload.kind](library.layers, inputs)
@@ -46,9 +50,9 @@ def build(workload: Workload, library: Any = keras) -> tuple[Any, Any]:
     return model, optimizers[workload.optimizer](LEARNING_RATES[workload.optimizer])
 
 
-def _mlp(layers: Any, x: Any) -> Any:
-    for _ in range(2):
-        x = layers.Dense(1536, activation="relu")(x)
+def _mlp(widths: tuple[int, ...], layers: Any, x: Any) -> Any:
+    for width in widths:
+        x = layers.Dense(width, activation="relu")(x)
     return x
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 __all__ = ["OF_HOROVOD", "PEERS", "Peer", "environ_of", "missing"]
 
@@ -28,6 +29,11 @@ def _tfdist(*words: str) -> Start:
 def _horovodrun(script: Sequence[str], processes: int) -> list[str]:
     launch = ("-m", "horovod.runner.launch", "-np", str(processes), "--gloo")
     return [sys.executable, *launch, sys.executable, *script]
+
+
+def _ray(script: Sequence[str], processes: int) -> list[str]:
+    launcher = str(Path(__file__).with_name("ray_start.py"))
+    return [sys.executable, launcher, str(processes), *script]
 
 
 def _torchrun(script: Sequence[str], processes: int) -> list[str]:
@@ -137,6 +143,14 @@ PEERS: dict[str, Peer] = {
         start=_tfdist("--strategy", "multi_worker", "--env-only"),
         launcher="tfdist run --env-only",
         needs=("tf_keras",),
+        own_strategy=True,
+    ),
+    "ray_train": Peer(
+        title="Ray Train, hand-written loop on TensorFlow's MultiWorkerMirroredStrategy",
+        module="strategy_loop",
+        start=_ray,
+        launcher="Ray Train",
+        needs=("ray", "pyarrow"),
         own_strategy=True,
     ),
     "torch_ddp": Peer(

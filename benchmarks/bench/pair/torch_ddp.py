@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.pair.data import (
     BLOCKS,
-    CLASSES,
     HEADS,
     LEARNING_RATES,
     TOKENS,
@@ -20,7 +21,7 @@ from bench.pair.data import (
     initial_weights,
     judged,
 )
-from bench.pair.job import BATCH, Pair, Workload
+from bench.pair.job import BATCH, CLASSES, Pair, Workload
 
 __all__ = ["start"]
 
@@ -81,7 +82,11 @@ def _tensors(features: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _build(workload: Workload) -> nn.Module:
-    makers = {"mlp": _mlp, "convnet": _convnet, "transformer": _Transformer}
+    makers = {
+        "mlp": functools.partial(_mlp, (*workload.shape, *workload.hidden)),
+        "convnet": _convnet,
+        "transformer": _Transformer,
+    }
     model: nn.Module = makers[workload.kind]()
     values = map(torch.from_numpy, initial_weights(workload))
     with torch.no_grad():
@@ -91,12 +96,11 @@ def _build(workload: Workload) -> nn.Module:
     return model
 
 
-def _mlp() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Linear(1024, 1536), nn.ReLU()),
-        *(nn.Linear(1536, 1536), nn.ReLU()),
-        nn.Linear(1536, CLASSES),
-    )
+def _mlp(widths: tuple[int, ...]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 
 
 def _convnet() -> nn.Module:
