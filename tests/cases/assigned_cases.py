@@ -57,6 +57,96 @@ def given_rows(strategy: Any, *, given: str) -> dict[str, Any]:
     return {"weights": common.weights(model)}
 
 
+def _class_of(x: Any) -> Any:
+    return tf.cast(tf.clip_by_value(tf.round(tf.abs(x[:, 0]) * 20.0), 0.0, 60.0), tf.int32)
+
+
+def _rows_of(x: Any) -> Any:
+    return tf.IndexedSlices(x, _class_of(x))
+
+
+#: Changes of some elements of a variable `(61, 8)`.
+IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda v, x: v.scatter_add(tf.IndexedSlices(tf.ones_like(x), _class_of(x))),
+    "update": lambda v, x: v.scatter_update(_rows_of(x)),
+    "largest": lambda v, x: v.scatter_max(_rows_of(x)),
+    "of a mean": lambda v, x: v.scatter_add(
+        tf.IndexedSlices(tf.reduce_mean(x, 0, keepdims=True), tf.constant([3]))
+    ),
+    "a slice": lambda v, x: v[0].assign(0.9 * v[0] + 0.1 * tf.reduce_mean(x, 0)),
+    "a slice of sums": lambda v, x: v[3].assign(v[3] + tf.reduce_sum(x, 0)),
+}
+#: Changes by which each replica would put its own examples at a place, or choose that.
+OF_EXAMPLES: dict[str, Callable[[Any, Any], Any]] = {
+    "rows": lambda v, x: v[: tf.shape(x)[0]].assign(x),
+    "at": lambda v, x: v[_class_of(x)[0]].assign(tf.ones([8])),
+    "at a place of all": lambda v, x: v.scatter_add(
+        tf.IndexedSlices(tf.ones([1, 8]), tf.reduce_max(_class_of(x))[None])
+    ),
+}
+
+
+class _InPlace(keras.layers.Layer):
+    """Changes elements of a variable in each step."""
+
+    def __init__(self, how: str, of_keras: bool) -> None:
+        super().__init__()
+        self.change, self.own = {**IN_PLACE, **OF_EXAMPLES}[how], None
+        if of_keras:
+            self.kept = self.add_weight(shape=(61, 8), trainable=False, name="kept")
+        else:
+            self.own = tf.Variable(tf.zeros([61, 8]), trainable=False)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the inputs."""
+        if training:
+            self.change(self.kept.value if self.own is None else self.own, inputs)
+        return inputs
+
+
+def in_place(strategy: Any, *, how: str, of_keras: bool = False) -> dict[str, Any]:
+    """The variable after training, or the reason why that was refused."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy):
+        layer = _InPlace(how, of_keras)
+        model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        try:
+            done = common.fitted(model, x, y)
+        except ConfigError as error:
+            return {"refused": str(error)}
+    if layer.own is not None:
+        done["own"] = layer.own.numpy()
+    return done
+
+
+class _Seen(keras.layers.Layer):
+    """Notes the features that were ever above a bound, and those that always were below another."""
+
+    def build(self, shape: Any) -> None:
+        """Makes the flags."""
+        made = {"shape": shape[1:], "dtype": "bool", "trainable": False}
+        self.above = self.add_weight(name="above", initializer="zeros", **made)
+        self.below = self.add_weight(name="below", initializer="ones", **made)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the inputs."""
+        ops = keras.ops
+        if training:
+            self.above.assign(ops.logical_or(self.above, ops.any(inputs > 2.0, axis=0)))
+            self.below.assign(ops.logical_and(self.below, ops.all(inputs < 2.4, axis=0)))
+        return inputs
+
+
+def flags(strategy: Any) -> dict[str, Any]:
+    """The weights of a model with flags."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), _Seen(), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.05), common.sparse_crossentropy())
+        return common.fitted(model, x, y)
+
+
 class Codebook(keras.layers.Layer):
     """Codewords that follow the examples next to them, as in VQ-VAE with moving averages."""
 

@@ -127,6 +127,120 @@ def compiled(
         return common.fitted(model, x, y, sample_weight=weights)
 
 
+#: Losses that reduce the batch to a number for each feature.
+BY_FEATURE: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": lambda y, p: keras.ops.sum(keras.ops.square(y - p), axis=0),
+    "kept": lambda y, p: keras.ops.sum(keras.ops.square(y - p), axis=0, keepdims=True),
+    "mean": lambda y, p: keras.ops.mean(keras.ops.square(y - p), axis=0),
+    "root": lambda y, p: keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - p), axis=0)),
+    "deviation": lambda y, p: keras.ops.std(y - p, axis=0),
+}
+
+
+class _Total(keras.metrics.Sum):
+    """Adds up the squared errors of each feature."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Adds those of a batch."""
+        return super().update_state(BY_FEATURE["sum"](y_true, y_pred))
+
+
+def by_feature(strategy: Any, *, name: str, reduction: str) -> dict[str, Any]:
+    """Compiles a model with a loss of `BY_FEATURE`, and metrics of this form."""
+
+    class Loss(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return BY_FEATURE[name](y_true, y_pred)
+
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy):
+        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        optimizer = keras.optimizers.SGD(1e-3, momentum=0.5)
+        model.compile(optimizer, Loss(reduction=reduction), metrics=[BY_FEATURE[name], _Total()])
+        return common.fitted(model, x, x[:, :3])
+
+
+class _OwnCall(keras.losses.Loss):
+    """Reduces the batch by itself."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        del sample_weight
+        return tf.reduce_sum(_error(y_true, y_pred))
+
+
+def own_call(strategy: Any) -> dict[str, Any]:
+    """Compiles a model with a loss that leaves Keras's reductions out."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy):
+        layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile(keras.optimizers.SGD(2e-3), _OwnCall())
+        return common.fitted(model, x, x[:, :1])
+
+
+def _by_rows(tape: Any, model: Any, hidden: Any, p: Any, y: Any, loss: Any) -> list[Any]:
+    del hidden, loss
+    return list(tape.gradient(p, model.trainable_variables, output_gradients=2.0 * (p - y)))
+
+
+def _by_divided_rows(tape: Any, model: Any, hidden: Any, p: Any, y: Any, loss: Any) -> list[Any]:
+    del hidden, loss
+    size = tf.cast(tf.shape(p)[0], p.dtype)
+    return list(tape.gradient(p, model.trainable_variables, output_gradients=(p - y) / size))
+
+
+def _by_hand(tape: Any, model: Any, hidden: Any, p: Any, y: Any, loss: Any) -> list[Any]:
+    del p, y
+    first, last = model.trainable_variables[:2], model.trainable_variables[2:]
+    of_hidden = tape.gradient(loss, hidden)
+    return [
+        *tape.gradient(hidden, first, output_gradients=of_hidden),
+        *tape.gradient(loss, last, output_gradients=tf.constant(1.0)),
+    ]
+
+
+#: Gradients that a step takes with `output_gradients`: of a sum, of a mean, and layer by layer.
+BY_OUTPUT: dict[str, Callable[..., list[Any]]] = {
+    "rows": _by_rows,
+    "divided rows": _by_divided_rows,
+    "by hand": _by_hand,
+}
+
+
+class _ByOutput(keras.Model):
+    """Takes the gradients of its weights by a function of `BY_OUTPUT`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)
+        self.gradients = BY_OUTPUT[name]
+
+    def call(self, inputs: Any) -> Any:
+        """The predictions."""
+        return self.last(self.first(inputs))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step of SGD."""
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            hidden = self.first(x)
+            p = self.last(hidden)
+            loss = tf.reduce_mean(tf.square(p - y))
+        gradients = self.gradients(tape, self, hidden, p, y, loss)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"error": loss}
+
+
+def by_output(strategy: Any, *, name: str) -> dict[str, Any]:
+    """A `train_step` that takes gradients by a function of `BY_OUTPUT`."""
+    x, _ = common.table(EXAMPLES)
+    with scope(strategy):
+        model = _ByOutput(name)
+        model.compile(keras.optimizers.SGD(2e-3 if name == "rows" else 0.05))
+        return common.fitted(model, x, x[:, :1])
+
+
 def _even(*data: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(data).batch(BATCH, drop_remainder=True)
 

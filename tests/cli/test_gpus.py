@@ -63,6 +63,18 @@ def test_run_refuses_to_train_on_the_cpu_instead(here: Path, words: tuple[str, .
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("-s", "multi_worker", "-n", "2", "--env-only"), ("-n", "2", "--every-task")],
+    ids=lambda words: words[-1],
+)
+def test_run_refuses_to_start_scripts_by_themselves(here: Path, words: tuple[str, ...]) -> None:
+    done = tfdist(here, "run", *words, "train.py", visible=None)
+    assert done.returncode == 2, done.stderr
+    assert "it has trained" not in done.stdout
+    assert f"nvidia-smi lists {GPUS} GPUs, and TensorFlow sees" in done.stderr
+
+
 def test_run_trains_on_the_cpu_where_that_is_chosen(here: Path) -> None:
     done = tfdist(here, "run", "-s", "mirrored", "train.py", visible="-1")
     assert done.returncode == 0, done.stderr

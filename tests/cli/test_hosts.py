@@ -23,6 +23,20 @@ def test_both_options_are_one_too_many(tmp_path):
     assert hosts.of(None, tmp_path / "hosts") == {"a": 2, "b": 1}
 
 
+@pytest.mark.parametrize("text", ["-i 'open", "evil", "-p 22 evil", "--strange", "-p"])
+def test_arguments_of_ssh_that_are_no_options(text):
+    with pytest.raises(ConfigError, match="--ssh-args"):
+        hosts.ssh_of(text, None)
+
+
+def test_arguments_of_ssh():
+    text = "-vp 22 -i '/a b/key' -oStrictHostKeyChecking=no -o 'ProxyCommand nc %h %p'"
+    known = ("-vp", "22", "-i", "/a b/key", "-oStrictHostKeyChecking=no")
+    assert hosts.ssh_of(text, None).arguments == (*known, "-o", "ProxyCommand nc %h %p")
+    with pytest.raises(ConfigError, match="--remote-python is empty"):
+        hosts.ssh_of(None, " ")
+
+
 def test_a_host_is_no_option_of_ssh():
     command = Ssh(arguments=("-p", "22")).command("-Fevil", ["echo", "a b"])
     assert command[-3:] == ("--", "-Fevil", "echo 'a b'")

@@ -148,6 +148,12 @@ def test_a_table_that_is_looked_up_in_both_ways(agree: Agree) -> None:
     agree("data_cases:looked_up_twice")
 
 
+@pytest.mark.needs("any model")
+@pytest.mark.parametrize("optimizer", ["Adagrad", pytest.param("Adam", marks=pytest.mark.seldom)])
+def test_bags_of_ids(agree: Agree, optimizer: str) -> None:
+    agree("data_cases:bags", optimizer=optimizer)
+
+
 def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:
     start = 0
     for number, length in enumerate(lengths):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN
+from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN, IN_PLACE, OF_EXAMPLES
 from tests.cases.common import BATCH
-from tests.cases.loss_cases import DOUBTFUL, LOSSES, MIXED, PAIRS
+from tests.cases.loss_cases import BY_FEATURE, BY_OUTPUT, DOUBTFUL, LOSSES, MIXED, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
 from tests.harness import TARGETS, Pool
 
@@ -90,6 +90,24 @@ ALIKE = ("keras sum", "sum of means", "norm", "over own batch", "average")
 @pytest.mark.parametrize("name", [*(n for n in LOSSES if n not in ALIKE), "Dice", "Tversky"])
 def test_a_loss_that_reduces_the_batch_by_itself(agree: Agree, name: str) -> None:
     agree("loss_cases:compiled", name=name)
+
+
+@pytest.mark.needs("whole batch")
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", seldom("sum"), seldom("none")])
+@pytest.mark.parametrize("name", BY_FEATURE)
+def test_a_loss_that_has_a_number_for_each_feature(agree: Agree, name: str, reduction: str) -> None:
+    agree("loss_cases:by_feature", name=name, reduction=reduction)
+
+
+@pytest.mark.needs("whole batch")
+def test_a_loss_with_a_call_of_its_own(agree: Agree) -> None:
+    agree("loss_cases:own_call")
+
+
+@pytest.mark.needs("own steps")
+@pytest.mark.parametrize("name", BY_OUTPUT)
+def test_gradients_that_a_step_takes_with_output_gradients(agree: Agree, name: str) -> None:
+    agree("loss_cases:by_output", name=name)
 
 
 #: Losses with a number of examples, or of the batch, in them.
@@ -242,6 +260,28 @@ def test_rows_of_batches_of_a_static_size(cluster: Pool, name: str, given: str) 
             assert_same(expected, result, 1e-5, given)
         else:
             assert "'sequential/given_rows/queue' is given rows of the batch" in result["refused"]
+
+
+@pytest.mark.needs("any model", "whole batch")
+@pytest.mark.parametrize("how", IN_PLACE)
+def test_variables_that_are_changed_in_place(agree: Agree, how: str) -> None:
+    agree("assigned_cases:in_place", how=how)
+
+
+@pytest.mark.parametrize("how", OF_EXAMPLES)
+@pytest.mark.parametrize("of_keras", [False, True])
+def test_examples_that_are_put_in_place_are_refused(
+    cluster: Pool, how: str, of_keras: bool
+) -> None:
+    for result in cluster("mirrored").call(
+        "tests.cases.assigned_cases:in_place", how=how, of_keras=of_keras
+    ):
+        assert re.search("given rows of the batch|is changed in place", result["refused"])
+
+
+@pytest.mark.needs("any model", "whole batch")
+def test_weights_of_booleans(agree: Agree) -> None:
+    agree("assigned_cases:flags")
 
 
 @pytest.mark.parametrize("kind", HIDDEN)

@@ -31,11 +31,14 @@ def die_with_parent() -> None:
 
 def load() -> None:
     """Imports TensorFlow and Keras, so that forks of this process have them."""
-    sys.modules["sklearn"] = None  # type: ignore[assignment]  # Keras imports it, with all of SciPy.
+    # Keras imports these: the one comes with all of SciPy, the other with threads.
+    left_out = dict.fromkeys(("sklearn", "pandas"))
+    sys.modules.update(left_out)  # type: ignore[arg-type]
     import tensorflow as tf
 
-    del sys.modules["sklearn"]
     tf.keras.layers.Dense  # noqa: B018 - loads Keras
+    for name in left_out:
+        del sys.modules[name]
     gc.collect()
     gc.freeze()  # TensorFlow's own objects, half a million, are not looked at after each case.
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"

@@ -93,6 +93,8 @@ def test_a_class_that_the_program_derives_is_refused(strategy):
 def test_devices_that_are_not_there_are_named():
     with pytest.raises(ConfigError, match=r"names 'CPU:97', and this process has CPU:0"):
         tfdist.Mirrored(["CPU:0", "CPU:97"])
+    with pytest.raises(ConfigError, match=r"tfdist.strategy\('mirrored', devices=2\)"):
+        tfdist.Mirrored(2)  # type: ignore[arg-type]
 
 
 def test_outside_of_all_scopes_everything_is_tensorflow_s_own(strategy):

@@ -16,6 +16,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdist._tf.distribute import gradients_of_control_flow
 from tfdist._tf.graphs import at_call, made_for_dataset, parameters_of
+from tfdist._tf.variables import IN_PLACE
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
@@ -91,6 +92,18 @@ SIGNATURES = {
         )
         for name, what in [("assign", "value"), ("assign_add", "delta"), ("assign_sub", "delta")]
     },
+    **{
+        f"ResourceVariable.{name}": (
+            "(self, indices, updates, name=None)"
+            if "_nd_" in name
+            else "(self, sparse_delta, use_locking=False, name=None)"
+        )
+        for name in IN_PLACE
+    },
+    "ResourceVariable._strided_slice_assign": (
+        "(self, begin, end, strides, value, name, begin_mask, end_mask, ellipsis_mask, "
+        "new_axis_mask, shrink_axis_mask)"
+    ),
     "MirroredVariable._update_replica": "(self, update_fn, value, **kwargs)",
     "variables.Variable.__init__": (
         "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "

@@ -22,6 +22,10 @@ from tfdist.gradients import optimizer_state
 
 #: The modules whose hooks share a seam, the innermost first. Later ones see what earlier ones did.
 HOOK_ORDER = {
+    "ResourceVariable._strided_slice_assign": [
+        "keras.plain_variables",
+        "strategies.parameter_server.hooks",
+    ],
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],
     "BaseOptimizer.build": ["keras.updating", "keras.zero", "keras.layouts"],

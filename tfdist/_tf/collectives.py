@@ -9,7 +9,17 @@ from tensorflow.python.ops import collective_ops
 
 from tfdist.types import Launcher, Strategy, Tensor
 
-__all__ = ["all_to_all", "gather_alike", "gather_by", "launchers_of"]
+__all__ = ["all_to_all", "gather_alike", "gather_by", "is_of_another", "launchers_of"]
+
+#: The words of TensorFlow's errors if another process has come to another collective: its tensor
+#: has another shape, or it is of another type.
+_OF_ANOTHER = ("Shape mismatch in the collective", "Collective instance")
+
+
+def is_of_another(error: Exception) -> bool:
+    """Whether a collective has failed because another process has come to another one."""
+    text = str(error)
+    return any(words in text for words in _OF_ANOTHER)
 
 
 def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:

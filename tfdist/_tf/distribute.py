@@ -31,9 +31,11 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
+from tfdist._tf.collectives import is_of_another
 from tfdist._tf.lines import Line, Lined
 from tfdist._tf.variables import readable
 from tfdist.config.mesh import Axis
+from tfdist.errors import TfdistError
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
@@ -44,7 +46,9 @@ from tfdist.types import (
     Tensor,
     Variable,
 )
+from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Flag
+from tfdist.utils.watchdog import calling_after
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -236,7 +240,8 @@ class CollectiveExtended(Lined, PlainInput, GraphCollectives, CollectiveAllReduc
         )
 
         def initial_value() -> Tensor:
-            with self.among_all():  # The value is that of the chief of all processes.
+            # The value is that of the chief of all processes.
+            with self.among_all(), _naming(str(kwargs.get("name") or "without a name")):
                 value: Tensor = value_of()
                 return value if wide is None else tf.cast(value, dtype)
 
@@ -249,6 +254,37 @@ class CollectiveExtended(Lined, PlainInput, GraphCollectives, CollectiveAllReduc
         if kind == "CPU":
             devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(self._cpu_devices))
         return devices, kind
+
+
+#: Seconds after which a process that waits for the others at a new variable reports that.
+_SAY_AFTER_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def _naming(variable: str) -> Iterator[None]:
+    """Names a variable that a process makes while others do not, if they cannot exchange its value.
+
+    Raises:
+        TfdistError: if another process has come to another exchange.
+    """
+    alike = (
+        "Every process of the job must make the same models, layers and seeds, also the one of the "
+        "first draw of keras.random: remove a condition such as `if rank == 0` around it."
+    )
+    late = (
+        f"this process has waited for {_SAY_AFTER_SECONDS:g} s for the others to make the variable "
+        f"{variable!r}. {alike}"
+    )
+    try:
+        with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(late)):
+            yield
+    except tf.errors.OpError as error:
+        if not is_of_another(error):
+            raise
+        raise TfdistError(
+            "The workers are at different places of the program: this one makes the variable "
+            f"{variable!r}, another one does something else, such as making another. {alike}"
+        ) from error
 
 
 def _cast(initial: Any, dtype: DType, wide: DType) -> Callable[[], Tensor]:

@@ -10,7 +10,21 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist.types import Array, Variable
 
-__all__ = ["MirroredVariable", "ResourceVariable", "SyncOnReadVariable", "readable"]
+__all__ = [
+    "IN_PLACE",
+    "MirroredVariable",
+    "ResourceVariable",
+    "SyncOnReadVariable",
+    "readable",
+    "replicated",
+]
+
+#: The methods that change some elements of a variable; the last is that of `variable[i].assign`.
+IN_PLACE = (
+    *("scatter_add", "scatter_sub", "scatter_mul", "scatter_div", "scatter_min", "scatter_max"),
+    *("scatter_update", "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"),
+    *("scatter_nd_min", "scatter_nd_max", "batch_scatter_update", "_strided_slice_assign"),
+)
 
 
 class _Readable:
@@ -32,6 +46,13 @@ class _Readable:
 
     def __int__(self) -> int:
         return int(self.numpy())
+
+
+def replicated(variable: Variable) -> Variable | None:
+    """The variable of several replicas of which a variable is a copy; None if it is none."""
+    container = getattr(variable.handle, "_distributed_container", None)
+    found = None if container is None else container()
+    return found if isinstance(found, MirroredVariable) else None
 
 
 _BASES = (MirroredVariable, SyncOnReadVariable)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import getopt
 import shlex
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -59,8 +60,39 @@ def assign(machines: Mapping[str, int], count: int) -> tuple[str, ...]:
 
 def ssh_of(arguments: str | None, python: str | None) -> Ssh:
     """The ssh command and options of a command line."""
-    ssh = Ssh(arguments=tuple(shlex.split(arguments or "")))
+    if python is not None and not python.strip():
+        raise ConfigError(
+            "--remote-python is empty. Give the path of Python on the other machines, or leave it "
+            "out: tfdist then takes the path that it has here."
+        )
+    ssh = Ssh(arguments=_ssh_options(arguments or ""))
     return ssh if python is None else dataclasses.replace(ssh, python=python)
+
+
+#: The options of OpenSSH's client, as getopt takes them: those before a colon have a value.
+_OF_SSH = "46AaCfGgKkMNnqsTtVvXxYyB:b:c:D:E:e:F:I:i:J:L:l:m:O:o:P:p:Q:R:S:W:w:"
+
+
+def _ssh_options(text: str) -> tuple[str, ...]:
+    """The options for ssh, none of which it could take for a host or a command.
+
+    Raises:
+        ConfigError: if they are not options.
+    """
+    try:
+        words = shlex.split(text)
+        _, rest = getopt.getopt(words, _OF_SSH)
+    except (ValueError, getopt.GetoptError) as error:
+        raise ConfigError(
+            f"--ssh-args {text!r} is not a list of ssh's options: {error}. Write them as in a "
+            "shell, such as --ssh-args '-p 2222 -i key'."
+        ) from error
+    if rest:
+        raise ConfigError(
+            f"--ssh-args {text!r} has {rest[0]!r}, which is no option of ssh's. ssh would take it "
+            "for the host. Give hosts by --hosts, and options such as --ssh-args '-p 2222 -i key'."
+        )
+    return tuple(words)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from tfdist.cli.backends.mpi import Mpi
 from tfdist.cli.backends.ray import Ray
 from tfdist.cli.backends.slurm import Slurm
 from tfdist.cli.request import Request, settled
+from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.validation.machine import require_tensorflow
 from tfdist.config.strategy_config import all_options
 from tfdist.config.strategy_file import load_file
@@ -100,6 +101,8 @@ def _run_here(request: Request, grace: float, dry_run: bool, as_json: bool) -> i
             status, layouts = describe.layouts_of(job)
             print(summary.as_json(job, layouts) if as_json else summary.commands(job.plan, layouts))
             return status
+        if request.env_only or request.every_task:
+            gpu_lists.check_tensorflow(job.gpus)
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
         rows = summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
         here = plan.cluster is None or len(plan.tasks) == len(list(plan.cluster.tasks()))

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 
 from tfdist import environment
 from tfdist.errors import ConfigError
 
-__all__ = ["INSTALL_COMMAND", "disagreement", "inter_op_threads", "of_member", "split", "visible"]
+__all__ = [
+    *("INSTALL_COMMAND", "check_tensorflow", "disagreement", "inter_op_threads", "of_member"),
+    *("split", "visible"),
+]
 
 #: The command that installs the CUDA libraries that TensorFlow needs.
 INSTALL_COMMAND = "pip install 'tensorflow[and-cuda]'"
 
 _SECONDS_FOR_NVIDIA_SMI = 10.0
+_SECONDS_FOR_TENSORFLOW = 120.0
+#: Prints how many GPUs TensorFlow sees, and whether it was built for CUDA. Keras takes 2 s more.
+_ASK_TENSORFLOW = """
+import sys
+sys.modules["keras"] = None
+import tensorflow as tf
+print(len(tf.config.list_physical_devices("GPU")), tf.sysconfig.get_build_info()["is_cuda_build"])
+"""
 
 
 def visible(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -81,6 +93,33 @@ def disagreement(
         f"{problem}: {cause}.",
         f"Run: {INSTALL_COMMAND}. To train on the CPU, set CUDA_VISIBLE_DEVICES=-1.",
     )
+
+
+def check_tensorflow(gpus: tuple[str, ...]) -> None:
+    """Compares the GPUs of this process with those that TensorFlow sees, in a process of its own.
+
+    It is for tasks that run a script without tfdist, in which nothing else compares them.
+
+    Args:
+        gpus: the result of `visible`.
+
+    Raises:
+        ConfigError: if the numbers differ, with the cause.
+    """
+    if not gpus:
+        return
+    command = [sys.executable, "-c", _ASK_TENSORFLOW]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS_FOR_TENSORFLOW, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return  # The tasks are going to show why.
+    seen, cuda = done.stdout.split()[-2:]
+    listed = environment.read("CUDA_VISIBLE_DEVICES")
+    found = disagreement(gpus, int(seen), cuda=cuda == "True", listed=listed)
+    if found is not None:
+        raise ConfigError(" ".join(found))
 
 
 def split(gpus: tuple[str, ...], tasks: int, devices: int | None = None) -> list[tuple[str, ...]]:

@@ -43,8 +43,11 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "Var
 _SHARED = frozenset({"CollectiveGatherV2", "CollectiveReduceV2"})
 #: Ops that pass a tensor's rows on, whatever else they change.
 _SAME_ROWS = frozenset({"Identity", "StopGradient", "Cast", "PreventGradient", "EnsureShape"})
-#: Ops whose first output has each element of a vector once.
-_UNIQUE = frozenset({"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"})
+#: Ops that make the rows of a batch unique, and which output these are.
+_UNIQUE = {
+    **dict.fromkeys(("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"), 0),
+    **dict.fromkeys((f"SparseSegment{how}GradV2" for how in ("Sum", "Mean", "SqrtN")), 1),
+}
 #: Ops that compute each element of a vector from the same element of others, or from scalars.
 _BY_ELEMENT = frozenset(
     {
@@ -257,7 +260,7 @@ class Rows(NamedTuple):
         depends = Dependence()
         if not any(depends(source) for source in self.sources):
             return Kind.COMMON
-        is_unique = self.like.op.type in _UNIQUE and self.like.value_index == 0
+        is_unique = _UNIQUE.get(self.like.op.type) == self.like.value_index
         return Kind.DISTINCT if is_unique else Kind.OWN
 
 

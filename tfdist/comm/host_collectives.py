@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist._tf.collectives import is_of_another
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
 from tfdist.types import AnyStrategy, Array, Json, Strategy, Tensor
@@ -49,9 +50,6 @@ _ALIKE = (
     "code that only some workers run, such as `if rank == 0`, and for a directory that is not "
     "shared."
 )
-
-#: The words of TensorFlow's error if another worker has come to another collective.
-_ELSEWHERE = "Shape mismatch in the collective"
 
 #: Marks an exception that every worker raises.
 _SHARED = "_tfdist_shared"
@@ -238,12 +236,13 @@ def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
     try:
         with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(message)):
             yield
-    except tf.errors.InvalidArgumentError as error:
-        if _ELSEWHERE not in str(error):
+    except tf.errors.OpError as error:
+        if not is_of_another(error):
             raise
         elsewhere = TfdistError(
             f"The workers are at different places of the program: worker {rank(strategy)} at "
-            f"{name!r}, another one in a step or at the end of one. {_ALIKE}"
+            f"{name!r}, another one in a step, at the end of one, or at a variable that it makes. "
+            f"{_ALIKE}"
         )
         setattr(elsewhere, _SHARED, True)  # No worker can come to any exchange any more.
         raise elsewhere from error

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist._keras import loss_module
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError
+from tfdist.keras.batch_axes import is_by_feature
 from tfdist.keras.example_pairs import ROWS, Examples, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
 from tfdist.keras.reductions import reduction_of
@@ -74,7 +75,8 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
 
     Args:
         step: the calling replica's step, in which a loss or a metric is being computed.
-        values: those of the replica's own examples alone: one value for each, or a number.
+        values: those of the replica's own examples alone: one value for each, one for each
+            feature, or a number.
         mask: which of the values count; a loss may decide that, as `Circle` does.
 
     Returns:
@@ -99,7 +101,7 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     with entered(None), on_whole_batch.up():
         y_true, y_pred = _converted(dtype, tf.nest.pack_sequence_as(arguments, gathered))
         whole = compute(y_true, y_pred)
-    if values.shape.rank == 0:
+    if values.shape.rank == 0 or is_by_feature(values, step.depends):
         return step.note_mean(whole), mask
     if found is not None and found.chooses:
         raise ConfigError(

@@ -13,7 +13,7 @@ from tfdist._keras import Trainer, loss_module
 from tfdist._tf.graphs import parallel_for
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.keras import gathered_loss, metric_updates
-from tfdist.keras.batch_axes import batch_axis, holds_chosen
+from tfdist.keras.batch_axes import batch_axis, holds_chosen, is_by_feature
 from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import (
@@ -86,6 +86,8 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0 or reduction in (None, "none"):
             return loss
+        if is_by_feature(values, step.depends):
+            return step.note_mean(as_average(step, loss))
         if whole and any(each is not None and len(each.shape) for each in (sample_weight, mask)):
             factor = _whole_weight(step, original, sample_weight, mask, reduction)
             return step.note_mean(values * tf.cast(factor, values.dtype))
@@ -271,13 +273,16 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: object,
     ) -> Structure:
         step, targets = current_step(), tf.nest.flatten(target)
-        if step is None or output_gradients is not None or by_example.is_up:
+        if step is None or by_example.is_up:
             return original(self, target, sources, output_gradients, **kwargs)
         weights = has_weights(sources, step)
         if not weights and all(_is_by_example(step, each) for each in targets):
             with by_example.up():
                 return original(self, target, sources, output_gradients, **kwargs)
-        parts = [targets_of(step, each) for each in targets]
+        given = [None] * len(targets)
+        if output_gradients is not None:
+            given = tf.nest.flatten(output_gradients)
+        parts = [_parts_of(step, *each) for each in zip(targets, given, strict=True)]
         if all(part is None for part in parts):
             result = original(self, target, sources, None, **kwargs)
         else:
@@ -294,6 +299,23 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         return tf.nest.pack_sequence_as(sources, [_own(step, x, grad) for x, grad in flat])
 
     return gradient
+
+
+def _parts_of(
+    step: Step, target: Tensor, output_gradient: Tensor | None
+) -> list[tuple[Any, Any]] | None:
+    """As `targets_of`, of a target whose elements count by an output gradient.
+
+    That is the gradient of their products' sum, through the target alone.
+    """
+    if output_gradient is None or not target.dtype.is_floating:
+        return targets_of(step, target)
+    factor = tf.stop_gradient(tf.cast(output_gradient, target.dtype))
+    total = tf.reduce_sum(target * factor)
+    parts = targets_of(step, total)
+    if parts is None:
+        return [(target, factor)]
+    return [(target, by * factor) if of is total else (of, by) for of, by in parts]
 
 
 def _by_example(original: Callable[..., Any]) -> Callable[..., Any]:

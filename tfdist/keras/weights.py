@@ -245,7 +245,8 @@ def _notice_assignment(original: Callable[..., None]) -> Callable[..., None]:
             old = tf.convert_to_tensor(self.value)
             value = of_replica(step, self, value, old=None)
             return assign(self, step.keep_if_empty(tf.cast(value, old.dtype), old))
-        if tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_integer:
+        dtype = tf.as_dtype(self.dtype)
+        if dtype.is_floating or dtype.is_integer or dtype.is_bool:
             step.assigned[id(self)] = (self, value)
         return assign(self, value)
 

@@ -54,8 +54,12 @@ _PEER = re.compile(
 #: The exit status of ssh if it failed itself.
 _SSH_FAILED = 255
 
-#: The end of stock TensorFlow's `fit` on several processes with Keras 3 (keras#20585).
-_STOCK_FIT = ".distribute.values.PerReplica'>) to a Tensor"
+#: The ends of stock TensorFlow's `fit` on several processes and on parameter servers with Keras 3
+#: (keras#20585).
+_STOCK_FIT = (
+    ".distribute.values.PerReplica'>) to a Tensor",
+    "Cannot get the cardinality of a dataset that is not built",
+)
 
 #: A task of which TensorFlow's coordination service has had no heartbeat, on a line of its own.
 _SILENT = re.compile(r"^/job:(\w+)/replica:\d+/task:(\d+)$")
@@ -216,7 +220,7 @@ def _hint(ending: Ending) -> str:
             "all others. That task was stopped (by a debugger or SIGSTOP), its machine was busy or "
             "asleep, or the network between them failed."
         )
-    if any(_STOCK_FIT in line for line in ending.lines):
+    if any(words in line for line in ending.lines for words in _STOCK_FIT):
         return (
             "Keras 3 cannot `fit` on a strategy of TensorFlow's own for several processes "
             "(keras#20585). Leave --env-only out: tfdist then gives the program its own strategy."

@@ -31,6 +31,12 @@ class Mirrored(StrategyMixin, tf.distribute.MirroredStrategy):  # type: ignore[m
     name = "mirrored"
 
     def __init__(self, devices: Sequence[str] | None = None, rule: GradientOptions = PLAIN) -> None:
+        if isinstance(devices, int):
+            raise ConfigError(
+                f"tfdist.Mirrored(devices={devices}) takes names of devices, such as "
+                f"['GPU:0', 'GPU:1']. For a number of them: tfdist.strategy('mirrored', "
+                f"devices={devices})."
+            )
         if devices is not None and len(set(devices)) != len(devices):
             raise ValueError(
                 f"devices={list(devices)!r} names a device twice. Each device holds one replica: "

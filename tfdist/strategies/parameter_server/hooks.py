@@ -25,7 +25,7 @@ from tfdist._keras import (
     saving_lib,
 )
 from tfdist._tf.graphs import Function
-from tfdist._tf.variables import ResourceVariable
+from tfdist._tf.variables import IN_PLACE, ResourceVariable
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.functions import in_line
@@ -79,7 +79,7 @@ def hooks(serving: Serving) -> list[Hook]:
 
 
 #: The methods that change a variable of TensorFlow's.
-_ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
+_ASSIGNMENTS = (*("assign", "assign_add", "assign_sub"), *IN_PLACE)
 #: The seams that write a model's weights to a file.
 _WRITERS = (
     (saving_lib, "save_model"),

@@ -14,6 +14,7 @@ from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
 from tfdist.keras.replica_context import entered
 from tfdist.keras.stateless import Assigning
+from tfdist.keras.whole_batch import as_average, note_meeting
 from tfdist.strategies.pipeline.layer_state import refuse_outside, refuse_reads
 from tfdist.strategies.pipeline.microbatch import Microbatch
 from tfdist.strategies.pipeline.partitioning import Cut, Key
@@ -243,7 +244,10 @@ class KerasObjective:
         step.note_batch(parts)  # Layers in which examples meet are refused in the chunks.
         with entered(step):
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
-        return tf.zeros([]) if loss is None else loss
+            if loss is None:
+                return tf.zeros([])
+            note_meeting(step, loss)  # A loss with a `__call__` of its own may have reduced it so.
+            return as_average(step, loss)
 
     def _packed(self, tensors: Sequence[Any], masks: Sequence[Any]) -> Structure:
         """The model's outputs in their structure, with Keras's masks."""

@@ -299,6 +299,7 @@ class GradientSums:
     Attributes:
         part: the chunk.
         touched: for each weight whether there has ever been a dense gradient.
+        of_halves: the numbers of the weights whose dense gradients are computed in float16.
         rows: for each weight, the values and numbers of a microbatch's own rows, and of those that
             all microbatches look up, since `clear`.
     """
@@ -311,6 +312,7 @@ class GradientSums:
             ]
         self.part = part
         self.touched = [False] * len(self.variables)
+        self.of_halves: set[int] = set()
         self.clear()
 
     def begin(self, numbers: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import are_distinct, common_rows
 from tfdist.errors import ConfigError
+from tfdist.keras.replica_context import is_of_halves
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.layer_state import check_plain_variables, refuse_reads
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values
@@ -315,6 +316,8 @@ class _Graphs:
                 flat += _rows_of(grad)
             elif grad is not None:
                 flat.append(tf.convert_to_tensor(grad))
+                if number < len(self._job.part.weights) and is_of_halves(grad):
+                    self._job.sums.of_halves.add(number)
         return flat
 
     def _backward(self, flat: Sequence[Any], first: bool) -> list[Any]:

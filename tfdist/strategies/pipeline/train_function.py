@@ -14,6 +14,7 @@ from tfdist._keras import TensorFlowTrainer, Trainer, keras_backend, unpack_x_y_
 from tfdist.errors import ConfigError
 from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import exchanged
+from tfdist.keras.replica_context import as_of_halves
 from tfdist.placement.devices import on
 from tfdist.placement.place import place
 from tfdist.strategies.pipeline.engine import Engine
@@ -310,6 +311,8 @@ def _sum_of(
     """The gradient of a weight, in a graph; None if there is none."""
     dense = [each.variables[i].read_value() for each in replicas if each.touched[i]]
     if rows is None:
+        if dense and any(i in each.of_halves for each in replicas):
+            return as_of_halves(tf.add_n(dense))
         return tf.add_n(dense) if dense else None
     sparse = tf.IndexedSlices(*rows, tf.constant(list(weight.shape), rows[1].dtype))
     return tf.add_n([*dense, tf.convert_to_tensor(sparse)]) if dense else sparse
