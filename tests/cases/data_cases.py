@@ -296,6 +296,17 @@ def one_draws_more(strategy: Any, *, kind: str) -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {error}", "steps": steps}
 
 
+def made_on_one(strategy: Any, *, kind: str) -> None:
+    """A layer, or the generator of Keras's random numbers, that one worker alone makes."""
+    with scope(strategy):
+        if strategy.is_chief:
+            if kind == "layer":
+                keras.layers.Dense(7).build((None, 5))
+            else:
+                keras.random.uniform((2,))
+        common.fitted(_model(), **_drawn("seeded"))
+
+
 class _DrawsOnChief(keras.callbacks.Callback):
     """Draws a random number on one worker after each epoch, as for a picture."""
 

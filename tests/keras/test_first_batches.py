@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.conftest import assert_same
-from tests.harness import Pool
+from tests.harness import CallError, Pool
 
 CASES = "tests.cases.data_cases"
 PROCESSES = ("multi_worker", "horovod")
@@ -35,6 +35,13 @@ def test_different_batches_are_refused_before_the_first_step(
         assert "ConfigError: The workers read different data" in result["error"]
         assert "give shuffles a seed" in result["error"]
         assert result["steps"] == 0
+
+
+@pytest.mark.turns("all")
+@pytest.mark.parametrize("kind", ["layer", "draw"])
+def test_variables_that_one_worker_makes_are_named(cluster: Pool, kind: str) -> None:
+    with pytest.raises(CallError, match="at different places of the program: this one makes the"):
+        cluster("multi_worker").call(f"{CASES}:made_on_one", kind=kind)
 
 
 def test_workers_may_read_their_own_data_with_the_policy_off(cluster: Pool) -> None:
