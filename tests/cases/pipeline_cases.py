@@ -414,13 +414,14 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "clip": (dense, {"stages": 2, "schedule": "2bw", "optimizer": "adam"}),
     "replicas": (dense, {"stages": 2, "replicas": 2, "schedule": "pipedream"}),
     "share out": (dense, {"stages": 2, "replicas": 2, "microbatches": 3}),
+    "no number": (dense, {"stages": 2, "microbatches": 2, "reduction": "none"}),
 }
 
 
 def refused(strategy: Any, what: str) -> str:
     """What the user is told, before or at the first step."""
     make_model, given = WRONG[what]
-    options = {name: value for name, value in given.items() if name != "optimizer"}
+    options = {k: value for k, value in given.items() if k not in ("optimizer", "reduction")}
     optimizer = given.get("optimizer", "plain")
     shape = {"stateful": (16, 5, 4), "masked": (16, 12, 1)}.get(what, (16, 12))
     x = np.ones(shape, "float32")
@@ -429,6 +430,9 @@ def refused(strategy: Any, what: str) -> str:
         made = pipeline(**options)
         with made.scope():
             model = compiled(make_model(), optimizer)
+            if "reduction" in given:
+                kind = keras.losses.SparseCategoricalCrossentropy
+                model.compile("sgd", kind(from_logits=True, reduction=given["reduction"]))
         model.fit(x, y, 16, verbose=0)
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -170,6 +170,7 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("clip", ["global_clipnorm=1.0", "schedule='2bw'"]),
         ("replicas", ["2 replicas of the pipeline conflict with schedule='pipedream'"]),
         ("share out", ["microbatches=3 cannot be shared out to 2 replicas"]),
+        ("no number", ["a tensor of shape (None,)", "reduction='none'", "a mean or a sum"]),
     ],
 )
 def test_mistakes_are_named(cluster, what, words):

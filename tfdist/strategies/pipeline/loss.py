@@ -242,10 +242,18 @@ class KerasObjective:
         parts = keras.tree.map_structure(of_any_size, (targets, outputs.tensors))
         (y, weight), tensors = parts
         step.note_batch(parts)  # Layers in which examples meet are refused in the chunks.
+        for number in (step.count, step.total):  # Of the examples; no example is in them.
+            step.depends.note_shared(number)
         with entered(step):
             loss = self._model._compile_loss(y, self._packed(tensors, outputs.masks), weight)
             if loss is None:
                 return tf.zeros([])
+            if loss.shape.rank != 0:
+                raise ConfigError(
+                    f"The loss is a tensor of shape {loss.shape} (reduction='none', or a loss "
+                    "without a reduction), which conflicts with strategy='pipeline', whose "
+                    "microbatches add up numbers. Reduce it by a mean or a sum."
+                )
             note_meeting(step, loss)  # A loss with a `__call__` of its own may have reduced it so.
             return as_average(step, loss)
 
