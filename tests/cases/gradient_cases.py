@@ -58,6 +58,31 @@ def own_optimizer(strategy: Any, *, method: str, built: bool) -> dict[str, Any]:
         return common.fitted(model, *_data())
 
 
+class Recomputed(keras.layers.Layer):
+    """A dense layer whose activations are computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(6, "tanh")
+
+    def build(self, shape: Any) -> None:
+        """Builds the dense layer."""
+        self.dense.build(shape)
+
+    def call(self, inputs: Any) -> Any:
+        """The dense layer's outputs."""
+        return tf.recompute_grad(lambda x: self.dense(x))(inputs)
+
+
+def recomputed(strategy: Any) -> dict[str, Any]:
+    """Trains with `tf.recompute_grad`, which takes gradients within those of the loss."""
+    with scope(strategy), warnings.catch_warnings():
+        warnings.simplefilter("error", EquivalenceWarning)
+        model = keras.Sequential([keras.Input((8,)), Recomputed(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return common.fitted(model, *_data())
+
+
 class Tracked(keras.Sequential):
     """A model with steps of its own."""
 

@@ -12,7 +12,7 @@ from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN, IN_PLACE, OF_EXA
 from tests.cases.common import BATCH
 from tests.cases.loss_cases import BY_FEATURE, BY_OUTPUT, DOUBTFUL, LOSSES, MIXED, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
-from tests.harness import TARGETS, Pool
+from tests.harness import TARGETS, CallError, Pool
 
 CASES = "contract_cases"
 
@@ -193,6 +193,15 @@ def test_a_train_step_whose_loss_reads_weights(agree: Agree, name: str, change: 
 @pytest.mark.parametrize("change", ["clip", "normalize"])
 def test_gradients_that_a_train_step_changes(agree: Agree, change: str) -> None:
     agree("loss_cases:by_hand", name="mean", change=change)
+
+
+@pytest.mark.needs("any model")
+def test_activations_that_are_computed_again(agree: Agree, run: Agree, target: str) -> None:
+    if target != "parameter_server":
+        agree("gradient_cases:recomputed")
+        return
+    with pytest.raises(CallError, match=r"tf.recompute_grad.*the weights as arguments"):
+        run("gradient_cases:recomputed")
 
 
 @pytest.mark.parametrize(

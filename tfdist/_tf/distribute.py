@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.checkpoint import TrackableSaver
@@ -35,7 +35,7 @@ from tfdist._tf.collectives import is_of_another
 from tfdist._tf.lines import Line, Lined
 from tfdist._tf.variables import readable
 from tfdist.config.mesh import Axis
-from tfdist.errors import TfdistError
+from tfdist.errors import ConfigError, TfdistError
 from tfdist.types import (
     CoordinatedWorker,
     Dataset,
@@ -420,6 +420,18 @@ class _Accessed:
 
     def __init__(self, tensor: Tensor) -> None:
         self.handle = tensor
+
+    def ref(self) -> NoReturn:
+        """Refuses what `tf.custom_gradient` asks of a variable that its function reads.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "A function with a gradient of its own (tf.recompute_grad, tf.custom_gradient) that "
+            "reads weights conflicts with strategy='parameter_server', which has these on its "
+            "servers. Give it the weights as arguments, or choose another strategy."
+        )
 
 
 def watch_on_all_tapes(tensor: Tensor) -> None:

@@ -23,6 +23,7 @@ from tfdist.keras.hooks import (
     of_weights,
     on_gradients,
     on_whole_batch,
+    within_gradients,
 )
 from tfdist.keras.replica_context import Step, current_step, settling
 from tfdist.keras.whole_batch import (
@@ -234,7 +235,7 @@ def _noted_as_outputs(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Layer, *args: Structure, **kwargs: Structure) -> Structure:
         step = current_step() or settling.value
-        if step is None:
+        if step is None or within_gradients.is_up:  # Computed again, as by `tf.recompute_grad`.
             return original(self, *args, **kwargs)
         # The values of a layer, and of a loss, are looked into when it has returned.
         if not in_layer.is_up and not step.calls:
@@ -273,7 +274,8 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: object,
     ) -> Structure:
         step, targets = current_step(), tf.nest.flatten(target)
-        if step is None or by_example.is_up:
+        is_inner = within_gradients.is_up and output_gradients is not None
+        if step is None or by_example.is_up or is_inner:
             return original(self, target, sources, output_gradients, **kwargs)
         weights = has_weights(sources, step)
         if not weights and all(_is_by_example(step, each) for each in targets):
@@ -283,16 +285,17 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         if output_gradients is not None:
             given = tf.nest.flatten(output_gradients)
         parts = [_parts_of(step, *each) for each in zip(targets, given, strict=True)]
-        if all(part is None for part in parts):
-            result = original(self, target, sources, None, **kwargs)
-        else:
-            pairs = [
-                pair
-                for each, part in zip(targets, parts, strict=True)
-                for pair in ([(each, tf.ones_like(each))] if part is None else part)
-            ]
-            tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
-            result = original(self, tensors, sources, factors, **kwargs)
+        pairs = [
+            pair
+            for each, part in zip(targets, parts, strict=True)
+            for pair in ([(each, tf.ones_like(each))] if part is None else part)
+        ]
+        tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
+        with within_gradients.up():
+            if all(part is None for part in parts):
+                result = original(self, target, sources, None, **kwargs)
+            else:
+                result = original(self, tensors, sources, factors, **kwargs)
         if any(id(each) in step.scaled_losses for each in targets):
             return result
         flat = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
