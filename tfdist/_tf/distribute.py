@@ -422,7 +422,7 @@ class _Accessed:
         self.handle = tensor
 
     def ref(self) -> NoReturn:
-        """Refuses what `tf.custom_gradient` asks of a variable that its function reads.
+        """Refuses functions of `tf.custom_gradient` that read variables: it asks for this.
 
         Raises:
             ConfigError: always.

@@ -233,8 +233,8 @@ on_whole_batch = Flag()
 #: Set while gradients of numbers of single examples are taken, of which a replica has all.
 by_example = Flag()
 
-#: Set while a tape computes gradients. What a gradient function of the program, or of
-#: `tf.recompute_grad`, is given then is part of a gradient that has been taken for the whole batch.
+#: Set while a tape computes gradients. The output gradients that a gradient function of the
+#: program, or of `tf.recompute_grad`, is given are those of the whole batch's loss already.
 within_gradients = Flag()
 
 #: Set while a layer is called, and those that it calls.
