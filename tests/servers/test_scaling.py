@@ -44,7 +44,9 @@ def test_a_gradient_that_overflows_halves_its_scale_once(cluster: Pool, mode: st
         assert result == expected
 
 
-@pytest.mark.parametrize("target", ["parameter_server", "multi_worker", "pipeline"])
+@pytest.mark.parametrize(
+    "target", ["parameter_server", "multi_worker", "pipeline", "zero", "zero3"]
+)
 @pytest.mark.parametrize(("large", "alike"), [(1.0, True), (3e3, True), (300.0, False)])
 def test_mixed_float16_in_sync_is_one_process(
     cluster: Pool, target: str, large: float, alike: bool

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist._keras import Adam, BaseOptimizer, LossScaleOptimizer, TFOptimizer
 from tfdist.comm.batch_dependence import is_symbolic
+from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
@@ -29,9 +30,7 @@ from tfdist.keras.losses import has_weights, is_of_examples, with_shares
 from tfdist.keras.model_optimizers import note_applied
 from tfdist.keras.replica_context import (
     Step,
-    as_of_halves,
     current_step,
-    is_of_halves,
     weighed,
 )
 from tfdist.keras.updating import step_by_rule

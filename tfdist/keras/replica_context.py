@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -423,23 +422,6 @@ def weighed(grads: list[Any], optimizer: Optimizer | None) -> list[Any]:
     """
     step = current_step()
     return grads if step is None else [step.weigh_gradient(grad, optimizer) for grad in grads]
-
-
-def is_of_halves(gradient: Gradient) -> bool:
-    """Whether a dense gradient was computed in float16, and cast to its weight's type then."""
-    if tf.executing_eagerly() or not isinstance(gradient, tf.Tensor):
-        return False
-    op = gradient.op
-    return bool(op.type == "Cast" and op.inputs[0].dtype == tf.float16)
-
-
-def as_of_halves(total: Tensor) -> Tensor:
-    """The sum of the replicas' gradients of halves: infinite where float16 has no such number.
-
-    On one device that sum is computed in float16, and an infinity makes the loss scale smaller.
-    """
-    # From 65520 on, the middle between the largest number and the next, a number rounds up.
-    return tf.where(tf.abs(total) < 65520.0, total, total * tf.constant(math.inf, total.dtype))
 
 
 def entered(step: Step | None) -> contextlib.AbstractContextManager[None]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import BaseOptimizer, CallbackList, TensorFlowTrainer, Trainer, unwrapped
+from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.config.gradient_options import PLAIN
 from tfdist.errors import ConfigError
 from tfdist.gradients.optimizer_state import Updater, optimizers_by_rule, updater_of
@@ -25,7 +26,7 @@ from tfdist.keras.building import build_optimizer
 from tfdist.keras.hooks import Hook, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
 from tfdist.keras.model_optimizers import optimizers_of
-from tfdist.keras.replica_context import as_of_halves, current_step, is_of_halves, weighed
+from tfdist.keras.replica_context import current_step, weighed
 from tfdist.types import Gradient, KerasVariable, Logs, Model, Optimizer
 from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Flag

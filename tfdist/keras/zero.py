@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer, unwrapped
+from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.mesh import DATA, MODEL, Axis, Mesh
 from tfdist.errors import ConfigError
@@ -171,6 +172,7 @@ def reduce_to_shards(
     own = {i for i, weight in enumerate(weights) if is_reduced_by_tape(weight)}
     here = [i for i, grad in enumerate(grads) if grad is not None and i not in own]
     grads = list(grads)
+    halves = {i for i in here if is_of_halves(grads[i])}
     for i, grad in zip(here, weighed([grads[i] for i in here], optimizer), strict=True):
         grads[i] = grad
     pairs = list(zip(grads, weights, strict=True))
@@ -186,6 +188,7 @@ def reduce_to_shards(
     rest = [i for i, grad in enumerate(grads) if grad is not None and i not in result]
     sums = strategy.sum_gradients([grads[i] for i in rest]) if rest else []
     result.update((i, _own(each, weights[i])) for i, each in zip(rest, sums, strict=True))
+    result.update((i, as_of_halves(result[i])) for i in halves)
     return [result.get(i) for i in range(len(grads))]
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdist._tf.distribute import independently, redirect, wait_for
+from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.comm.replica_collectives import is_sparse, size_of
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
 from tfdist.sharding.layout import Cut
@@ -96,7 +97,7 @@ def gathered(
             with independently():
                 total = reduce_scatter(link, [weighed], [cut])[0]
             exchanges.append(_Exchange(tf.convert_to_tensor(upstream), total))
-            return total
+            return as_of_halves(total) if is_of_halves(upstream) else total
 
         return whole_of(own), backward
 

@@ -25,10 +25,11 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import fresh_zeros
 from tfdist.comm.batch_dependence import are_distinct, common_rows
+from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.comm.replica_collectives import with_distinct_rows
 from tfdist.keras.hooks import accounted, exchanged
 from tfdist.keras.learning_rate import learning_rate_times
-from tfdist.keras.replica_context import Step, as_of_halves, current_step, is_of_halves
+from tfdist.keras.replica_context import Step, current_step
 from tfdist.strategies.parameter_server.payload import (
     Change,
     Payload,

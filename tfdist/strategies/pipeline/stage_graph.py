@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist._tf.graphs import FlatFunction, flat_call
 from tfdist.comm.batch_dependence import are_distinct, common_rows
+from tfdist.comm.halves import is_of_halves
 from tfdist.errors import ConfigError
-from tfdist.keras.replica_context import is_of_halves
 from tfdist.placement.devices import on
 from tfdist.strategies.pipeline.layer_state import check_plain_variables, refuse_reads
 from tfdist.strategies.pipeline.stage import GradientSums, Part, Values

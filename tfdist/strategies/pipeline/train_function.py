@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import TensorFlowTrainer, Trainer, keras_backend, unpack_x_y_sample_weight
+from tfdist.comm.halves import as_of_halves
 from tfdist.errors import ConfigError
 from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import exchanged
-from tfdist.keras.replica_context import as_of_halves
 from tfdist.placement.devices import on
 from tfdist.placement.place import place
 from tfdist.strategies.pipeline.engine import Engine
