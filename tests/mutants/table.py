@@ -570,6 +570,80 @@ MUTANTS: list[Mutant] = [
         "total",
         "tests/servers/test_scaling.py -k 'one_process and multi_worker'",
     ),
+    Mutant(
+        "tfdist/keras/zero.py",
+        "result.update((i, as_of_halves(result[i])) for i in halves)",
+        "",
+        "tests/servers/test_scaling.py --tier=everything -k 'one_process and zero-'",
+    ),
+    Mutant(
+        "tfdist/sharding/gathering.py",
+        "return as_of_halves(total) if is_of_halves(upstream) else total",
+        "return total",
+        "tests/servers/test_scaling.py --tier=everything -k 'one_process and zero3'",
+    ),
+    Mutant(
+        "tfdist/strategies/pipeline/stage_graph.py",
+        "self._job.sums.of_halves.add(number)",
+        "pass",
+        "tests/servers/test_scaling.py --tier=everything -k 'one_process and pipeline'",
+    ),
+    # Losses and metrics by feature, output gradients, and changes in place.
+    *_of(
+        "tfdist/keras/losses.py",
+        _LOSSES.format("number_for_each_feature and sum_over_batch_size"),
+        ("if is_by_feature(values, step.depends):", "if False:"),
+    ),
+    *_of(
+        "tfdist/keras/gathered_loss.py",
+        _LOSSES.format("number_for_each_feature and sum_over_batch_size"),
+        (
+            "if values.shape.rank == 0 or is_by_feature(values, step.depends):",
+            "if values.shape.rank == 0:",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/metric_updates.py",
+        _LOSSES.format("number_for_each_feature and sum_over_batch_size"),
+        ("values = tf.reduce_mean(values)  # Each batch", "pass  # Each batch"),
+        (
+            "            values = tf.reduce_sum(values)\n",
+            "            pass\n",
+        ),
+    ),
+    *_of(
+        "tfdist/keras/losses.py",
+        _LOSSES.format("output_gradients or computed_again"),
+        ("(target, by * factor) if of is total", "(target, factor) if of is total"),
+        ("within_gradients.is_up and output_gradients is not None", "False"),
+    ),
+    *_of(
+        "tfdist/keras/plain_variables.py",
+        _LOSSES.format("in_place"),
+        (
+            "(values, indices), _ = step.gather(rows, place_of(slices.indices.op))",
+            "values, indices = rows",
+        ),
+        ("        value = _of_one_device(step, variable.name, value)\n", ""),
+    ),
+    Mutant(
+        "tfdist/keras/weights.py",
+        "dtype.is_floating or dtype.is_integer or dtype.is_bool",
+        "dtype.is_floating or dtype.is_integer",
+        _LOSSES.format("booleans"),
+    ),
+    Mutant(
+        "tfdist/comm/batch_dependence.py",
+        '("Sum", "Mean", "SqrtN")), 1),',
+        '("Sum", "Mean", "SqrtN")), 0),',
+        "tests/contract/test_data.py --tier=everything -k 'bags and mirrored'",
+    ),
+    Mutant(
+        "tfdist/strategies/pipeline/loss.py",
+        "return as_average(step, loss)",
+        "return loss",
+        "tests/contract/test_losses.py --tier=everything -k 'call_of_its_own and pipeline'",
+    ),
     # Hooks go in all together or not at all.
     *_of(
         "tfdist/keras/hooks.py",
