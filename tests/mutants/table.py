@@ -592,14 +592,14 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/losses.py",
         _LOSSES.format("number_for_each_feature and sum_over_batch_size"),
-        ("if is_by_feature(values, step.depends):", "if False:"),
+        ("if is_by_feature(values, step.depends, step.averages()):", "if False:"),
     ),
     *_of(
         "tfdist/keras/gathered_loss.py",
         _LOSSES.format("number_for_each_feature and sum_over_batch_size"),
         (
-            "if values.shape.rank == 0 or is_by_feature(values, step.depends):",
-            "if values.shape.rank == 0:",
+            "or is_by_feature(values, step.depends, step.averages()):",
+            ":",
         ),
     ),
     *_of(

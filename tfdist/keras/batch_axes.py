@@ -9,7 +9,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfdist._tf.graphs import constant_of, constant_value_as_shape
-from tfdist.comm.batch_dependence import Dependence, is_symbolic
+from tfdist.comm.batch_dependence import Dependence
 from tfdist.types import Operation, Tensor
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "einsum_axes",
     "holds_chosen",
     "is_by_class",
-    "is_by_feature",
     "is_drawn",
     "is_sum_by_class",
     "reduced_axes",
@@ -88,13 +87,6 @@ def batch_axis(tensor: Tensor, depends: Dependence) -> int | None:
     if id(tensor) not in depends.axes:
         _find_axis(tensor, depends)
     return depends.axes[id(tensor)][1]
-
-
-def is_by_feature(tensor: Tensor, depends: Dependence) -> bool:
-    """Whether a tensor of rank 1 or more has no row for each example, such as sums by feature."""
-    if not is_symbolic(tensor) or tensor.shape.rank == 0 or not depends(tensor):
-        return False
-    return batch_axis(tensor, depends) is None
 
 
 def _find_axis(tensor: Tensor, depends: Dependence) -> None:

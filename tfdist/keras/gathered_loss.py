@@ -21,10 +21,9 @@ import tensorflow as tf
 from tfdist._keras import loss_module
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.errors import ConfigError
-from tfdist.keras.batch_axes import is_by_feature
 from tfdist.keras.example_pairs import ROWS, Examples, meeting_of
 from tfdist.keras.hooks import Hook, on_whole_batch
-from tfdist.keras.reductions import reduction_of
+from tfdist.keras.reductions import is_by_feature, reduction_of
 from tfdist.keras.replica_context import Call, Step, current_step, entered
 from tfdist.keras.whole_batch import check_given, check_places
 from tfdist.types import Structure, Tensor
@@ -101,7 +100,7 @@ def of_whole_batch(step: Step, values: Tensor, mask: Tensor | None) -> tuple[Ten
     with entered(None), on_whole_batch.up():
         y_true, y_pred = _converted(dtype, tf.nest.pack_sequence_as(arguments, gathered))
         whole = compute(y_true, y_pred)
-    if values.shape.rank == 0 or is_by_feature(values, step.depends):
+    if values.shape.rank == 0 or is_by_feature(values, step.depends, step.averages()):
         return step.note_mean(whole), mask
     if found is not None and found.chooses:
         raise ConfigError(

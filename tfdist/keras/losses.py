@@ -13,7 +13,7 @@ from tfdist._keras import Trainer, loss_module
 from tfdist._tf.graphs import parallel_for
 from tfdist.comm.batch_dependence import is_symbolic, is_weight
 from tfdist.keras import gathered_loss, metric_updates
-from tfdist.keras.batch_axes import batch_axis, holds_chosen, is_by_feature
+from tfdist.keras.batch_axes import batch_axis, holds_chosen
 from tfdist.keras.example_pairs import ROWS, Examples
 from tfdist.keras.gathered_loss import of_whole_batch
 from tfdist.keras.hooks import (
@@ -25,6 +25,7 @@ from tfdist.keras.hooks import (
     on_whole_batch,
     within_gradients,
 )
+from tfdist.keras.reductions import is_by_feature
 from tfdist.keras.replica_context import Step, current_step, settling
 from tfdist.keras.whole_batch import (
     as_average,
@@ -87,7 +88,7 @@ def _reduce_over_all_replicas(original: Callable[..., Any]) -> Callable[..., Any
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0 or reduction in (None, "none"):
             return loss
-        if is_by_feature(values, step.depends):
+        if is_by_feature(values, step.depends, step.averages()):
             return step.note_mean(as_average(step, loss))
         if whole and any(each is not None and len(each.shape) for each in (sample_weight, mask)):
             factor = _whole_weight(step, original, sample_weight, mask, reduction)

@@ -18,12 +18,12 @@ from tfdist._keras import reduction_metrics
 from tfdist._tf.graphs import constant_of
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.errors import EquivalenceWarning
-from tfdist.keras.batch_axes import CHOOSING, batch_axis, is_by_feature
+from tfdist.keras.batch_axes import CHOOSING, batch_axis
 from tfdist.keras.gathered_loss import noted_call, of_whole_batch
 from tfdist.keras.hooks import Hook, is_of_program
 from tfdist.keras.logs import single_metrics
 from tfdist.keras.open_batch import SIZE_ADVICE, SIZE_NEEDED
-from tfdist.keras.reductions import Reduction, reduction_of
+from tfdist.keras.reductions import Reduction, is_by_feature, reduction_of
 from tfdist.keras.replica_context import Step, current_step
 from tfdist.keras.whole_batch import check_given, check_kept, computed_again, over_whole_batch
 from tfdist.keras.whole_statistics import average_of, with_whole_statistics
@@ -87,7 +87,9 @@ def _weigh_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             return original(self, values, sample_weight)
         values, _ = of_whole_batch(step, keras.ops.convert_to_tensor(values), None)
-        if is_by_feature(values, step.depends) and not len(getattr(sample_weight, "shape", ())):
+        if is_by_feature(values, step.depends, step.averages()) and not len(
+            getattr(sample_weight, "shape", ())
+        ):
             values = tf.reduce_mean(values)  # Each batch has as many, so that they count alike.
         values, sample_weight = (_of_rows(step, self, x) for x in (values, sample_weight))
         if values.shape.rank == 0 and not len(getattr(sample_weight, "shape", ())):
@@ -121,7 +123,7 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
         step = current_step()
         values = values if step is None else keras.ops.convert_to_tensor(values)
-        if step is not None and is_by_feature(values, step.depends):
+        if step is not None and is_by_feature(values, step.depends, step.averages()):
             values = tf.reduce_sum(values)
         if step is None or sample_weight is not None or values.shape.rank != 0:
             return original(self, values, sample_weight)

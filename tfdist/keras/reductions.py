@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._tf.graphs import constant_of
-from tfdist.comm.batch_dependence import Dependence
+from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.keras.batch_axes import (
     ELEMENTWISE,
     OF_MATRICES,
@@ -41,6 +41,7 @@ from tfdist.types import Operation, Tensor
 __all__ = [
     "Leaf",
     "Reduction",
+    "is_by_feature",
     "is_count",
     "leaf_of",
     "reduction_of",
@@ -142,6 +143,18 @@ def reduction_of(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> 
                 waiting.append((now, True))  # After its inputs.
                 waiting += [(each, False) for each in reversed(now.op.inputs)]
     return result
+
+
+def is_by_feature(tensor: Tensor, depends: Dependence, means: dict[int, Any]) -> bool:
+    """Whether a tensor of rank 1 or more has reduced the batch, such as sums for each feature.
+
+    For the arguments see `reduction_of`.
+    """
+    if not is_symbolic(tensor) or tensor.shape.rank == 0 or not depends(tensor):
+        return False
+    if batch_axis(tensor, depends) is not None:
+        return False
+    return not reduction_of(tensor, depends, means).unknown
 
 
 def _is_end(tensor: Tensor, found: Reduction, depends: Dependence, means: dict[int, Any]) -> bool:
