@@ -189,7 +189,9 @@ class KerasObjective:
         def total_of(value: Tensor) -> Tensor:
             if inputs.totals is None:
                 raise _NeedsTotalsError
-            return tf.cast(inputs.totals[next(asked)], value.dtype)
+            total = tf.cast(inputs.totals[next(asked)], value.dtype)
+            step.depends.note_shared(total)
+            return total
 
         step = Microbatch(
             self._model,
