@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
+from tfdist.errors import TfdistError
 from tfdist.types import Launcher, Strategy, Tensor
+from tfdist.utils.messages import logger
+from tfdist.utils.watchdog import calling_after
 
-__all__ = ["all_to_all", "gather_alike", "gather_by", "is_of_another", "launchers_of"]
+__all__ = ["SAY_AFTER_SECONDS", "all_to_all", "gather_alike", "gather_by", "launchers_of", "met"]
+
+#: Seconds after which a process that waits for the others reports that.
+SAY_AFTER_SECONDS = 60.0
 
 #: The words of TensorFlow's errors if another process has come to another collective: its tensor
 #: has another shape, or it is of another type.
 _OF_ANOTHER = ("Shape mismatch in the collective", "Collective instance")
 
 
-def is_of_another(error: Exception) -> bool:
-    """Whether a collective has failed because another process has come to another one."""
-    text = str(error)
-    return any(words in text for words in _OF_ANOTHER)
+@contextlib.contextmanager
+def met(late: str, elsewhere: TfdistError) -> Iterator[None]:
+    """A block in which processes meet at an exchange.
+
+    Args:
+        late: the warning if this one waits for the others.
+        elsewhere: the error if another one has come to another exchange.
+
+    Raises:
+        TfdistError: `elsewhere`.
+    """
+    try:
+        with calling_after(SAY_AFTER_SECONDS, lambda: logger.warning(late)):
+            yield
+    except tf.errors.OpError as error:
+        text = str(error)
+        if not any(words in text for words in _OF_ANOTHER):
+            raise
+        raise elsewhere from error
 
 
 def _launcher(strategy: Strategy, tensor: Tensor) -> Launcher | None:

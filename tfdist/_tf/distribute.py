@@ -31,7 +31,7 @@ from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.eager import context, tape
 from tensorflow.python.ops import collective_ops
 
-from tfdist._tf.collectives import is_of_another
+from tfdist._tf.collectives import SAY_AFTER_SECONDS, met
 from tfdist._tf.lines import Line, Lined
 from tfdist._tf.variables import readable
 from tfdist.config.mesh import Axis
@@ -46,9 +46,7 @@ from tfdist.types import (
     Tensor,
     Variable,
 )
-from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Flag
-from tfdist.utils.watchdog import calling_after
 
 __all__ = [
     "CollectiveAllReduceExtended",
@@ -256,12 +254,7 @@ class CollectiveExtended(Lined, PlainInput, GraphCollectives, CollectiveAllReduc
         return devices, kind
 
 
-#: Seconds after which a process that waits for the others at a new variable reports that.
-_SAY_AFTER_SECONDS = 60.0
-
-
-@contextlib.contextmanager
-def _naming(variable: str) -> Iterator[None]:
+def _naming(variable: str) -> contextlib.AbstractContextManager[None]:
     """Names a variable that a process makes while others do not, if they cannot exchange its value.
 
     Raises:
@@ -272,19 +265,14 @@ def _naming(variable: str) -> Iterator[None]:
         "first draw of keras.random: remove a condition such as `if rank == 0` around it."
     )
     late = (
-        f"this process has waited for {_SAY_AFTER_SECONDS:g} s for the others to make the variable "
+        f"this process has waited for {SAY_AFTER_SECONDS:g} s for the others to make the variable "
         f"{variable!r}. {alike}"
     )
-    try:
-        with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(late)):
-            yield
-    except tf.errors.OpError as error:
-        if not is_of_another(error):
-            raise
-        raise TfdistError(
-            "The workers are at different places of the program: this one makes the variable "
-            f"{variable!r}, another one does something else, such as making another. {alike}"
-        ) from error
+    elsewhere = TfdistError(
+        "The workers are at different places of the program: this one makes the variable "
+        f"{variable!r}, another one does something else, such as making another. {alike}"
+    )
+    return met(late, elsewhere)
 
 
 def _cast(initial: Any, dtype: DType, wide: DType) -> Callable[[], Tensor]:

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._tf.collectives import is_of_another
+from tfdist._tf.collectives import SAY_AFTER_SECONDS, met
 from tfdist._tf.sessions import eagerly
 from tfdist.errors import TfdistError
 from tfdist.types import AnyStrategy, Array, Json, Strategy, Tensor
-from tfdist.utils.messages import logger
-from tfdist.utils.watchdog import calling_after, hard_deadline
+from tfdist.utils.watchdog import hard_deadline
 
 __all__ = [
     "all_gather_json",
@@ -40,9 +39,6 @@ __all__ = [
 
 #: Bytes of a message that travel with its length.
 _HEAD = 255
-
-#: Seconds after which a worker that waits for the others reports that.
-_SAY_AFTER_SECONDS = 60.0
 
 #: The advice if the workers are at different places.
 _ALIKE = (
@@ -221,31 +217,24 @@ def _exchange(
     return messages
 
 
-@contextlib.contextmanager
-def _saying_what_for(strategy: Strategy, name: str) -> Iterator[None]:
+def _saying_what_for(strategy: Strategy, name: str) -> contextlib.AbstractContextManager[None]:
     """Shows the user, after a while, which workers this one waits for.
 
     Raises:
         TfdistError: if another worker has come to an exchange that is not one of this module's.
     """
     message = (
-        f"worker {rank(strategy)} has waited for {_SAY_AFTER_SECONDS:g} s at "
+        f"worker {rank(strategy)} has waited for {SAY_AFTER_SECONDS:g} s at "
         f"{name!r} for the other workers. If only some workers come here, as under "
         "`if rank == 0`, remove the condition: tfdist itself lets one worker write."
     )
-    try:
-        with calling_after(_SAY_AFTER_SECONDS, lambda: logger.warning(message)):
-            yield
-    except tf.errors.OpError as error:
-        if not is_of_another(error):
-            raise
-        elsewhere = TfdistError(
-            f"The workers are at different places of the program: worker {rank(strategy)} at "
-            f"{name!r}, another one in a step, at the end of one, or at a variable that it makes. "
-            f"{_ALIKE}"
-        )
-        setattr(elsewhere, _SHARED, True)  # No worker can come to any exchange any more.
-        raise elsewhere from error
+    elsewhere = TfdistError(
+        f"The workers are at different places of the program: worker {rank(strategy)} at "
+        f"{name!r}, another one in a step, at the end of one, or at a variable that it makes. "
+        f"{_ALIKE}"
+    )
+    setattr(elsewhere, _SHARED, True)  # No worker can come to any exchange any more.
+    return met(message, elsewhere)
 
 
 def _first_failure(messages: list[dict[str, Any]], own: Exception | None) -> Exception | None:
