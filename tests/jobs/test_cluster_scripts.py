@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.hosts import FAR, NEAR, missing, two_hosts
-from tests.jobs.test_jobs import ROOT, SCRIPT, left_over
+from tests.jobs.test_jobs import ROOT, SCRIPT, left_over, printed
 from tfdist import environment
 
 BIN = Path(sys.executable).parent
@@ -78,7 +78,7 @@ def test_programs_of_a_slurm_step_find_each_other(folder):
         for rank in (0, 1)
     ]
     said = [job.communicate(timeout=150) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], said
+    assert [job.returncode for job in jobs] == [0, 0], printed(said)
     losses = {number for out, _ in said for number in re.findall(r"^RESULT (\S+)", out, re.M)}
     assert len(losses) == 1
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.harness.targets import free_ports
-from tests.jobs.test_jobs import SCRIPT, TFDIST, left_over, results, run
+from tests.jobs.test_jobs import SCRIPT, TFDIST, left_over, printed, results, run
 from tfdist import environment
 
 BIN = Path(sys.executable).parent
@@ -253,7 +253,7 @@ def test_each_task_of_tf_config_is_started_by_itself(folder):
         for index in (0, 1)
     ]
     said = [job.communicate(timeout=120) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], said
+    assert [job.returncode for job in jobs] == [0, 0], printed(said)
     (one,), (other,) = (results(out) for out, _ in said)
     assert one[0] == other[0]
     assert "RESULT" in (folder / "logs1/worker-1.log").read_text()

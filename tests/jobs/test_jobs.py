@@ -60,6 +60,14 @@ def run(folder, *command, **environ):
     )
 
 
+def printed(outputs):
+    """What several processes printed, to be shown whole when a test fails."""
+    each = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
+    return "\n".join(
+        f"== {name}\n{one if isinstance(one, str) else ''.join(one)}" for name, one in each
+    )
+
+
 def results(text):
     return re.findall(r"^RESULT (\S+) (.*)$", text, re.MULTILINE)
 
@@ -146,7 +154,7 @@ def test_commands_on_several_machines_make_the_cluster(folder):
         for i in range(2)
     ]
     outputs = [task.communicate(timeout=DEADLINE) for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], outputs
+    assert [task.returncode for task in tasks] == [0, 0], printed(outputs)
     losses = {results(out)[0][0] for out, _ in outputs}
     assert len(losses) == 1
 
@@ -178,10 +186,12 @@ def test_a_program_with_its_own_flag_needs_no_launcher(folder):
         )
         for i in range(2)
     ]
-    lines = [task.communicate(timeout=DEADLINE)[0].splitlines() for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], lines
+    outputs = [task.communicate(timeout=DEADLINE)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], printed(outputs)
     # The last one to end may hear from TensorFlow that the other one has gone.
-    shown = [[x for x in each if x.startswith(("epoch", "accuracy"))] for each in lines]
+    shown = [
+        [x for x in each.splitlines() if x.startswith(("epoch", "accuracy"))] for each in outputs
+    ]
     assert shown[0][-1].startswith("accuracy on unseen digits")
     assert len(shown[0]) == 3
     assert shown[0] == shown[1]

@@ -26,7 +26,7 @@ from typer.testing import CliRunner, Result
 
 from tests.cluster.test_manifests import pods_of
 from tests.harness.pods import AS_POD, missing, network
-from tests.jobs.test_jobs import DEADLINE, SCRIPT, results
+from tests.jobs.test_jobs import DEADLINE, SCRIPT, printed, results
 from tfdist import environment
 from tfdist.cli.main import app
 from tfdist.launcher.backends import kubernetes_watch
@@ -53,8 +53,8 @@ def folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.core
 def test_the_pods_of_a_manifest_train_what_one_process_trains(folder: Path, alone: float) -> None:
     """One chief, one worker and one server, each with what Kubernetes tells its pod."""
-    printed = CliRunner().invoke(app, [*ON, *PS, "--seed", "3", "--dry-run", "train.py", "--own"])
-    pods = pods_of(list(yaml.safe_load_all(printed.stdout)))
+    manifest = CliRunner().invoke(app, [*ON, *PS, "--seed", "3", "--dry-run", "train.py", "--own"])
+    pods = pods_of(list(yaml.safe_load_all(manifest.stdout)))
     assert [name for name, _, _ in pods] == ["train-chief-0", "train-worker-0", "train-ps-0"]
     with network([name for name, _, _ in pods]) as made, contextlib.ExitStack() as stack:
         lines = [f"{address} {name}.train {name}" for name, (_, address) in made.items()]
@@ -75,7 +75,9 @@ def test_the_pods_of_a_manifest_train_what_one_process_trains(folder: Path, alon
             )
             stack.callback(end, started[name])
         said = {name: pod.communicate(timeout=DEADLINE)[0] for name, pod in started.items()}
-    assert {name: pod.returncode for name, pod in started.items()} == dict.fromkeys(made, 0), said
+    assert {name: pod.returncode for name, pod in started.items()} == dict.fromkeys(made, 0), (
+        printed(said)
+    )
     (chief,) = results(said["train-chief-0"])
     assert float(chief[0]) == pytest.approx(alone, abs=1e-5)
     assert chief[1] == "['--own'] __main__"

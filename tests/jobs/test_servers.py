@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.targets import free_ports
-from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, left_over, run
+from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, left_over, printed, run
 from tfdist import environment
 
 #: Trains until the file `enough` is there; the second start of the job ends at once.
@@ -156,9 +156,11 @@ def test_a_worker_of_another_machine_dies_and_is_replaced(folder):
         time.sleep(1)
         (folder / "enough").touch()
         said = {name: job.communicate(timeout=DEADLINE)[0] for name, job in jobs.items()}
-    assert "DONE" in said["chief 0"], said
+    assert "DONE" in said["chief 0"], printed(said)
     assert "worker 1 was ended by signal 9 (SIGKILL); starting it again" in said["worker 1"]
-    assert {name: job.returncode for name, job in jobs.items()} == dict.fromkeys(jobs, 0), said
+    assert {name: job.returncode for name, job in jobs.items()} == dict.fromkeys(jobs, 0), printed(
+        said
+    )
     assert left_over(folder) == []
 
 

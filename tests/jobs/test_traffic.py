@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.pods import missing, network
-from tests.jobs.test_jobs import DEADLINE, TFDIST
+from tests.jobs.test_jobs import DEADLINE, TFDIST, printed
 from tfdist import environment
 
 PROCESSES, WIDTH, LAYERS, STEPS = 3, 768, 6, 6
@@ -72,7 +72,7 @@ def _sent(folder: Path, flags: list[str], optimizer: str) -> list[float]:
         finally:
             for task in tasks:
                 task.kill()
-    assert [task.returncode for task in tasks] == [0] * PROCESSES, outputs
+    assert [task.returncode for task in tasks] == [0] * PROCESSES, printed(outputs)
     return [float(out.partition("BYTES ")[2].split()[0]) for out, _ in outputs]
 
 

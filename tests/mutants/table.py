@@ -133,8 +133,8 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/strategies/parameter_server/passes.py",
         "tests/unit/test_reading.py",
-        ("each.place <= place", "each.place == place"),
-        ("max(before, key", "min(before, key"),
+        ("bisect.bisect(kept", "bisect.bisect_left(kept"),
+        ("kept.pop(before - 1)", "kept.pop(0)"),
     ),
     *_of(
         "tfdist/strategies/horovod/strategy.py",

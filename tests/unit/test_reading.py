@@ -98,3 +98,14 @@ def test_a_worker_goes_on_from_the_nearest_place(
     each: Any = reading.begin()
     assert [each.iterator(worker, position)[1] for worker, position in turns] == skips
     assert counts["_load"] == 2
+
+
+def test_a_worker_that_did_the_part_of_another_once_reads_on(
+    reading: Reading, counts: dict[str, int]
+) -> None:
+    """It keeps a copy of the data set that it needs no more. Such copies cannot be compared."""
+    passes = read(reading, {0: [0], 1: [0, 0], 2: [0]})
+    assert [in_order(batches[:: len(batches) // BATCHES]) for batches in passes] == [
+        list(range(2 * BATCHES))
+    ] * PASSES
+    assert counts["_load"] == 2

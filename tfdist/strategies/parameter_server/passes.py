@@ -8,7 +8,9 @@ chief counts the passes over each shuffle, and a copy draws once for each pass t
 
 from __future__ import annotations
 
+import bisect
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -101,13 +103,13 @@ def take_nearest(
         place: the batch or the pass that is to be read.
         lost: how often the worker has been lost, and with it what it had then.
     """
-    kept = sources[worker] = [each for each in sources.get(worker, []) if each.lost == lost]
-    before = [each for each in kept if each.place <= place]
-    if not before:
-        return None
-    nearest = max(before, key=lambda each: each.place)
-    kept.remove(nearest)
-    return nearest
+    left = [each for each in sources.get(worker, []) if each.lost == lost]
+    kept = sources[worker] = sorted(left, key=_place)
+    before = bisect.bisect(kept, place, key=_place)
+    return kept.pop(before - 1) if before else None
+
+
+_place = operator.attrgetter("place")
 
 
 def _warn(again: bool) -> None:
