@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist._keras import ArrayDataAdapter
 from tfdist.comm import batch_sharding
 from tfdist.errors import ConfigError
+from tfdist.keras import feeding
 
 SHARD = batch_sharding.Shard(workers=2, worker=1, local=1)
 
@@ -30,6 +32,12 @@ def test_how_a_batch_is_split_in_words(batch: int, replicas: int, text: str) -> 
     if " + " in text:
         bounds = [batch_sharding.slice_bounds(batch, place, replicas) for place in range(replicas)]
         assert " + ".join(str(end - start) for start, end in bounds) == text
+
+
+@pytest.mark.parametrize(("examples", "size"), [(8, 8), (40, 32), (64, 32), (32, 32)])
+def test_the_first_batch_of_arrays_has_a_known_size(examples: int, size: int) -> None:
+    adapter = ArrayDataAdapter(np.zeros([examples, 2]), batch_size=32)
+    assert feeding._first_batch(adapter) == size
 
 
 def test_a_batch_without_examples_is_refused_by_name() -> None:

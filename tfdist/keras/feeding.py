@@ -129,10 +129,16 @@ def _say_batch(iterator: EpochIterator) -> None:
     if not fitting.is_up or replicas == 1 or strategy in _said:
         return
     _said.add(strategy)
-    batch = _batch_size(iterator.data_adapter)
+    batch = _first_batch(iterator.data_adapter)
     if batch and getattr(strategy, "is_chief", True):
         parts = split_in_words(batch, replicas)
         logger.info(f"global batch: {batch} → {parts} examples a step")
+
+
+def _first_batch(adapter: DataAdapter) -> int | None:
+    """The size of the first global batch: that of all, but of a single one that is not full."""
+    size = _batch_size(adapter)
+    return adapter.partial_batch_size or size if adapter.num_batches == 1 else size
 
 
 def _batch_size(adapter: DataAdapter) -> int | None:

@@ -248,6 +248,12 @@ class DataAdapter(Protocol):
     @property
     def batch_size(self) -> int | None: ...
 
+    @property
+    def num_batches(self) -> int | None: ...
+
+    @property
+    def partial_batch_size(self) -> int | None: ...
+
 
 class EpochIterator(Protocol):
     """Keras's loop over the batches of an epoch.
