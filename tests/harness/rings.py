@@ -15,7 +15,7 @@ def make(**options: Any) -> Any:
 
     Weights are divided however small they are, if any are.
     """
-    layouts.SMALLEST = 1
+    layouts.SMALLEST = layouts.SMALLEST_GATHERED = 1
     environment.set_for_good(
         {
             "HOROVOD_DYNAMIC_PROCESS_SETS": "1",

@@ -10,5 +10,5 @@ from tfdist.strategies.multi_worker.strategy import MultiWorker
 
 def make(**options: Any) -> Any:
     """The strategy of a process whose TF_CONFIG lists its peers."""
-    layouts.SMALLEST = 1
+    layouts.SMALLEST = layouts.SMALLEST_GATHERED = 1
     return MultiWorker(**options)

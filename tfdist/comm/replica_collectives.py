@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist._tf.collectives import all_to_all, gather_alike, gather_by
+from tfdist._tf.distribute import independently
 from tfdist._tf.lines import Line
 from tfdist.comm.batch_dependence import Kind, rows_of
 from tfdist.errors import EquivalenceWarning
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ALONE_BYTES",
     "CountedLink",
     "LineLink",
     "Link",
@@ -36,14 +38,20 @@ __all__ = [
 ]
 
 
+#: Dense tensors of as many bytes are exchanged by themselves between CPUs: to pack them costs more
+#: than an exchange of their own, and memory for a copy of all.
+ALONE_BYTES = 1 << 20
+
+
 # Sums over the replicas, from within a replica.
 
 
 def sum_over_replicas(values: list[Any]) -> list[Any]:
     """Adds up tensors over all replicas.
 
-    Dense tensors of one type travel together. Sparse gradients stay sparse. The rows of lookups by
-    example are put one after the other, as in one process's gradient of the whole batch. A lookup
+    Dense tensors of one type travel together; between CPUs large ones travel by themselves, each
+    when it has been computed. Sparse gradients stay sparse. The rows of lookups by example are put
+    one after the other, as in one process's gradient of the whole batch. A lookup
     that does not depend on the batch, such as a position embedding, has each row once on one
     process and on each replica: those rows are added, and so are those of lookups that make the ids
     of the batch unique. Optimizers that square gradients row by row distinguish them.
@@ -63,12 +71,23 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
         return values
     pieces = [pieces_of(value) for value in values]
     flat = [piece.value for each in pieces for piece in each]
-    groups = grouped((is_sparse(value), value.dtype) for value in flat)
     add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-    sums = by_group(flat, groups, add)
-    supply = iter(sums)
+    with independently():
+        sums = {i: add(flat[i]) for i in _alone(flat)}
+    rest = [i for i in range(len(flat)) if i not in sums]
+    groups = grouped((is_sparse(flat[i]), flat[i].dtype) for i in rest)
+    sums.update(zip(rest, by_group([flat[i] for i in rest], groups, add), strict=True))
+    supply = iter(sums[i] for i in range(len(flat)))
     replicas = context.num_replicas_in_sync
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
+
+
+def _alone(values: Sequence[Any]) -> list[int]:
+    """The indices of the tensors that are exchanged by themselves."""
+    if "GPU" in tf.distribute.get_strategy().extended.worker_devices[0]:
+        return []
+    large = (not is_sparse(each) and size_of(each) >= ALONE_BYTES for each in values)
+    return [i for i, is_large in enumerate(large) if is_large]
 
 
 def grouped(keys: Iterable[Any]) -> list[list[int]]:

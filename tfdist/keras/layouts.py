@@ -27,10 +27,23 @@ from tfdist.types import DenseLayer, KerasVariable, Layer, Optimizer, Strategy
 from tfdist.utils.messages import logger
 from tfdist.utils.thread_state import Current
 
-__all__ = ["SMALLEST", "Equation", "WeightLayout", "hooks", "layout_of", "weight_layouts"]
+__all__ = [
+    "SMALLEST",
+    "SMALLEST_GATHERED",
+    "Equation",
+    "WeightLayout",
+    "hooks",
+    "layout_of",
+    "weight_layouts",
+]
 
-#: Weights of fewer numbers are whole in each process, unless a rule names them.
+#: Weights of fewer numbers are whole along the model axis, unless a rule names them.
 SMALLEST = 1024
+
+#: Weights of fewer numbers are whole along the data axis, unless a rule names them: to gather them
+#: takes longer than the exchange of their gradients, which travel together. As DeepSpeed's
+#: `stage3_param_persistence_threshold`.
+SMALLEST_GATHERED = 16 * 1024
 
 #: Weights that an error names, at most.
 _SHOWN = 8
@@ -155,7 +168,7 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
     cuts = _cuts_of(weight, layer, shape, strategy)
     of_rules = tuple(cuts)
     in_rules = any(cut.axis.name == DATA for cut in cuts)
-    large = weight.trainable and math.prod(shape) >= SMALLEST
+    large = weight.trainable and math.prod(shape) >= SMALLEST_GATHERED
     if stage(strategy) > 2 and large and not in_rules:
         divided = cut_for(cuts[-1].shard_shape if cuts else shape, data_axis(strategy))
         cuts.extend([divided] if divided is not None else [])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.comm.batch_dependence import Kind, of_kind
 from tfdist.comm.replica_collectives import (
+    ALONE_BYTES,
     Link,
     by_group,
     grouped,
@@ -26,7 +27,7 @@ from tfdist.types import IndexedSlices, Tensor
 
 __all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
 
-#: Tensors are exchanged together up to so many bytes.
+#: Small tensors are exchanged together up to so many bytes.
 _BUCKET_BYTES = 4 << 20
 
 
@@ -44,7 +45,7 @@ def reduce_scatter(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> li
 def _reduced_slices(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
         packed = tf.concat(bucket, 1) if len(bucket) > 1 else bucket[0]
-        own = tf.reduce_sum(link.all_to_all(packed), 0)
+        own = tf.add_n(tf.unstack(link.all_to_all(packed), link.count))
         return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
 
     rows = [_to_rows(value, cut) for value, cut in zip(values, cuts, strict=True)]
@@ -159,15 +160,19 @@ def _from_rows(rows: Tensor, cut: Cut) -> Tensor:
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
-    """The indices of tensors of one type and some size, in their order."""
+    """The indices of tensors that are exchanged together: small ones of one type."""
     for group in grouped(tensor.dtype for tensor in tensors):
         bucket: list[int] = []
         size = 0
         for index in group:
             bytes_of = size_of(tensors[index])
+            if bytes_of >= ALONE_BYTES:
+                yield [index]
+                continue
             if bucket and size + bytes_of > _BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
             bucket.append(index)
             size += bytes_of
-        yield bucket
+        if bucket:
+            yield bucket

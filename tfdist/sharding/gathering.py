@@ -1,8 +1,9 @@
 """Whole weights for the time that a layer uses them (ZeRO stage 3, arXiv:1910.02054).
 
 A weight of which each process keeps a shard is gathered when a layer is called, and again when the
-layer's gradients are computed, so that it need not be kept between the two. The gradient of its
-shard is the sum over the replicas of the whole gradients, each weighed by its replica's examples.
+layer's gradients are computed, so that it need not be kept between the two. Only the last one that
+was gathered is kept, since the backward pass begins with it. The gradient of a weight's shard is
+the sum over the replicas of the whole gradients, each weighed by its replica's examples.
 
 TensorFlow's automatic differentiation makes the operations of the backward pass read the tensors
 of the forward pass. When a tape has returned, those that read a whole weight are pointed at a
@@ -135,7 +136,7 @@ def gather_again() -> Iterator[None]:
     for use in uses:
         consumers = {each for each in use.whole.consumers() if each in new}
         after, readers = _backward(sorted(consumers, key=new.__getitem__), new)
-        if after:
+        if after and use is not uses[-1]:
             with tf.control_dependencies([*after, *last_before(readers[0])]):
                 again = use.gather(tf.identity(use.shard))
             redirect(readers, use.whole, again)
