@@ -60,6 +60,12 @@ def lazy_model() -> keras.Model:
     return keras.Sequential([keras.layers.Dense(16, "relu"), keras.layers.Dense(3)])
 
 
+def wide_model() -> keras.Model:
+    """A kernel of 2 MiB between small weights, for `table`: its gradient travels by itself."""
+    widths = [keras.layers.Dense(width, "relu") for width in (1024, 512)]
+    return keras.Sequential([keras.Input((8,)), *widths, keras.layers.Dense(3)])
+
+
 def conv_model(synchronized: bool = True) -> keras.Model:
     """Convolution and batch normalization for `images`.
 
@@ -113,6 +119,7 @@ def position_model() -> keras.Model:
 MODELS = {
     "dense": (dense_model, table),
     "lazy": (lazy_model, table),
+    "wide": (wide_model, table),
     "conv": (conv_model, images),
     "embedding": (embedding_model, tokens),
     "position": (position_model, tokens),

@@ -684,6 +684,47 @@ def checked_loop(strategy: Any, *, inside: bool) -> dict[str, Any]:
     return {"weights": common.weights(model)}
 
 
+def scaled_loop(strategy: Any, *, form: str, start: int) -> dict[str, Any]:
+    """A loop that scales its losses, whose optimizer is built by its first step.
+
+    Args:
+        strategy: what to train on.
+        form: whether the replicas run the step, or the program calls it itself, as a function of
+            its own or eagerly.
+        start: the binary logarithm of the first scale.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    x, y = common.table(96)
+    with strategy.scope():
+        model = common.dense_model()
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.05), initial_scale=2.0**start, dynamic_growth_steps=3
+        )
+        loss_object = common.sparse_crossentropy()
+
+        def train_step(features: Any, labels: Any) -> Any:
+            with tf.GradientTape() as tape:
+                # Keras divides it by the replicas, which have the same examples.
+                loss = loss_object(labels, model(features, training=True))
+                scaled = optimizer.scale_loss(loss)
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(scaled, weights), weights)
+
+        step = train_step
+        if form == "replicas":
+            step = tf.function(lambda *batch: strategy.run(train_step, batch))
+        elif form == "function":
+            step = tf.function(train_step)
+        for i in range(0, 4 * 96, BATCH):
+            step(*(tf.constant(each[i % 96 : i % 96 + BATCH]) for each in (x, y)))
+        return {
+            "weights": common.weights(model),
+            "names": [each.path.partition("/")[2] for each in optimizer.variables],
+            "scale": np.log2(float(np.asarray(optimizer.dynamic_scale))),
+            "iterations": int(np.asarray(optimizer.iterations)),
+        }
+
+
 def gathered(strategy: Any) -> dict[str, Any]:
     """`strategy.gather` and the reductions, on per-replica values."""
     strategy = strategy or tf.distribute.get_strategy()

@@ -155,6 +155,17 @@ def test_loop_that_checks_its_values(agree: Agree, inside: bool) -> None:
 
 @TWICE
 @pytest.mark.needs("loops")
+@pytest.mark.parametrize(
+    ("form", "start"), [("replicas", 10), ("function", 10), ("function", 127), ("eager", 127)]
+)
+def test_loop_that_scales_its_losses(agree: Agree, form: str, start: int) -> None:
+    """The scale grows, or a gradient of a replica or of the whole batch is too large at first."""
+    for result in agree("step_cases:scaled_loop", form=form, start=start):
+        assert (result["iterations"] < 12) is (start > 100)
+
+
+@TWICE
+@pytest.mark.needs("loops")
 def test_statistics_of_the_whole_batch_in_a_loop_for_tf_distribute(agree: Agree) -> None:
     agree("step_cases:distribute_loop", synchronized=True)
 

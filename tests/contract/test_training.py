@@ -57,6 +57,11 @@ def test_last_batch_of_one_example(agree: Agree, model: str, examples: int) -> N
     agree(TRAIN, model=model, optimizer="adam", examples=examples, epochs=2)
 
 
+@pytest.mark.core("large weights")
+def test_large_and_small_weights(agree: Agree) -> None:
+    agree(TRAIN, model="wide", optimizer="adam", examples=UNEVEN, epochs=1)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -10,7 +10,8 @@ A trace of an unbuilt model is not the step that Keras means. `LossScaleOptimize
 one, puts the constant `initial_scale` into the graph until it is built. On one device the graph
 that runs comes from a second trace: `tf.function` discards every trace that created variables.
 Since tfdist's variables are created outside of the trace, it has to see to that itself: whatever is
-not built is built by a trace into a graph that is thrown away (`on_built_model`).
+not built is built by a trace into a graph that is thrown away (`on_built_model`). In a function of
+the program's own, the scale of a loss is made when a loss is scaled (`scale_of`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tfdist import types
 from tfdist._keras import (
     Functional,
     KerasVariable,
+    LossScaleOptimizer,
     TensorFlowTrainer,
     Trainer,
     unpack_x_y_sample_weight,
@@ -46,7 +48,11 @@ __all__ = [
     "hooks",
     "on_built_model",
     "plain_outside_of_replica",
+    "scale_of",
 ]
+
+#: The attribute of an optimizer for the variables of its scale that were made before it is built.
+_SCALE = "_tfdist_scale"
 
 
 def hooks() -> list[Hook]:
@@ -55,6 +61,7 @@ def hooks() -> list[Hook]:
         Hook(TensorFlowTrainer, "_maybe_symbolic_build", _left_to_first_step),
         Hook(KerasVariable, "__init__", _outside_of_replica),
         Hook(Trainer, "compile", _without_xla),
+        Hook(LossScaleOptimizer, "build", _with_scale_of_before),
     ]
 
 
@@ -121,6 +128,46 @@ def build_optimizer(optimizer: Optimizer, variables: list[Any]) -> None:
     ):
         optimizer.build(variables)
         optimizer.built = True
+
+
+def scale_of(optimizer: types.LossScaler) -> KerasVariable:
+    """The scale by which a graph is to multiply losses: a variable, which `build` would make.
+
+    Args:
+        optimizer: the optimizer; if it is not built, Keras would scale by a constant.
+    """
+    if optimizer.built:
+        return optimizer.dynamic_scale
+    if _SCALE not in vars(optimizer):
+        with outside_of_function(tf.distribute.get_strategy()):
+            counter = optimizer.add_variable((), "zeros", "int", name="step_counter")
+            start = keras.initializers.Constant(optimizer.initial_scale)
+            scale = optimizer.add_variable((), start, "float32", name="dynamic_scale")
+        vars(optimizer)[_SCALE] = {"step_counter": counter, "dynamic_scale": scale}
+    found: KerasVariable = vars(optimizer)[_SCALE]["dynamic_scale"]
+    return found
+
+
+def _with_scale_of_before(original: Callable[..., None]) -> Callable[..., None]:
+    """Builds an optimizer with the variables that `scale_of` has made."""
+
+    @functools.wraps(original)
+    def build(self: types.LossScaler, var_list: list[Any]) -> None:
+        made = vars(self).pop(_SCALE, None)
+        if made is None:
+            return original(self, var_list)
+        add = self.add_variable
+
+        def add_variable(*args: Any, name: str = "", **kwargs: Any) -> KerasVariable:
+            return made.pop(name) if name in made else add(*args, name=name, **kwargs)
+
+        vars(self)["add_variable"] = add_variable
+        try:
+            original(self, var_list)
+        finally:
+            del vars(self)["add_variable"]
+
+    return build
 
 
 def has_own_step(model: Model, name: str) -> bool:

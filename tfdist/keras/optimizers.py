@@ -22,7 +22,7 @@ from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
-from tfdist.keras.building import build_optimizer
+from tfdist.keras.building import build_optimizer, scale_of
 from tfdist.keras.custom_gradients import check_unchanged
 from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import Hook, accounted, by_example, exchanged, on_gradients
@@ -37,7 +37,16 @@ from tfdist.keras.updating import step_by_rule
 from tfdist.keras.whole_batch import as_average, note_meeting
 from tfdist.sharding.exchange import own_shard
 from tfdist.types import Adam as AdamOptimizer
-from tfdist.types import Gradient, KerasVariable, Operand, Optimizer, Structure, Tensor, Variable
+from tfdist.types import (
+    Gradient,
+    KerasVariable,
+    LossScaler,
+    Operand,
+    Optimizer,
+    Structure,
+    Tensor,
+    Variable,
+)
 from tfdist.utils.thread_state import Flag
 
 __all__ = ["adam_while", "exchange", "hooks"]
@@ -257,10 +266,11 @@ def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(original)
-    def scale_loss(self: Optimizer, loss: Tensor) -> Tensor:
+    def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
         step = current_step()
         if step is None:
-            return original(self, loss)
+            graph = not self.built and is_symbolic(loss)
+            return loss * tf.cast(scale_of(self), loss.dtype) if graph else original(self, loss)
         if is_symbolic(loss):
             note_meeting(step, loss)
         return step.weigh_scaled(original(self, as_average(step, loss)), self)

@@ -139,8 +139,11 @@ class Adafactor(Optimizer, Protocol):
 class LossScaler(Optimizer, Protocol):
     """A `keras.optimizers.LossScaleOptimizer`."""
 
+    initial_scale: float
+
     @property
     def dynamic_scale(self) -> KerasVariable: ...
+    def add_variable(self, shape: Sequence[int], *args: Any, name: str) -> KerasVariable: ...
     @property
     def inner_optimizer(self) -> Optimizer: ...
     @property
