@@ -17,7 +17,7 @@ import os, pathlib, signal, time
 import keras, numpy as np, tensorflow as tf
 
 keras.utils.set_random_seed(3)
-layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(64)]
+layers = [keras.layers.Dense(160, "relu"), keras.layers.Dense(64)]
 model = keras.Sequential([keras.Input((64,)), *layers])
 model.compile(keras.optimizers.Adam(1e-3), "mse")
 x = np.random.default_rng(0).normal(size=(77, 64)).astype("float32")
@@ -46,7 +46,7 @@ import keras, numpy as np, tensorflow as tf
 from tfdist.sharding import variables
 
 variables.READ_SECONDS = 3.0
-model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(320)])
 if tf.distribute.get_strategy().world.worker == 0:
     model.get_weights()
 time.sleep(600)

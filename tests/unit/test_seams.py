@@ -47,6 +47,7 @@ SIGNATURES = {
     "LossScaleOptimizer.check_finite": "(self, grads)",
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
     "Function.__call__": "(self, *args, **kwds)",
+    "LossScaleOptimizer.build": "(self, var_list)",
     "SwapEMAWeights._tf_swap_variables": "(self, optimizer)",
     "SwapEMAWeights._tf_finalize_ema_values": "(self, optimizer)",
     "LossScaleOptimizer.apply": "(self, grads, trainable_variables=None)",
