@@ -48,6 +48,17 @@ while model.get_weights():
     pathlib.Path("training").touch()
 """
 
+#: Makes a function when training has ended, which TensorFlow sends to all workers.
+LATER = (
+    ENDLESS
+    + """
+import tensorflow as tf
+print("FUNCTION", flush=True)
+tf.data.Dataset.range(3).map(lambda value: value + 1)
+print("MADE")
+"""
+)
+
 SUPERVISED = """
 import argparse
 import tensorflow as tf
@@ -78,7 +89,12 @@ with supervisor.managed_session(server.target) as session:
 """
 
 
-FILES = {"endless.py": ENDLESS, "reading.py": READING, "supervised.py": SUPERVISED}
+FILES = {
+    "endless.py": ENDLESS,
+    "reading.py": READING,
+    "later.py": LATER,
+    "supervised.py": SUPERVISED,
+}
 
 
 @contextlib.contextmanager
@@ -205,6 +221,26 @@ def test_a_weight_of_a_stopped_server_is_not_waited_for_without_end(folder):
         said = job.communicate(timeout=DEADLINE)[0]
     assert job.returncode == 1, said
     assert "ps 1 has not answered for step_timeout=8 s. It is stopped, or cut off" in said
+    assert left_over(folder) == []
+
+
+def test_a_function_that_goes_to_a_stopped_worker_does_not_wait_without_end(folder):
+    words = ("--strategy", "parameter_server", "-n", 2, "--mode", "async", "--step-timeout", 5)
+    with started(folder, *words, "later.py") as job:
+        wait_for(folder / "training")
+        kill(folder, "worker", 1, by=signal.SIGSTOP)
+        log = folder / "tfdist-logs/latest/chief-0.log"
+        deadline = time.monotonic() + DEADLINE
+        while "worker 1 has not ended its step within" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (folder / "enough").touch()
+        said = job.communicate(timeout=DEADLINE)[0]
+    assert job.returncode == 137, said
+    assert "FUNCTION" in said
+    assert "MADE" not in said
+    assert "worker 1 did not end a step within step_timeout=5 s and has not answered" in said
+    assert "Start it again and resume from the last checkpoint" in said
     assert left_over(folder) == []
 
 

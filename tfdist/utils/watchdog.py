@@ -6,10 +6,16 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from tfdist.utils.messages import logger
+
+#: Seconds between two looks at the main thread.
+_LOOK_EVERY = 2.0
 
 
 @contextlib.contextmanager
@@ -72,3 +78,31 @@ def outside_deadline(seconds: float, message: str) -> Iterator[None]:
     finally:
         os.killpg(watcher.pid, signal.SIGKILL)
         watcher.communicate()
+
+
+def end_if_stuck(seconds: float, message: Callable[[], str], possible: Callable[[], bool]) -> None:
+    """Ends the process if its main thread stays in one call of TensorFlow.
+
+    For calls that wait for other processes without a deadline. To be run on another thread; it
+    returns when the main thread can no longer be stuck.
+
+    Args:
+        seconds: how long the call may take.
+        message: makes the line that names the event, and the action to take.
+        possible: whether such a call may still wait.
+    """
+    while possible():
+        place = _call_of_tensorflow()
+        # Some of these calls hold Python's global lock, so that this thread stands still too.
+        with outside_deadline(seconds, message()):
+            time.sleep(min(_LOOK_EVERY, seconds / 4))
+            while possible() and place is not None and _call_of_tensorflow() == place:
+                time.sleep(min(_LOOK_EVERY, seconds / 4))
+
+
+def _call_of_tensorflow() -> tuple[FrameType, int] | None:
+    """The call that the main thread makes if that is TensorFlow's: a frame and its instruction."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None or f"{os.sep}tensorflow{os.sep}" not in frame.f_code.co_filename:
+        return None
+    return frame, frame.f_lasti

@@ -19,6 +19,7 @@ from tfdist._tf.distribute import on_worker
 from tfdist.config.server_options import ServerOptions
 from tfdist.errors import TfdistError
 from tfdist.utils.messages import logger
+from tfdist.utils.watchdog import end_if_stuck
 
 __all__ = ["Dispatcher", "Gate", "Job", "gate_of"]
 
@@ -141,6 +142,7 @@ class Dispatcher:
         self._longest = 0.0
         self._lost: set[int] = set()
         self._silent: set[int] = set()
+        self._guard: threading.Thread | None = None
         self._error: BaseException | None = None
         self._number = 0
         self.recoveries = [0] * len(self._workers)
@@ -238,7 +240,7 @@ class Dispatcher:
                 self._changed.wait(1.0)
                 self._discard_waiting()  # those of lost workers come back
             for index in list(self._running):
-                self._silent.add(index)
+                self._note_silent(index)
                 self.gate.end(self._running.pop(index).number)
             self._error = None
 
@@ -269,7 +271,7 @@ class Dispatcher:
         for index, job in list(self._running.items()):
             if now - self._started[index] > self.step_timeout:
                 del self._running[index]
-                self._silent.add(index)
+                self._note_silent(index)
                 self._waiting.appendleft(job)
                 logger.warning(
                     f"worker {index} has not ended its step within step_timeout="
@@ -277,6 +279,29 @@ class Dispatcher:
                     "no other until it answers."
                 )
         self._changed.notify_all()
+
+    def _note_silent(self, index: int) -> None:
+        """Leaves a worker without jobs until it answers, for which TensorFlow may wait meanwhile.
+
+        It sends each new function and some operations to all workers, and has no deadline for that.
+        """
+        self._silent.add(index)
+        if self._guard is not None and self._guard.is_alive():
+            return
+        self._guard = threading.Thread(
+            target=end_if_stuck,
+            args=(self.step_timeout, self._stuck, lambda: bool(self._silent)),
+            name="tfdist-guard",
+            daemon=True,
+        )
+        self._guard.start()
+
+    def _stuck(self) -> str:
+        return (
+            f"{self._silent_ones()}. TensorFlow has waited for it for another "
+            f"{self.step_timeout:g} s, with a function or an operation that goes to all workers. "
+            "The worker is stopped or cut off. Start it again and resume from the last checkpoint."
+        )
 
     def _name_late(self) -> None:
         """Names workers whose steps take far longer than any before, long before they are lost."""
