@@ -363,6 +363,11 @@ def _stateful() -> keras.Model:
     return keras.Model(first, layers.Dense(3, name="head")(h))
 
 
+def _stateful_lazy() -> keras.Model:
+    memory = layers.LSTM(4, stateful=True, name="memory")
+    return keras.Sequential([memory, layers.Dense(3, name="head")])
+
+
 def _shared() -> keras.Model:
     x = keras.Input((12,))
     same = layers.BatchNormalization(name="same")
@@ -403,6 +408,7 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "device": (dense, {"stages": 5}),
     "shared": (_shared, {"stages": 2, "cuts": ["mid"]}),
     "stateful": (_stateful, {"stages": 2}),
+    "stateful, lazy": (_stateful_lazy, {"stages": 2}),
     "subclassed": (placed.subclassed, {"stages": 2}),
     "own step": (_own_step, {"stages": 2}),
     "looked up": (_looked_up, {"stages": 2}),
@@ -423,7 +429,7 @@ def refused(strategy: Any, what: str) -> str:
     make_model, given = WRONG[what]
     options = {k: value for k, value in given.items() if k not in ("optimizer", "reduction")}
     optimizer = given.get("optimizer", "plain")
-    shape = {"stateful": (16, 5, 4), "masked": (16, 12, 1)}.get(what, (16, 12))
+    shape = {"masked": (16, 12, 1)}.get(what, (16, 5, 4) if "stateful" in what else (16, 12))
     x = np.ones(shape, "float32")
     y = np.zeros((16, 12) if what == "masked" else 16, "int32")
     try:

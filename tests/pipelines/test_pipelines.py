@@ -158,6 +158,7 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("device", ["no device 'cpu:4'", "CPU:3"]),
         ("shared", ["'same' is called 2 times", "'moving_mean'", "reads what stage 1 makes"]),
         ("stateful", ["'memory' is stateful"]),
+        ("stateful, lazy", ["'memory' is stateful"]),
         ("assigned", ["normalized/dense/kernel", "SpectralNormalization"]),
         ("subclassed", ["Subclassed", "functional API"]),
         ("own step", ["OwnStep.train_step conflicts with strategy='pipeline'"]),

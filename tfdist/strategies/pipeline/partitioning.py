@@ -17,7 +17,7 @@ from tfdist.placement.plan import Plan, costs_of, split
 from tfdist.placement.units import Unit, devices_of, graph_of, nodes_in_order, units_of
 from tfdist.types import Functional, KerasVariable, Layer, Model, Structure
 
-__all__ = ["Call", "Chunk", "Cut", "Key", "cut"]
+__all__ = ["Call", "Chunk", "Cut", "Key", "check_stateless", "cut"]
 
 #: A tensor of the graph: the calls of nested models that it is in, and the symbolic tensor's id.
 Key = tuple[tuple[int, ...], int]
@@ -176,15 +176,26 @@ def _cuttable(model: Model) -> tuple[Any, list[Unit]]:
             "whose `call` is Python code. Build it with keras.Sequential or the functional API; "
             "its layers may be of any kind."
         )
-    for unit in units:
-        for layer in unit.operation._flatten_layers() if unit.is_layer else ():
-            if getattr(layer, "stateful", False):
-                raise ConfigError(
-                    f"The layer {unit.path!r} is stateful: it goes on from the batch before, and a "
-                    "pipeline's microbatches have no order. Make it with stateful=False, or use "
-                    "strategy='single'."
-                )
+    check_stateless(model)
     return graph, units
+
+
+def check_stateless(model: Model) -> None:
+    """Refuses layers that go on from the batch before.
+
+    Args:
+        model: the model; it need not be built.
+
+    Raises:
+        ConfigError: for the first.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise ConfigError(
+                f"The layer {layer.name!r} is stateful: it goes on from the batch before, and a "
+                "pipeline's microbatches have no order. Make it with stateful=False, or use "
+                "strategy='single'."
+            )
 
 
 def _calls(

@@ -19,7 +19,7 @@ from tfdist.placement.devices import on
 from tfdist.placement.place import place
 from tfdist.strategies.pipeline.engine import Engine
 from tfdist.strategies.pipeline.loss import KerasObjective
-from tfdist.strategies.pipeline.partitioning import cut
+from tfdist.strategies.pipeline.partitioning import check_stateless, cut
 from tfdist.strategies.pipeline.schedules import Shape
 from tfdist.strategies.pipeline.stage import GradientSums, Part
 from tfdist.strategies.pipeline.state import Batch
@@ -200,6 +200,7 @@ class PipelineFunction:
         model, shape = self._model, self._shape
         x, _, _ = unpack_x_y_sample_weight(data)
         (first, *_) = _split_rows(x, [size, _examples_of(data) - size])
+        check_stateless(model)
         if not model.built:  # As Keras does it: layers assign nothing.
             keras_backend.compute_output_spec(model, first, training=False)
         made = cut(model, first, shape.chunks, self._stages)
