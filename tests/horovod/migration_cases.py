@@ -608,7 +608,14 @@ def programs_of_keras_2(_):
 class _Descent(keras.optimizers.Optimizer):
     """An optimizer as Keras 2 had them, without a learning rate of its own."""
 
-    def _resource_apply_dense(self, grad, var, apply_state=None):
+    def _resource_apply_dense(self, grad, var, apply_state):
+        return var.assign_sub(0.1 * grad)
+
+
+class _Plain(keras.optimizers.Optimizer):
+    """The same as it was before there was a state."""
+
+    def _resource_apply_dense(self, grad, var):
         return var.assign_sub(0.1 * grad)
 
 
@@ -620,6 +627,7 @@ def old_names(_):
         ("lr", lambda: keras.optimizers.SGD(lr=0.1), {}),
         ("summed", lambda: keras.optimizers.SGD(lr=0.05), {"op": hvd.Sum}),
         ("no_lr", lambda: _Descent("descent"), {}),
+        ("no_state", lambda: _Plain("plain"), {}),
     ):
         model, reference = regression(), regression()
         reference.set_weights(same_start(model))

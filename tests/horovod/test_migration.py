@@ -117,7 +117,7 @@ COMPARED = {
     "two_optimizers": 2,
     "saving": 2,
     "own_optimizer": 1,
-    "old_names": 3,
+    "old_names": 4,
     "warm_up": 1,
 }
 

@@ -44,7 +44,8 @@ def load_file(path: Path) -> StrategyFile:
         raise ConfigError(
             f"{path}: [device_map] is not an option of a strategy. It says where "
             f"`tfdist.place(model, {str(path)!r})` puts layers, which the script calls itself. Run "
-            "the script with --strategy single, or with a file that holds options only."
+            "the script by `python`, or with --strategy single on GPUs; or with a file that holds "
+            "options only."
         )
     values = {}
     for name, value in content.items():

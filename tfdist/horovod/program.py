@@ -220,7 +220,9 @@ class OldNames:
         dense = getattr(self, "_resource_apply_dense", None)
         if dense is not None:
             own = variable.value if isinstance(variable, keras.Variable) else variable
-            return dense(tf.convert_to_tensor(gradient), own, None)
+            takes_state = "apply_state" in inspect.signature(dense).parameters
+            state = {"apply_state": None} if takes_state else {}
+            return dense(tf.convert_to_tensor(gradient), own, **state)
         update = super().update_step  # type: ignore[misc]
         if len(inspect.signature(update).parameters) == 2:
             return update(gradient, variable)
