@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfdist import types
 from tfdist._keras import BaseOptimizer, LossScaleOptimizer, unwrapped
+from tfdist._tf.distribute import independently
 from tfdist.comm.halves import as_of_halves, is_of_halves
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.mesh import DATA, MODEL, Axis, Mesh
@@ -232,11 +233,12 @@ def apply_reduced(
     unconstrained = _without_constraints(given)
     with to_optimizer(), exchanged.up(), as_shards.up(), _divisions.set(divisions), unconstrained:
         original(optimizer, grads, weights if len(here) == len(given) else here)
-    updated = gather(
-        strategy.link(),
-        [tf.convert_to_tensor(each.shard) for each in divided],
-        [each.cut for each in divided],
-    )
+    with independently():  # Each weight when its shard has been updated.
+        updated = gather(
+            strategy.link(),
+            [tf.convert_to_tensor(each.shard) for each in divided],
+            [each.cut for each in divided],
+        )
     for weight, value in zip(divided, updated, strict=True):
         weight.kept.assign(value)
     return None
