@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 
+from tfdist.comm.replica_collectives import ALONE_BYTES, alone
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.errors import ConfigError
 from tfdist.gradients.exchange import Exchange
@@ -37,9 +40,19 @@ def test_a_gradient_that_cannot_be_kept_is_named(rule, words, dtype):
         assert word.replace("complex64", dtype.name) in str(caught.value)
 
 
+@pytest.mark.parametrize(("device", "expected"), [("/device:CPU:0", [1]), ("/device:GPU:0", [])])
+def test_large_gradients_travel_by_themselves_between_cpus(monkeypatch, device, expected):
+    devices = SimpleNamespace(worker_devices=(device,))
+    strategy = SimpleNamespace(extended=devices)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    large = tf.zeros([ALONE_BYTES // 4])
+    rows = tf.IndexedSlices(large[None], tf.constant([0]), tf.constant([9, ALONE_BYTES // 4]))
+    assert alone([large[1:], large, rows]) == expected
+
+
 def test_buckets_begin_with_the_last_gradients():
     values = [tf.zeros([n]) for n in (100, 10, 10, 200, 1)]
-    assert buckets(values, None) == [[0, 1, 2, 3, 4]]
+    assert buckets(values, None) == [[4, 3, 2, 1, 0]]
     assert buckets(values, 80) == [[4, 3], [2, 1], [0]]
     assert buckets(values, 4) == [[4], [3], [2], [1], [0]]
     sparse = tf.IndexedSlices(tf.zeros([2, 4]), tf.constant([0, 1]), tf.constant([9, 4]))

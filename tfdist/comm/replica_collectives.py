@@ -27,6 +27,7 @@ __all__ = [
     "Link",
     "Piece",
     "ReplicaLink",
+    "alone",
     "by_group",
     "grouped",
     "joined",
@@ -73,7 +74,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     flat = [piece.value for each in pieces for piece in each]
     add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
     with independently():
-        sums = {i: add(flat[i]) for i in _alone(flat)}
+        sums = {i: add(flat[i]) for i in alone(flat)}
     rest = [i for i in range(len(flat)) if i not in sums]
     groups = grouped((is_sparse(flat[i]), flat[i].dtype) for i in rest)
     sums.update(zip(rest, by_group([flat[i] for i in rest], groups, add), strict=True))
@@ -82,8 +83,8 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
     return [joined(each, [next(supply) for _ in each], replicas) for each in pieces]
 
 
-def _alone(values: Sequence[Any]) -> list[int]:
-    """The indices of the tensors that are exchanged by themselves."""
+def alone(values: Sequence[Any]) -> list[int]:
+    """The indices of the values that `sum_over_replicas` exchanges by themselves."""
     if "GPU" in tf.distribute.get_strategy().extended.worker_devices[0]:
         return []
     large = (not is_sparse(each) and size_of(each) >= ALONE_BYTES for each in values)

@@ -100,7 +100,7 @@ class Reducer:
         times: list[Any] = [0.0, 0.0]
         if self._rule.report:
             first = buckets(values, self._rule.bucket_bytes)[0]
-            times = [stamp([values[i] for i in first]), stamp(sums)]
+            times = [stamp(self._strategy.first_sent([values[i] for i in first])), stamp(sums)]
         return sums, tf.stack([tf.cast(each, tf.float64) for each in (sent, *times)])
 
     def _reduced(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -167,7 +167,7 @@ def buckets(values: Sequence[Any], bound: int | None) -> list[list[int]]:
         bound: bytes of a bucket, which it passes by one gradient at most; None for a single one.
     """
     if bound is None:
-        return [list(range(len(values)))]
+        return [list(reversed(range(len(values))))]
     result: list[list[int]] = [[]]
     filled = 0
     for i in reversed(range(len(values))):

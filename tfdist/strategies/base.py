@@ -14,7 +14,7 @@ from tfdist._tf.data import unordered_steps
 from tfdist._tf.distribute import global_seed, is_distributed
 from tfdist._tf.graphs import on_one_replica
 from tfdist.comm import batch_sharding, host_collectives
-from tfdist.comm.replica_collectives import Link, ReplicaLink, sum_over_replicas
+from tfdist.comm.replica_collectives import Link, ReplicaLink, alone, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, Axis, LayoutRule, Mesh
 from tfdist.config.sharding_options import Checkpoints
@@ -239,6 +239,15 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             The sums, in the order of `values`; how they come about is the strategy's.
         """
         return sum_over_replicas(list(values))
+
+    def first_sent(self, values: Sequence[Any]) -> list[Any]:
+        """Those gradients that are there when their exchange by `sum_gradients` begins.
+
+        Args:
+            values: dense tensors and `IndexedSlices`, in the order in which they are computed.
+        """
+        large = alone(values)
+        return [values[large[0]]] if large else list(values)
 
     @property
     def meter(self) -> Meter | None:

@@ -130,6 +130,10 @@ class Horovod(Meshed, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignor
         """Sums gradients over the replicas; see `StrategyMixin.sum_gradients`."""
         return self._gradients(self.extended.rings[DATA], values)
 
+    def first_sent(self, values: Sequence[Any]) -> list[Any]:
+        """All: Horovod begins when it has them; see `StrategyMixin.first_sent`."""
+        return list(values)
+
     def link(self, axis: str = DATA) -> Link:
         """The processes along an axis. Must be called in a replica context."""
         return RingLink(self.extended.rings[axis])
