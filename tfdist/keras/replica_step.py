@@ -215,8 +215,11 @@ def run_prediction(
     strategy = tf.distribute.get_strategy()
     alone = predicting_alone.is_up
     replicas = 1 if alone else strategy.num_replicas_in_sync
+    whole: list[Structure] = []  # The predictions of all rows, by a replica of this process.
 
     def on_replica(batch: Structure) -> Structure:
+        if whole:
+            return whole[0]
         at_most = None
         if isinstance(batch, Slice):
             at_most = -(-batch.total // replicas)
@@ -230,6 +233,8 @@ def run_prediction(
             outputs = fn(batch, **(kwargs or {}))
         check_given(step, outputs, PREDICTED)
         own = tf.nest.map_structure(lambda t: _nothing_if_empty(t, count), outputs)
+        if alone:
+            whole.append(own)
         if alone or not gathers_rows(strategy):
             return own
         return tf.nest.map_structure(lambda t: gather_rows(strategy, t, at_most), own)
