@@ -1065,4 +1065,46 @@ MUTANTS: list[Mutant] = [
         "tests/contract/test_updates.py --tier=everything -k 'two_optimizers and mirrored'",
         ("            self._check_alone(indices, weights)", "            pass"),
     ),
+    # What travels by itself, what is kept, and what is waited for.
+    *_of(
+        "tfdist/comm/replica_collectives.py",
+        "tests/unit/test_updates.py -k travel",
+        ('if "GPU" in tf.distribute', 'if "CPU" in tf.distribute'),
+        ("size_of(each) >= ALONE_BYTES", "size_of(each) > ALONE_BYTES"),
+    ),
+    Mutant(
+        "tfdist/comm/replica_collectives.py",
+        "supply = iter(sums[i] for i in range(len(flat)))",
+        "supply = iter(sums.values())",
+        "tests/contract/test_training.py -k 'large_and_small and multi_worker'",
+    ),
+    Mutant(
+        "tfdist/sharding/gathering.py",
+        "if after and use is not uses[-1]:",
+        "if after and use is uses[-1]:",
+        "tests/unit/test_sharding.py -k gathered_again",
+    ),
+    *_of(
+        "tfdist/keras/building.py",
+        "tests/contract/test_steps.py -k 'scales_its_losses and multi_worker'",
+        ("return made.pop(name) if name in made else add(", "return add("),
+    ),
+    Mutant(
+        "tfdist/keras/optimizers.py",
+        "graph = not self.built and is_symbolic(loss)",
+        "graph = False",
+        "tests/contract/test_steps.py -k 'scales_its_losses and multi_worker'",
+    ),
+    Mutant(
+        "tfdist/utils/watchdog.py",
+        "_call_of_tensorflow() == place:",
+        "_call_of_tensorflow() != place:",
+        "tests/jobs/test_servers.py -k goes_to_a_stopped",
+    ),
+    Mutant(
+        "tfdist/strategies/pipeline/train_function.py",
+        "        check_stateless(model)\n",
+        "",
+        "tests/pipelines/test_pipelines.py -k mistakes",
+    ),
 ]
