@@ -18,6 +18,7 @@ from tfdist import environment
 #: What each strategy must show in `make test`: the arguments of the marker `core`.
 CORE = {
     "accumulation",
+    "large weights",
     "mixed precision",
     "optimizers",
     "predict and evaluate",
