@@ -241,6 +241,7 @@ def test_a_function_that_goes_to_a_stopped_worker_does_not_wait_without_end(fold
     assert "MADE" not in said
     assert "worker 1 did not end a step within step_timeout=5 s and has not answered" in said
     assert "Start it again and resume from the last checkpoint" in said
+    assert "did not send that signal" not in said
     assert left_over(folder) == []
 
 

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tfdist.utils.watchdog import ENDED
+
 PROGRAM = """
 import pathlib, os, sys, time
 from tfdist.utils.watchdog import outside_deadline
@@ -59,7 +61,7 @@ def test_a_process_that_waits_too_long_is_ended() -> None:
     process, watcher = started(0.5, 60)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGKILL
-    assert errors == "tfdist: it waited\n"
+    assert errors == f"tfdist: it waited {ENDED}\n"
     assert is_gone(watcher)
 
 

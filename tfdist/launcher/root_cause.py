@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster.spec import Task
+from tfdist.utils.watchdog import ENDED
 
 __all__ = [
     "LINES_SHOWN",
@@ -227,7 +228,8 @@ def _hint(ending: Ending) -> str:
         )
     if ending.crash is not None:
         return f"{ending.crash} Its log has the stacks of all threads."
-    if ending.returncode == -signal.SIGKILL and not ending.stopped:
+    by_itself = any(ENDED in line for line in ending.lines)
+    if ending.returncode == -signal.SIGKILL and not ending.stopped and not by_itself:
         return (
             "tfdist did not send that signal. Often it is the kernel, because memory ran out: "
             "see `dmesg`."

@@ -14,6 +14,9 @@ from types import FrameType
 
 from tfdist.utils.messages import logger
 
+#: The last words of a process that `outside_deadline` ends, which are followed by SIGKILL.
+ENDED = "This process was ended for that."
+
 #: Seconds between two looks at the main thread.
 _LOOK_EVERY = 2.0
 
@@ -69,7 +72,7 @@ def outside_deadline(seconds: float, message: str) -> Iterator[None]:
     """
     # This process holds the other end of the pipe that is read, which is closed when it ends.
     script = 'timeout "$1" cat; [ $? = 124 ] && echo "tfdist: $2" >&2 && kill -KILL "$3"'
-    arguments = (f"{seconds:f}", message, str(os.getpid()))
+    arguments = (f"{seconds:f}", f"{message} {ENDED}", str(os.getpid()))
     watcher = subprocess.Popen(
         ["sh", "-c", script, "sh", *arguments], stdin=subprocess.PIPE, start_new_session=True
     )
