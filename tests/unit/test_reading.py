@@ -20,7 +20,8 @@ def reading() -> Reading:
     made = reading_of(dataset, None, lambda worker: 0)
     assert made is not None
     # On a server of its own a copy does not find the generator of the chief's shuffle.
-    made._graph = made._graph.replace(b"SeedGenerator_", b"SeedGenerator-")
+    graph = made._graph.numpy().replace(b"SeedGenerator_", b"SeedGenerator-")
+    made._graph = tf.constant(graph)
     return made
 
 

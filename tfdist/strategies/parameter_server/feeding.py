@@ -261,7 +261,9 @@ class Reading:
     ) -> None:
         self.dataset, self.batches = dataset, batches
         self.spec = tf.data.IteratorSpec(dataset.element_spec)
-        self._graph, self.recoveries = graph, recoveries
+        self.recoveries = recoveries
+        # A tensor of the chief: one made on a worker would keep Python waiting for the network.
+        self._graph = tf.constant(graph)
         # Traced here: while a worker runs, others may be stopped, whom each new graph waits for.
         self._load, self._iterator, self._first = _functions_of(dataset.element_spec)
         self._copies: dict[int, list[Source]] = {}
@@ -277,7 +279,7 @@ class Reading:
         """
         lost = self.recoveries(worker)
         copy = take_nearest(self._copies, worker, number, lost)
-        copy = copy or Source(lost, self._load(tf.constant(self._graph)), 0)
+        copy = copy or Source(lost, self._load(self._graph), 0)
         for _ in range(number - copy.place):
             self._first(copy.source)
         self._copies[worker].append(copy._replace(place=number + 1))
