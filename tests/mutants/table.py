@@ -1091,8 +1091,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "tfdist/keras/optimizers.py",
-        "graph = not self.built and is_symbolic(loss)",
-        "graph = False",
+        "if step is None and not self.built and is_symbolic(loss):",
+        "if False:",
         "tests/contract/test_steps.py -k 'scales_its_losses and multi_worker'",
     ),
     Mutant(

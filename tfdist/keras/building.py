@@ -131,13 +131,11 @@ def build_optimizer(optimizer: Optimizer, variables: list[Any]) -> None:
 
 
 def scale_of(optimizer: types.LossScaler) -> KerasVariable:
-    """The scale by which a graph is to multiply losses: a variable, which `build` would make.
+    """The variable by which a graph is to multiply losses, where Keras would take a constant.
 
     Args:
-        optimizer: the optimizer; if it is not built, Keras would scale by a constant.
+        optimizer: an optimizer that is not built, whose `build` takes the variable over.
     """
-    if optimizer.built:
-        return optimizer.dynamic_scale
     if _SCALE not in vars(optimizer):
         with outside_of_function(tf.distribute.get_strategy()):
             counter = optimizer.add_variable((), "zeros", "int", name="step_counter")

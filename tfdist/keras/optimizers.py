@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -268,9 +269,10 @@ def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale_loss(self: LossScaler, loss: Tensor) -> Tensor:
         step = current_step()
+        if step is None and not self.built and is_symbolic(loss):
+            return keras.ops.multiply(loss, scale_of(self))
         if step is None:
-            graph = not self.built and is_symbolic(loss)
-            return loss * tf.cast(scale_of(self), loss.dtype) if graph else original(self, loss)
+            return original(self, loss)
         if is_symbolic(loss):
             note_meeting(step, loss)
         return step.weigh_scaled(original(self, as_average(step, loss)), self)

@@ -94,13 +94,14 @@ def end_if_stuck(seconds: float, message: Callable[[], str], possible: Callable[
         message: makes the line that names the event, and the action to take.
         possible: whether such a call may still wait.
     """
+    pause = min(_LOOK_EVERY, seconds / 4)
     while possible():
         place = _call_of_tensorflow()
         # Some of these calls hold Python's global lock, so that this thread stands still too.
         with outside_deadline(seconds, message()):
-            time.sleep(min(_LOOK_EVERY, seconds / 4))
+            time.sleep(pause)
             while possible() and place is not None and _call_of_tensorflow() == place:
-                time.sleep(min(_LOOK_EVERY, seconds / 4))
+                time.sleep(pause)
 
 
 def _call_of_tensorflow() -> tuple[FrameType, int] | None:

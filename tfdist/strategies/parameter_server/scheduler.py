@@ -142,7 +142,6 @@ class Dispatcher:
         self._longest = 0.0
         self._lost: set[int] = set()
         self._silent: set[int] = set()
-        self._guard: threading.Thread | None = None
         self._error: BaseException | None = None
         self._number = 0
         self.recoveries = [0] * len(self._workers)
@@ -286,15 +285,9 @@ class Dispatcher:
         It sends each new function and some operations to all workers, and has no deadline for that.
         """
         self._silent.add(index)
-        if self._guard is not None and self._guard.is_alive():
-            return
-        self._guard = threading.Thread(
-            target=end_if_stuck,
-            args=(self.step_timeout, self._stuck, lambda: bool(self._silent)),
-            name="tfdist-guard",
-            daemon=True,
-        )
-        self._guard.start()
+        arguments = (self.step_timeout, self._stuck, lambda: index in self._silent)
+        name = f"tfdist-guard-{index}"
+        threading.Thread(target=end_if_stuck, args=arguments, name=name, daemon=True).start()
 
     def _stuck(self) -> str:
         return (
