@@ -18,7 +18,7 @@ import keras, numpy as np
 import tfdist
 
 tfdist.strategy()
-layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(32), keras.layers.Dense(3)]
+layers = [keras.layers.Dense(1024, "relu"), keras.layers.Dense(32), keras.layers.Dense(3)]
 model = keras.Sequential(layers)
 model.compile("adam", "mse")
 print("before training")
@@ -48,13 +48,13 @@ def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "layouts", "kept"),
     [
-        ("-n 4 --mesh data=2,model=2", ["- model", "model", "model -", "-"], 8_844),
+        ("-n 4 --mesh data=2,model=2", ["- model", "model", "model -", "-"], 133_644),
         (
             "-n 4 --mesh data=2,model=2 --zero 3",
             ["data model", "model", "model+data -", "-"],
-            4_748,
+            68_108,
         ),
-        ("-n 2 --zero 3", ["data -", "-", "data -", "-"], 8_972),
+        ("-n 2 --zero 3", ["data -", "-", "data -", "-"], 135_692),
     ],
 )
 def test_every_weight_with_its_layout_and_bytes(flags: str, layouts: list[str], kept: int) -> None:
@@ -79,7 +79,7 @@ def test_zero_divides_what_the_optimizer_keeps() -> None:
     layouts = json.loads(result.stdout)["layouts"]
     whole = sum(each["bytes"] for each in layouts["weights"])
     assert {each["layout"] for each in layouts["weights"]} == {"-", "- -"}
-    assert whole == 4 * (32 * 64 + 64 + 64 * 32 + 32 + 32 * 3 + 3)
+    assert whole == 4 * (32 * 1024 + 1024 + 1024 * 32 + 32 + 32 * 3 + 3)
     assert layouts["optimizer"] == whole + 12 + 12  # Half of Adam's two; of 3 numbers, all.
 
 
