@@ -18,7 +18,7 @@ import tfdist
 from tfdist.config.mesh import DATA, Axis, Mesh, parse_layouts
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
-from tfdist.sharding.gathering import gather_again, gathered
+from tfdist.sharding.gathering import gather_again, gathered, input_before
 from tfdist.sharding.layout import Cut, Layout, Owned, cut_for, owners, writers
 
 SHAPES = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
@@ -212,6 +212,82 @@ def test_the_backward_pass_reads_a_weight_that_is_gathered_again() -> None:
         loss = tf.reduce_sum(tf.matmul(tf.matmul(tf.tanh(x), whole), whole) ** 2)
     for own, expected in zip((of_shard, of_x), tape.gradient(loss, (shard, x)), strict=True):
         np.testing.assert_allclose(own, expected, rtol=1e-5)
+
+
+def _unweighed(gradient: Any) -> Any:
+    return gradient
+
+
+def _is_after(operation: Any, others: list[Any]) -> bool:
+    """Whether an operation runs after one of others."""
+    waiting, known = [operation], set()
+    while waiting:
+        each = waiting.pop()
+        if each in others:
+            return True
+        if each not in known:
+            known.add(each)
+            waiting += [*(one.op for one in each.inputs), *each.control_inputs]
+    return False
+
+
+@pytest.mark.parametrize(("layers", "early"), [(12, False), (24, True)])
+def test_a_small_weight_is_gathered_early_in_the_backward_pass(layers: int, early: bool) -> None:
+    """That is before the gradient of the layer behind is exchanged; a large one is after that."""
+    strategy: Any = SimpleNamespace(link=Doubling, sum_gradients=list)
+    cut = Cut((256, 256), 0, axis(2, 0))
+    after: list[bool] = []
+
+    @tf.function(autograph=False)
+    def trained(shards: list[tf.Tensor], x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(shards)
+            for shard in shards:
+                x = tf.tanh(tf.matmul(x, gathered(strategy, shard, cut, _unweighed)))
+        with gather_again():
+            found = tape.gradient(x, shards)
+        readers = [each for each in x.graph.get_operations() if each.type == "MatMul"]
+        for number in range(1, layers - 3):
+            gather, behind = _second_gather(readers, number), found[number + 1].op
+            assert not _is_after(gather, [found[number].op])
+            assert _is_after(gather, [found[number + 2].op])
+            after.append(_is_after(gather, [behind]))
+        return found
+
+    trained([tf.zeros([128, 256])] * layers, tf.ones([3, 256]))
+    assert after == [not early] * (layers - 4)
+
+
+def _second_gather(matmuls: list[Any], layer: int) -> Any:
+    """The operation that makes the weight which the backward pass of a layer multiplies by."""
+    forward = matmuls[layer]
+    (backward,) = [
+        each
+        for each in matmuls
+        if each.get_attr("transpose_b")
+        and _shard_of(each.inputs[1].op) is _shard_of(forward.inputs[1].op)
+    ]
+    return backward.inputs[1].op
+
+
+def _shard_of(operation: Any) -> Any:
+    while operation.type != "Placeholder":
+        operation = operation.inputs[0].op
+    return operation
+
+
+def test_a_weight_is_gathered_when_the_layer_before_begins() -> None:
+    @tf.function(autograph=False)
+    def called(x: tf.Tensor) -> None:
+        hidden, output = x * 2, x * 3
+        with tf.GradientTape():
+            assert [input_before(each) is x for each in (x, hidden)] == [True, True]
+            assert input_before(output) is hidden
+        with gather_again():
+            assert input_before(output) is output
+        assert input_before(x) is x  # A forward pass behind a backward pass begins anew.
+
+    called(tf.ones([2]))
 
 
 @pytest.mark.parametrize("dimension", [0, 1])

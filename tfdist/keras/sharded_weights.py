@@ -23,7 +23,7 @@ from tfdist.keras.layouts import layout_of
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
 from tfdist.keras.weights import note_assigned, warn_of_own_start
-from tfdist.sharding.gathering import gather_again
+from tfdist.sharding.gathering import gather_again, input_before
 from tfdist.sharding.layout import Layout
 from tfdist.sharding.relayout import remembered
 from tfdist.sharding.variables import (
@@ -185,7 +185,7 @@ _IN_STEP = InStep(_weigh, note_assigned, warn_of_own_start)
 
 
 def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's weights are gathered once for a call of it, when its inputs are there."""
+    """A layer's weights are gathered once for a call of it, when the layer before begins."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +195,8 @@ def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:
         if not divided or not tensors or tf.distribute.in_cross_replica_context():
             return original(self, *args, **kwargs)
         part = remembered(tensors[0])
-        with tf.control_dependencies(tensors[:1] if part is None else [part.value]):
+        begun = input_before(tensors[0] if part is None else part.value)
+        with tf.control_dependencies([begun]):
             wholes = [(each, each.gathered()) for each in divided]
         with at_hand(wholes):
             return original(self, *args, **kwargs)

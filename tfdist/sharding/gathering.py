@@ -9,10 +9,14 @@ TensorFlow's automatic differentiation makes the operations of the backward pass
 of the forward pass. When a tape has returned, those that read a whole weight are pointed at a
 second one, which is gathered when their other inputs are there.
 
-In the backward pass a process has one large weight or one large gradient at a time: a gradient is
-computed when the readers of its weight have run, and the next weight is gathered when that gradient
-has been exchanged. Operations are made after those that they depend on, and here they wait only for
-such as were made before them, so that there is no circle.
+In the forward pass a weight is gathered while the layer before its own computes. In the backward
+pass a process has one large gradient at a time: it is computed when the readers of its weight have
+run, and the gradient before it has been exchanged. A weight that is a small part of the model is
+gathered while the gradient of the layer before is computed and exchanged; a large one when that has
+been done, so that a process has one large weight or one large gradient.
+
+Operations are made after those that they depend on, and here they wait only for such as were made
+before them, so that there is no circle.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -31,7 +36,7 @@ from tfdist.sharding.exchange import gather, reduce_scatter, slice_of
 from tfdist.sharding.layout import Cut
 from tfdist.types import Gradient, Strategy, Tensor
 
-__all__ = ["gather_again", "gathered"]
+__all__ = ["gather_again", "gathered", "input_before"]
 
 
 class _Exchange(NamedTuple):
@@ -62,10 +67,52 @@ class _Use(NamedTuple):
     exchanges: list[_Exchange]
 
 
+class _Reading(NamedTuple):
+    """The part of the backward pass that reads a weight.
+
+    Attributes:
+        use: the weight.
+        awaited: the operations that the first reader waits for.
+        readers: the operations.
+    """
+
+    use: _Use
+    awaited: list[Any]
+    readers: list[Any]
+
+
+@dataclass
+class _Traced:
+    """A graph that is being traced.
+
+    Attributes:
+        uses: the weights that were gathered, in order.
+        last_input: the input of the last layer that was called; None after a backward pass.
+    """
+
+    uses: list[_Use] = field(default_factory=list)
+    last_input: Tensor | None = None
+
+
 #: Bytes of a gradient that others wait for.
 _LARGE = 1 << 18
 
-_uses: weakref.WeakKeyDictionary[Any, list[_Use]] = weakref.WeakKeyDictionary()
+#: The smallest part of all gathered numbers that a weight has which is not gathered early in the
+#: backward pass: a process has it and its gradient twice then.
+_EARLY = 1 / 16
+
+_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+
+
+def input_before(tensor: Tensor) -> Tensor:
+    """The input of the layer before in the forward pass, or of the first layer itself.
+
+    Args:
+        tensor: the input of a layer that is called now, in a graph.
+    """
+    traced = _traced.setdefault(tf.compat.v1.get_default_graph(), _Traced())
+    before, traced.last_input = traced.last_input, tensor
+    return tensor if before is None else before
 
 
 def gathered(
@@ -105,7 +152,8 @@ def gathered(
     whole: Tensor = tf.custom_gradient(forward)(shard)
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
-        _uses.setdefault(graph, []).append(_Use(whole, shard, whole_of, exchanges))
+        uses = _traced.setdefault(graph, _Traced()).uses
+        uses.append(_Use(whole, shard, whole_of, exchanges))
     return whole
 
 
@@ -113,37 +161,46 @@ def gathered(
 def gather_again() -> Iterator[None]:
     """A block that computes gradients: whole weights of before are gathered again for it."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    uses = [] if graph is None else list(_uses.get(graph, ()))
-    if graph is None or not uses:
+    traced = None if graph is None else _traced.get(graph)
+    if graph is None or traced is None:
         yield
         return
     before = len(graph.get_operations())
+    traced.last_input = None
     yield
-    new = {each: index for index, each in enumerate(graph.get_operations()[before:])}
-    totals = sorted(
-        (
-            each.total.op
-            for use in uses
-            for each in use.exchanges
-            if size_of(each.gradient) >= _LARGE and each.total.op in new
-        ),
-        key=new.__getitem__,
-    )
+    traced.last_input = None
+    _order(traced.uses, {op: n for n, op in enumerate(graph.get_operations()[before:])})
+
+
+def _order(uses: list[_Use], new: Mapping[Any, int]) -> None:
+    """Gathers weights for the backward pass that has been made, in its order.
+
+    Args:
+        uses: the weights.
+        new: the operations of the backward pass, with their numbers.
+    """
+    exchanges = [each for use in uses for each in use.exchanges]
+    large = (e.total.op for e in exchanges if size_of(e.gradient) >= _LARGE and e.total.op in new)
+    totals = sorted(large, key=new.__getitem__)
 
     def last_before(operation: Any) -> list[Any]:
         return [each for each in totals if new[each] < new[operation]][-1:]
 
-    for use in uses:
-        consumers = {each for each in use.whole.consumers() if each in new}
-        after, readers = _backward(sorted(consumers, key=new.__getitem__), new)
-        if after and use is not uses[-1]:
-            with tf.control_dependencies([*after, *last_before(readers[0])]):
+    readings = [_reading(use, new) for use in uses]
+    begun = sorted(filter(lambda each: each.awaited, readings), key=lambda e: new[e.readers[0]])
+    early = _EARLY * sum(size_of(use.whole) for use in uses)
+    for before, reading in zip([*begun[:1], *begun], begun, strict=False):
+        use = reading.use
+        if use is not uses[-1]:
+            at = before if size_of(use.whole) < early else reading
+            with tf.control_dependencies([*at.awaited, *last_before(at.readers[0])]):
                 again = use.gather(tf.identity(use.shard))
-            redirect(readers, use.whole, again)
-        for each in use.exchanges:
+            redirect(reading.readers, use.whole, again)
+    for reading in readings:
+        for each in reading.use.exchanges:
             gradient = _origin(each.gradient).op
             if each.total.op in totals and gradient in new:
-                earlier = [reader for reader in readers if new[reader] < new[gradient]]
+                earlier = [one for one in reading.readers if new[one] < new[gradient]]
                 wait_for(gradient, [*last_before(gradient), *earlier])
 
 
@@ -154,14 +211,15 @@ def _origin(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _backward(readers: list[Any], new: Mapping[Any, int]) -> tuple[list[Any], list[Any]]:
-    """The readers of a weight that wait for others in the backward pass, and what the first awaits.
+def _reading(use: _Use, new: Mapping[Any, int]) -> _Reading:
+    """The part of the backward pass that reads a weight; it awaits nothing if there is none.
 
-    Operations are made after those that they depend on, so what the first one awaits waits for none
-    of them. Those before it, such as the shape of the weight, run early.
+    Operations are made after those that they depend on, so those that the first reader awaits wait
+    for none of the readers. Those before it, such as the shape of the weight, run early.
     """
+    readers = sorted({op for op in use.whole.consumers() if op in new}, key=new.__getitem__)
     for index, reader in enumerate(readers):
-        awaited = [each for each in reader.inputs if each.op in new]
+        awaited = [each.op for each in reader.inputs if each.op in new]
         if awaited:
-            return awaited, readers[index:]
-    return [], []
+            return _Reading(use, awaited, readers[index:])
+    return _Reading(use, [], [])
