@@ -21,10 +21,10 @@ from tfdist import environment
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks/results/sharding.md"
 _PACKAGES = ("tfdist", "tensorflow", "keras")
-_WIDTH, _LAYERS, _BATCH, _STEPS = 1024, 12, 32, 12
+_WIDTH, _BATCH, _STEPS = 1024, 32, 12
 
 _HELP = """
-Trains twelve `Dense(1024)` with Adam in one process, and on several by `multi_worker` under each
+Trains layers of `Dense(1024)` with Adam in one process, and on several by `multi_worker` under each
 stage of ZeRO, with a model axis, and with both. TensorFlow's BFC allocator counts the bytes,
 exactly. Runs alternate; the table has the medians, and the range of the times.
 
@@ -50,7 +50,7 @@ def measure() -> None:
     import tfdist
 
     keras.utils.set_random_seed(3)
-    layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(_LAYERS)]
+    layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(int(sys.argv[2]))]
     model = keras.Sequential([keras.Input((_WIDTH,)), *layers])
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
     x = np.random.default_rng(0).normal(size=(_BATCH * _STEPS, _WIDTH)).astype("float32")
@@ -73,13 +73,16 @@ def _kinds(processes: int) -> list[str]:
     return [*stages, f"--mesh model={processes}", *([mesh] if processes > 2 else [])]
 
 
-def run(processes: int, flags: str, program: str, directory: str) -> None:
-    """Runs a program, with exact counts of memory; it may write into a directory, its argument."""
+def run(processes: int, flags: str, program: str, directory: str, *arguments: str) -> None:
+    """Runs a program, with exact counts of memory.
+
+    Its first argument is a directory, into which it may write.
+    """
     words = ["--strategy", "single"]
     if processes > 1:
         words = ["--strategy", "multi_worker", "-n", str(processes), *flags.split()]
     subprocess.run(
-        [sys.executable, "-m", "tfdist", "run", *words, program, directory],
+        [sys.executable, "-m", "tfdist", "run", *words, program, directory, *arguments],
         cwd=directory,
         env=environment.merged({"TF_CPU_ALLOCATOR_USE_BFC": "true"}),
         check=True,
@@ -88,9 +91,9 @@ def run(processes: int, flags: str, program: str, directory: str) -> None:
     )
 
 
-def _run(processes: int, flags: str) -> dict[str, Any]:
+def _run(processes: int, flags: str, layers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
-        run(processes, flags, __file__, directory)
+        run(processes, flags, __file__, directory, str(layers))
         found: dict[str, Any] = json.loads((Path(directory) / "result.json").read_text())
         return found
 
@@ -122,6 +125,7 @@ def main(
     processes: Annotated[
         list[int] | None, typer.Option("-n", help="Processes; several times. By default 2 and 4.")
     ] = None,
+    layers: Annotated[int, typer.Option(help="Layers of the model.", min=1)] = 12,
     rounds: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 3,
     output: Annotated[Path, typer.Option(help="The page.")] = _RESULTS,
 ) -> None:
@@ -132,13 +136,14 @@ def main(
     for number in range(rounds):
         for kind in kinds:
             console.print(f"round {number + 1} of {rounds}: {kind[0]} processes {kind[1]}")
-            runs[kind].append(_run(*kind))
+            runs[kind].append(_run(*kind, layers))
         text = [
             "# Divided models: memory and time",
             "",
-            f"{_LAYERS} layers of Dense({_WIDTH}): 48 MiB of weights; Adam; global batches of "
-            f"{_BATCH}; by `python benchmarks/sharding.py`. Medians of {number + 1} alternating "
-            f"runs on {os.cpu_count()} cores, without a GPU: more processes than cores share them. "
+            f"{layers} layers of Dense({_WIDTH}): {4 * layers} MiB of weights; Adam; global "
+            f"batches of {_BATCH}; by `python benchmarks/sharding.py`. Medians of {number + 1} "
+            f"alternating runs on {os.cpu_count()} cores, without a GPU: more processes than cores "
+            "share them. "
             f"{versions}.",
             "",
             *_lines(runs),

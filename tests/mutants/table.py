@@ -764,7 +764,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "tfdist/sharding/gathering.py",
-        "redirect(readers, use.whole, again)",
+        "redirect(reading.readers, use.whole, again)",
         "pass",
         "tests/unit/test_sharding.py -k gathered_again",
     ),
@@ -1078,11 +1078,12 @@ MUTANTS: list[Mutant] = [
         "supply = iter(sums.values())",
         "tests/contract/test_training.py -k 'large_and_small and multi_worker'",
     ),
-    Mutant(
+    *_of(
         "tfdist/sharding/gathering.py",
-        "if after and use is not uses[-1]:",
-        "if after and use is uses[-1]:",
-        "tests/unit/test_sharding.py -k gathered_again",
+        "tests/unit/test_sharding.py -k 'gathered_again or is_gathered'",
+        ("if use is not uses[-1]:", "if use is uses[-1]:"),
+        ("if size_of(use.whole) < early else", "if size_of(use.whole) > early else"),
+        ("return tensor if before is None else before", "return tensor"),
     ),
     *_of(
         "tfdist/keras/building.py",
