@@ -81,7 +81,7 @@ def test_something_else_on_the_line_is_no_farewell(pool: ThreadPoolExecutor) -> 
     with server:
         chief.sendall(b"GET / HTTP/1.1\r\n")
         chief.close()
-        assert await_end(server) == End(None, "it said something that is no farewell")
+        assert await_end(server) == End(None, "it said something that is not a farewell")
 
 
 def test_keep_alive_finds_a_machine_that_is_gone_in_ten_seconds() -> None:

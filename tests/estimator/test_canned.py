@@ -269,7 +269,7 @@ def test_what_means_nothing_is_refused(cluster):
     expected = {
         "columns": "feature_columns is empty",
         "twice": "two columns named 'x'",
-        "no column": "'x', which is no feature column",
+        "no column": "'x', which is not a feature column",
         "name": "Did you mean 'Adagrad'?",
         "optimizer": "optimizer=0.1 is no optimizer",
         "combiner": "Unknown sparse_combiner 'max'",

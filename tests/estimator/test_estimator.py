@@ -120,7 +120,7 @@ def test_mistakes_are_explained(run):
         "mode": "mode='training'.*has no known mode",
         "vector loss": r"has shape \(2,\), but a loss is one number",
         "keras metric": "metrics of Keras do not work here",
-        "hook": "is no tf.compat.v1.train.SessionRunHook",
+        "hook": "is not a tf.compat.v1.train.SessionRunHook",
         "model_fn": "model_fn takes 'label'. It must take features",
         "both steps": "steps=1 conflicts with max_steps=1",
         "no steps": "steps=0 is not a whole number of 1 or more",

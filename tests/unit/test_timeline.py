@@ -170,7 +170,7 @@ def test_a_picture_of_nothing(monkeypatch, tmp_path, boxes):
 def test_a_picture_needs_a_format(tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("steps", "steps.jpeg2000"):
-        with pytest.raises(ConfigError, match=r"no format.*png"):
+        with pytest.raises(ConfigError, match=r"not a format.*png"):
             draw(str(tmp_path / name), boxes_of(), title="")
     assert not list(tmp_path.iterdir())
 

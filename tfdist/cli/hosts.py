@@ -89,8 +89,9 @@ def _ssh_options(text: str) -> tuple[str, ...]:
         ) from error
     if rest:
         raise ConfigError(
-            f"--ssh-args {text!r} has {rest[0]!r}, which is no option of ssh's. ssh would take it "
-            "for the host. Give hosts by --hosts, and options such as --ssh-args '-p 2222 -i key'."
+            f"--ssh-args {text!r} has {rest[0]!r}, which is not an option of ssh's. ssh would take "
+            "it for the host. Give hosts by --hosts, and options such as "
+            "--ssh-args '-p 2222 -i key'."
         )
     return tuple(words)
 

@@ -252,7 +252,7 @@ def _named(what: str, tensors: Tensor | Mapping[str, Tensor], single: str) -> di
     named = dict(tensors) if isinstance(tensors, Mapping) else {single: tensors}
     for name, value in named.items():
         if not _is_tensor(value):
-            raise ConfigError(f"{what} holds {value!r} under {name!r}, which is no tensor.")
+            raise ConfigError(f"{what} holds {value!r} under {name!r}, which is not a tensor.")
     return named
 
 

@@ -120,7 +120,8 @@ def _checked_exporters(value: object) -> tuple[Any, ...]:
     for exporter in exporters:
         if not callable(getattr(exporter, "export", None)):
             raise ConfigError(
-                f"EvalSpec(exporters=…) holds {exporter!r}, which is no tfdist.estimator.Exporter."
+                f"EvalSpec(exporters=…) holds {exporter!r}, which is not a "
+                "tfdist.estimator.Exporter."
             )
     names = [exporter.name for exporter in exporters]
     twice = sorted({name for name in names if names.count(name) > 1})

@@ -103,7 +103,7 @@ def checked_hooks(what: str, hooks: Iterable[Any] | None) -> tuple[Any, ...]:
     for hook in checked:
         if not isinstance(hook, tf1.train.SessionRunHook):
             raise ConfigError(
-                f"{what} holds {hook!r}, which is no tf.compat.v1.train.SessionRunHook."
+                f"{what} holds {hook!r}, which is not a tf.compat.v1.train.SessionRunHook."
             )
     return checked
 
@@ -129,8 +129,8 @@ def _checked_predictions(predictions: Structure, mode: str) -> Structure:
     wrong = [value for value in values if not tf.is_tensor(value)]
     if wrong and mode == ModeKeys.PREDICT:
         raise ConfigError(
-            f"EstimatorSpec(predictions=…) holds {wrong[0]!r}, which is no tensor. Give a tensor "
-            "or a dictionary of tensors."
+            f"EstimatorSpec(predictions=…) holds {wrong[0]!r}, which is not a tensor. Give a "
+            "tensor or a dictionary of tensors."
         )
     return predictions
 

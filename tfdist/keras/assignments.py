@@ -182,8 +182,8 @@ def _weights(model: Model, *, of_program: bool) -> Iterator[KerasVariable]:
 def _warn_of_hidden(step: Step, found: set[str], subject: str) -> None:
     warn(
         f"{subject} is given a value that {', '.join(sorted(found))} computes "
-        "from the examples, which is no mean or sum of them as far as tfdist can tell, such as a "
-        f"maximum or a median. Each of the {step.replicas} replicas has examples "
+        "from the examples, which is not a mean or sum of them as far as tfdist can tell, such as "
+        f"a maximum or a median. Each of the {step.replicas} replicas has examples "
         "of its own, and it gets the average of the replicas' values: if the value is not "
         "a mean over the examples, that is another one than on one device. Compute it from means "
         "and sums, or gather the examples first "

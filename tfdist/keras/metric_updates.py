@@ -344,9 +344,9 @@ def _warn_of_state(variable: KerasVariable) -> None:
 def _warn_of_hidden(variable: KerasVariable, found: set[str]) -> None:
     warn(
         f"To the metric's variable {variable.path!r} is added what "
-        f"{', '.join(sorted(found))} computes from the examples, which is no mean or sum of them "
-        "as far as tfdist can tell, such as a batch's maximum. Each replica has examples of its "
-        "own, and the replicas' numbers are "
+        f"{', '.join(sorted(found))} computes from the examples, which is not a mean or sum of "
+        "them as far as tfdist can tell, such as a batch's maximum. Each replica has examples of "
+        "its own, and the replicas' numbers are "
         "added up: if the number is not a sum over the examples, this metric does not show what "
         "one process shows. Use a metric whose "
         "states are sums over the examples, or compute this one in evaluate on one replica.",

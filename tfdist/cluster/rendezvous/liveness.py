@@ -142,7 +142,7 @@ def _read(data: bytes) -> End:
     try:
         status = int(json.loads(data.partition(b"\n")[0])["status"])
     except (ValueError, KeyError, TypeError):
-        return End(None, "it said something that is no farewell")
+        return End(None, "it said something that is not a farewell")
     return End(status, f"it ended with exit status {status}")
 
 

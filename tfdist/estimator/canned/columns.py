@@ -52,7 +52,7 @@ def checked_columns(what: str, columns: Any) -> tuple[Any, ...]:
     for column in listed:
         if not isinstance(column, DenseColumn | CategoricalColumn) and not _is_old(column):
             raise ConfigError(
-                f"{what} holds {column!r}, which is no feature column. Make columns with "
+                f"{what} holds {column!r}, which is not a feature column. Make columns with "
                 "tf.feature_column, such as tf.feature_column.numeric_column('age')."
             )
     names = [column.name for column in listed]

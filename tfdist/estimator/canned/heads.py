@@ -203,8 +203,8 @@ class MultiLabelHead(_ClassHead):
         if isinstance(label, int) and 0 <= label < self._n_classes:
             return label
         raise ConfigError(
-            f"classes_for_class_based_metrics has {label!r}, which is no class. Give numbers from "
-            f"0 to {self._n_classes - 1}, or names of label_vocabulary."
+            f"classes_for_class_based_metrics has {label!r}, which is not a class. Give numbers "
+            f"from 0 to {self._n_classes - 1}, or names of label_vocabulary."
         )
 
     def _all_predictions(self, logits: Tensor) -> dict[str, Any]:

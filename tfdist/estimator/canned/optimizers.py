@@ -57,7 +57,7 @@ def optimizer_of(
     if _is_optimizer(made):
         return made
     raise ConfigError(
-        f"The function {what} returned {made!r}, which is no optimizer. Let it return one of "
+        f"The function {what} returned {made!r}, which is not an optimizer. Let it return one of "
         "tf.compat.v1.train or of Keras."
     )
 

@@ -116,9 +116,9 @@ def _refused_metric(value: Tensor) -> Tensor:
     """Refuses: the other microbatches come later."""
     del value
     raise ConfigError(
-        "A metric that is no mean or sum over the examples of a batch, such as a root of a mean, "
-        "conflicts with strategy='pipeline', whose metrics see microbatches. Return a value for "
-        "each example, set microbatches=1, or choose another strategy."
+        "A metric that is not a mean or sum over the examples of a batch, such as a root of a "
+        "mean, conflicts with strategy='pipeline', whose metrics see microbatches. Return a value "
+        "for each example, set microbatches=1, or choose another strategy."
     )
 
 

@@ -206,7 +206,7 @@ def _check_format(figure: Figure, path: str) -> None:
     ending = path.rpartition(".")[2]
     if "." not in path or ending.lower() not in known:
         raise ConfigError(
-            f"The picture {path!r} has an ending that is no format. Choose one of: "
+            f"The picture {path!r} has an ending that is not a format. Choose one of: "
             f"{', '.join(sorted(known))}."
         )
 
