@@ -138,11 +138,11 @@ BY_FEATURE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Total(keras.metrics.Sum):
-    """Adds up the squared errors of each feature."""
+    """Adds up the mean squared errors of each feature."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Adds those of a batch."""
-        return super().update_state(BY_FEATURE["sum"](y_true, y_pred))
+        return super().update_state(BY_FEATURE["mean"](y_true, y_pred))
 
 
 def by_feature(strategy: Any, *, name: str, reduction: str) -> dict[str, Any]:

@@ -99,7 +99,6 @@ def test_a_loss_that_has_a_number_for_each_feature(agree: Agree, name: str, redu
     agree("loss_cases:by_feature", name=name, reduction=reduction)
 
 
-@pytest.mark.needs("whole batch")
 def test_a_loss_with_a_call_of_its_own(agree: Agree) -> None:
     agree("loss_cases:own_call")
 

@@ -1100,7 +1100,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/utils/watchdog.py",
         "_call_of_tensorflow() == place:",
         "_call_of_tensorflow() != place:",
-        "tests/jobs/test_servers.py -k goes_to_a_stopped",
+        "tests/unit/test_watchdog.py -k one_call",
     ),
     Mutant(
         "tfdist/strategies/pipeline/train_function.py",

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from tfdist.utils import watchdog
 from tfdist.utils.watchdog import ENDED
 
 PROGRAM = """
@@ -80,6 +83,24 @@ def test_the_watcher_ends_with_the_process(with_signal: signal.Signals) -> None:
     process.send_signal(with_signal)
     process.communicate(timeout=30)
     assert is_gone(watcher)
+
+
+@pytest.mark.parametrize(("moves", "begun"), [(False, 1), (True, 3)])
+def test_the_time_of_one_call_is_watched(
+    monkeypatch: pytest.MonkeyPatch, moves: bool, begun: int
+) -> None:
+    """A main thread that goes on to another call has all the time for that."""
+    places, possible, deadlines = iter(range(100)), iter([True] * 6), []
+
+    @contextmanager
+    def deadline(seconds: float, message: str) -> Iterator[None]:
+        deadlines.append((seconds, message))
+        yield
+
+    monkeypatch.setattr(watchdog, "outside_deadline", deadline)
+    monkeypatch.setattr(watchdog, "_call_of_tensorflow", lambda: next(places) if moves else 0)
+    watchdog.end_if_stuck(0.1, lambda: "it waited", lambda: next(possible, False))
+    assert deadlines == [(0.1, "it waited")] * begun
 
 
 def test_horovod_is_shut_down_within_a_deadline() -> None:
