@@ -150,9 +150,8 @@ def test_a_table_that_is_looked_up_in_both_ways(agree: Agree) -> None:
 
 @pytest.mark.needs("any model")
 @pytest.mark.parametrize("optimizer", ["Adagrad", pytest.param("Adam", marks=pytest.mark.seldom)])
-@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.seldom)])
-def test_bags_of_ids(agree: Agree, optimizer: str, fast: bool) -> None:
-    agree("data_cases:bags", optimizer=optimizer, fast=fast)
+def test_bags_of_ids(agree: Agree, optimizer: str) -> None:
+    agree("data_cases:bags", optimizer=optimizer)
 
 
 def _write_ids(directory: pathlib.Path, lengths: tuple[int, ...]) -> None:

@@ -123,8 +123,6 @@ def _weigh_scalars_of_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(self: Metric, values: Tensor, sample_weight: Tensor | None = None) -> object:
         step = current_step()
         values = values if step is None else keras.ops.convert_to_tensor(values)
-        if step is not None and is_by_feature(values, step.depends, step.averages()):
-            values = tf.reduce_sum(values)
         if step is None or sample_weight is not None or values.shape.rank != 0:
             return original(self, values, sample_weight)
         values = _of_rows(step, self, values)
