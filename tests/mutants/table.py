@@ -632,7 +632,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/comm/batch_dependence.py",
         '("Sum", "Mean", "SqrtN")), 1),',
         '("Sum", "Mean", "SqrtN")), 0),',
-        "tests/contract/test_data.py --tier=everything -k 'bags and multi_worker'",
+        "tests/unit/test_dependence.py -k segments",
     ),
     Mutant(
         "tfdist/strategies/pipeline/loss.py",

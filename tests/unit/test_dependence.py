@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist.comm.batch_dependence import Dependence, rows_of
+from tfdist.comm.batch_dependence import Dependence, Kind, are_distinct, rows_of
 from tfdist.keras.example_pairs import NO_EXAMPLES, ROWS, examples_of, meeting_of
 from tfdist.keras.reductions import reduction_of
 from tfdist.sharding.relayout import Part, remember
@@ -135,6 +135,23 @@ def test_rows_that_are_mixed_are_one_part() -> None:
         return tf.reverse(ids, [0])
 
     assert len(rows_of(traced(make))) == 1
+
+
+@pytest.mark.parametrize("combine", [tf.sparse.segment_mean, tf.sparse.segment_sum])
+def test_the_rows_of_a_gradient_of_segments_are_distinct(combine: Any) -> None:
+    """Lookups of bags are such, where the table and the ids are on one device."""
+
+    def rows(batch: Any) -> Any:
+        ids = tf.reshape(batch, [-1])
+        table = tf.ones([6, 4])
+        with tf.GradientTape() as tape:
+            tape.watch(table)
+            bags = combine(table, ids, tf.range(tf.size(ids)) // 3, sparse_gradient=True)
+        return tape.gradient(bags, table).indices
+
+    indices = traced(rows)
+    assert are_distinct(indices)
+    assert [each.kind for each in rows_of(indices)] == [Kind.DISTINCT]
 
 
 def test_a_sum_over_processes_has_the_examples_where_its_summands_have_them() -> None:
