@@ -128,11 +128,20 @@ def note_meeting(step: Step, target: Tensor) -> None:
     known = step.known
     found = meeting_of(target, step.depends, known)
     if found is None:
-        outputs = {key: x for key, x in step.outputs.items() if x.shape.rank and step.depends(x)}
-        known |= dict.fromkeys(outputs, Examples(ROWS)) | dict.fromkeys(step.means, Examples())
-        found = meeting_of(target, step.depends, known, statistics=True, places=False)
+        known |= _outputs(step) | dict.fromkeys(step.means, Examples())
+        found = meeting_of(target, step.depends, known, statistics=True)
     if found is not None:
         step.note_meeting(found)
+
+
+def _outputs(step: Step) -> dict[int, Examples]:
+    """How the outputs of layers hold the examples, which a loop within a layer may hide."""
+    orders = {key: examples.in_order for key, (_, examples) in step.settled.items()}
+    return {
+        key: Examples(ROWS, orders.get(key, False))
+        for key, x in step.outputs.items()
+        if x.shape.rank and step.depends(x)
+    }
 
 
 def check_places(step: Step, values: Sequence[Any]) -> None:
@@ -144,8 +153,9 @@ def check_places(step: Step, values: Sequence[Any]) -> None:
     """
     if step.is_whole:
         return
-    given = (x for x in values if is_symbolic(x) and step.depends(x))
-    meetings = (meeting_of(x, step.depends, step.known) for x in given)
+    given = [x for x in values if is_symbolic(x) and step.depends(x)]
+    every = (step.known, step.known | _outputs(step))
+    meetings = (meeting_of(x, step.depends, known) for known in every for x in given)
     found = next((each for each in meetings if each is not None), None)
     if found is not None:
         step.note_meeting(found)
