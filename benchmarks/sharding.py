@@ -154,7 +154,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2 and Path(sys.argv[1]).is_dir():
+    if len(sys.argv) == 3 and Path(sys.argv[1]).is_dir():
         measure()
     else:
         app()
