@@ -135,7 +135,7 @@ def note_meeting(step: Step, target: Tensor) -> None:
 
 
 def _outputs(step: Step) -> dict[int, Examples]:
-    """How the outputs of layers hold the examples, which a loop within a layer may hide."""
+    """The places of the examples in the outputs of layers, which a loop in one may hide."""
     orders = {key: examples.in_order for key, (_, examples) in step.settled.items()}
     return {
         key: Examples(ROWS, orders.get(key, False))
