@@ -694,6 +694,34 @@ def mixed(strategy: Any, *, loss: str) -> dict[str, Any]:
     return {"named": named, "weights": common.weights(model)}
 
 
+class Fading(keras.Sequential):
+    """Divides the predictions by their places in the batch."""
+
+    def train_step(self, data: Any) -> Any:
+        """One step of the compiled optimizer."""
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            place = tf.cast(tf.range(tf.shape(predicted)[0]), predicted.dtype)
+            loss = self.compute_loss(x=x, y=y, y_pred=predicted / (1 + place)[:, None])
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def faded(strategy: Any, *, loss: str) -> dict[str, Any]:
+    """As `mixed`, of a recurrent model whose step counts an example by its place in the batch."""
+    x, y = common.table(EXAMPLES)
+    with scope(strategy), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        layers = [keras.layers.Reshape((2, 4)), keras.layers.SimpleRNN(3)]
+        model = Fading([keras.Input((8,)), *layers])
+        model.compile(keras.optimizers.SGD(1e-2), PAIRS.get(loss, loss))
+        model.fit(x, np.eye(3, dtype="float32")[y], BATCH, 1, shuffle=False, verbose=0)
+    named = [str(w.message) for w in caught if w.category is EquivalenceWarning]
+    return {"named": named, "weights": common.weights(model)}
+
+
 def normalized_pairs(strategy: Any, *, scaled: bool) -> dict[str, Any]:
     """Trains by `Circle` behind a BatchNormalization of the whole batch, on uneven batches."""
     x, y = common.table(BATCH + 5)

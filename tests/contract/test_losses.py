@@ -351,11 +351,16 @@ def test_examples_that_meet_in_a_loss_that_is_scaled(cluster: Pool) -> None:
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("loss", MIXED)
-def test_examples_that_a_step_mixes(run: Agree, cluster: Pool, target: str, loss: str) -> None:
-    """They are named, also behind a loss that is called with the whole batch."""
-    alone = cluster.plain("tests.cases.loss_cases:mixed", loss=loss)
-    for result in run("loss_cases:mixed", plain=True, loss=loss):
+@pytest.mark.parametrize(
+    ("case", "loss"),
+    [*(("mixed", loss) for loss in MIXED), ("faded", "mse"), ("faded", "contrast")],
+)
+def test_examples_that_a_step_mixes(
+    run: Agree, cluster: Pool, target: str, case: str, loss: str
+) -> None:
+    """They are named, also behind a loop, and a loss that is called with the whole batch."""
+    alone = cluster.plain(f"tests.cases.loss_cases:{case}", loss=loss)
+    for result in run(f"loss_cases:{case}", plain=True, loss=loss):
         if target in _WHOLE:
             assert_same(alone, result, TOLERANCE, target)
         else:

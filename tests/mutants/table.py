@@ -402,11 +402,17 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/keras/whole_batch.py",
         _MEET.format("variance-True or contrast-True"),
-        ("dict.fromkeys(outputs, Examples(ROWS))", "dict.fromkeys(outputs, Examples())"),
+        ("key: Examples(ROWS, orders.get(key, False))", "key: Examples()"),
         (
-            "        step.note_meeting(found)\n\n\ndef check_places",
-            "        pass\n\n\ndef check_places",
+            "        step.note_meeting(found)\n\n\ndef _outputs",
+            "        pass\n\n\ndef _outputs",
         ),
+    ),
+    *_of(
+        "tfdist/keras/whole_batch.py",
+        "tests/contract/test_losses.py -k 'a_step_mixes and faded and mirrored'",
+        ("every = (step.known, step.known | _outputs(step))", "every = (step.known,)"),
+        ("known, statistics=True)\n    if", "known, statistics=True, places=False)\n    if"),
     ),
     *_of(
         "tfdist/keras/losses.py",
