@@ -412,7 +412,12 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/whole_batch.py",
         "tests/contract/test_losses.py -k 'a_step_mixes and faded and mirrored'",
         ("every = (step.known, step.known | _outputs(step))", "every = (step.known,)"),
-        ("known, statistics=True)\n    if", "known, statistics=True, places=False)\n    if"),
+    ),
+    Mutant(
+        "tfdist/keras/whole_batch.py",
+        "known, statistics=True)\n    if",
+        "known, statistics=True, places=False)\n    if",
+        "tests/fuzz/test_fuzz.py --tier=everything -k weighed_by_place_after",
     ),
     *_of(
         "tfdist/keras/losses.py",
