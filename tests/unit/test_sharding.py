@@ -276,6 +276,22 @@ def _shard_of(operation: Any) -> Any:
     return operation
 
 
+def test_a_weight_that_the_backward_pass_gathers_is_not_gathered_again() -> None:
+    """A layer that is computed again, as under `keras.RematScope`, calls for it just then."""
+    strategy: Any = SimpleNamespace(link=Doubling, sum_gradients=list)
+    cut = Cut((4, 4), 0, axis(2, 0))
+
+    @tf.function(autograph=False)
+    def called(shard: tf.Tensor, x: tf.Tensor) -> None:
+        gathered(strategy, shard, cut, _unweighed)
+        with gather_again():
+            weights = [gathered(strategy, shard, cut, _unweighed) for _ in range(2)]
+            products = [tf.matmul(tf.tanh(x), weight) for weight in weights]
+        assert all(p.op.inputs[1] is w for p, w in zip(products, weights, strict=True))
+
+    called(tf.ones([2, 4]), tf.ones([5, 4]))
+
+
 def test_a_weight_is_gathered_when_the_layer_before_begins() -> None:
     @tf.function(autograph=False)
     def called(x: tf.Tensor) -> None:

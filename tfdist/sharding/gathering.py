@@ -21,7 +21,6 @@ before them, so that there is no circle.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,11 +96,21 @@ class _Traced:
 #: Bytes of a gradient that others wait for.
 _LARGE = 1 << 18
 
-#: The smallest part of all gathered numbers that a weight has which is not gathered early in the
-#: backward pass: a process has it and its gradient twice then.
+#: Weights of a smaller part of all gathered bytes are gathered early in the backward pass. A
+#: process then has one such weight beside a large gradient.
 _EARLY = 1 / 16
 
-_traced: weakref.WeakKeyDictionary[Any, _Traced] = weakref.WeakKeyDictionary()
+#: The attribute of a graph for its `_Traced`: another place would keep the graph alive.
+_TRACED = "_tfdist_gathered"
+
+
+def _traced() -> _Traced:
+    """That of the graph that is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, _TRACED):
+        setattr(graph, _TRACED, _Traced())
+    traced: _Traced = getattr(graph, _TRACED)
+    return traced
 
 
 def input_before(tensor: Tensor) -> Tensor:
@@ -110,7 +119,7 @@ def input_before(tensor: Tensor) -> Tensor:
     Args:
         tensor: the input of a layer that is called now, in a graph.
     """
-    traced = _traced.setdefault(tf.compat.v1.get_default_graph(), _Traced())
+    traced = _traced()
     before, traced.last_input = traced.last_input, tensor
     return tensor if before is None else before
 
@@ -151,25 +160,24 @@ def gathered(
 
     whole: Tensor = tf.custom_gradient(forward)(shard)
     if not tf.executing_eagerly():
-        graph = tf.compat.v1.get_default_graph()
-        uses = _traced.setdefault(graph, _Traced()).uses
-        uses.append(_Use(whole, shard, whole_of, exchanges))
+        _traced().uses.append(_Use(whole, shard, whole_of, exchanges))
     return whole
 
 
 @contextmanager
 def gather_again() -> Iterator[None]:
     """A block that computes gradients: whole weights of before are gathered again for it."""
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    traced = None if graph is None else _traced.get(graph)
-    if graph is None or traced is None:
+    if tf.executing_eagerly():
         yield
         return
-    before = len(graph.get_operations())
+    graph, traced = tf.compat.v1.get_default_graph(), _traced()
+    # A weight that the backward pass itself gathers, to compute a layer again, has come just now.
+    before, uses = len(graph.get_operations()), list(traced.uses)
     traced.last_input = None
     yield
     traced.last_input = None
-    _order(traced.uses, {op: n for n, op in enumerate(graph.get_operations()[before:])})
+    if uses:
+        _order(uses, {op: n for n, op in enumerate(graph.get_operations()[before:])})
 
 
 def _order(uses: list[_Use], new: Mapping[Any, int]) -> None:
@@ -187,7 +195,7 @@ def _order(uses: list[_Use], new: Mapping[Any, int]) -> None:
         return [each for each in totals if new[each] < new[operation]][-1:]
 
     readings = [_reading(use, new) for use in uses]
-    begun = sorted(filter(lambda each: each.awaited, readings), key=lambda e: new[e.readers[0]])
+    begun = sorted((e for e in readings if e.awaited), key=lambda e: new[e.readers[0]])
     early = _EARLY * sum(size_of(use.whole) for use in uses)
     for before, reading in zip([*begun[:1], *begun], begun, strict=False):
         use = reading.use
