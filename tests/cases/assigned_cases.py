@@ -73,9 +73,15 @@ IN_PLACE: dict[str, Callable[[Any, Any], Any]] = {
     "of a mean": lambda v, x: v.scatter_add(
         tf.IndexedSlices(tf.reduce_mean(x, 0, keepdims=True), tf.constant([3]))
     ),
+    "elements": lambda v, x: v.scatter_nd_add(_class_of(x)[:, None], tf.ones_like(x)),
+    "elements given": lambda v, x: v.scatter_nd_update([[3]], tf.reduce_mean(x, 0)[None]),
+    "a sum taken away": lambda v, x: v.scatter_nd_sub([[3]], tf.reduce_sum(x, 0)[None]),
     "a slice": lambda v, x: v[0].assign(0.9 * v[0] + 0.1 * tf.reduce_mean(x, 0)),
     "a slice of sums": lambda v, x: v[3].assign(v[3] + tf.reduce_sum(x, 0)),
 }
+#: Those of `IN_PLACE` that a Keras weight takes on every strategy: on workers a tensor stands for
+#: it. That has no slices to assign; rows of the batch are refused, and a maximum is warned of.
+OF_WEIGHTS = ("add", "of a mean", "elements", "elements given", "a sum taken away")
 #: Changes by which each replica would put its own examples at a place, or choose that.
 OF_EXAMPLES: dict[str, Callable[[Any, Any], Any]] = {
     "rows": lambda v, x: v[: tf.shape(x)[0]].assign(x),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN, IN_PLACE, OF_EXAMPLES
+from tests.cases.assigned_cases import BY_PLACE, GIVEN, HIDDEN, IN_PLACE, OF_EXAMPLES, OF_WEIGHTS
 from tests.cases.common import BATCH
 from tests.cases.loss_cases import BY_FEATURE, BY_OUTPUT, DOUBTFUL, LOSSES, MIXED, PAIRS
 from tests.contract.conftest import TOLERANCE, Agree, assert_same
@@ -274,6 +274,12 @@ def test_rows_of_batches_of_a_static_size(cluster: Pool, name: str, given: str) 
 @pytest.mark.parametrize("how", IN_PLACE)
 def test_variables_that_are_changed_in_place(agree: Agree, how: str) -> None:
     agree("assigned_cases:in_place", how=how)
+
+
+@pytest.mark.needs("any model", "whole batch")
+@pytest.mark.parametrize("how", OF_WEIGHTS)
+def test_weights_of_keras_that_are_changed_in_place(agree: Agree, how: str) -> None:
+    agree("assigned_cases:in_place", how=how, of_keras=True)
 
 
 @pytest.mark.parametrize("how", OF_EXAMPLES)

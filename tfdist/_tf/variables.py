@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.distribute.values import MirroredVariable, SyncOnReadVariable
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist.types import Array, Variable
+from tfdist.types import Array, IndexedSlices, Tensor, Variable
 
 __all__ = [
+    "CHANGES",
     "IN_PLACE",
     "MirroredVariable",
     "ResourceVariable",
@@ -26,14 +30,57 @@ IN_PLACE = (
     *("scatter_nd_min", "scatter_nd_max", "batch_scatter_update", "_strided_slice_assign"),
 )
 
+_Change = Callable[..., Tensor]
+
+
+def _by_rows(change: _Change) -> _Change:
+    def changed(value: Tensor, rows: IndexedSlices, *_: object, **__: object) -> Tensor:
+        return change(value, tf.expand_dims(rows.indices, -1), tf.cast(rows.values, value.dtype))
+
+    return changed
+
+
+def _by_elements(change: _Change) -> _Change:
+    def changed(value: Tensor, indices: object, updates: object, name: str | None = None) -> Tensor:
+        del name
+        return change(value, indices, tf.convert_to_tensor(updates, value.dtype))
+
+    return changed
+
+
+_ON_TENSORS: dict[str, _Change] = {
+    "add": tf.tensor_scatter_nd_add,
+    "sub": tf.tensor_scatter_nd_sub,
+    "max": tf.tensor_scatter_nd_max,
+    "min": tf.tensor_scatter_nd_min,
+    "update": tf.tensor_scatter_nd_update,
+}
+#: The same changes of a tensor, by the names of `IN_PLACE`: from its value and what the variable's
+#: method takes to the new value.
+CHANGES: dict[str, _Change] = {
+    **{f"scatter_{how}": _by_rows(change) for how, change in _ON_TENSORS.items()},
+    **{f"scatter_nd_{how}": _by_elements(change) for how, change in _ON_TENSORS.items()},
+}
+
 
 class _Readable:
-    """Answers NumPy and Python's numbers.
+    """Answers NumPy and Python's numbers, and has its elements changed.
 
-    TensorFlow's variables of one device answer, its variables of several do not.
+    TensorFlow's variables of one device do, its variables of several do not.
     """
 
+    assign: Callable[..., object]
     numpy: Any
+    read_value: Callable[[], Tensor]
+
+    def _change(self, how: str, indices: object, updates: object, name: object = None) -> object:
+        return self.assign(CHANGES[how](self.read_value(), indices, updates), name=name)
+
+    scatter_nd_add = partialmethod(_change, "scatter_nd_add")
+    scatter_nd_sub = partialmethod(_change, "scatter_nd_sub")
+    scatter_nd_max = partialmethod(_change, "scatter_nd_max")
+    scatter_nd_min = partialmethod(_change, "scatter_nd_min")
+    scatter_nd_update = partialmethod(_change, "scatter_nd_update")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)

@@ -16,6 +16,7 @@ __all__ = [
     "CHOOSING",
     "ELEMENTWISE",
     "OF_MATRICES",
+    "PLACING",
     "REDUCING",
     "batch_axis",
     "contracted",
@@ -74,6 +75,8 @@ _ROWS_OF = {
     **dict.fromkeys(("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub"), 0),
     **dict.fromkeys(("ScatterNd", "UnsortedSegmentSum"), -1),
 }
+#: Ops that put elements at places of a tensor; and which of their inputs are the places.
+PLACING = {"ScatterNd": 0, "TensorScatterAdd": 1, "TensorScatterSub": 1, "TensorScatterUpdate": 1}
 #: Axes that a tensor may have whose rank is not known.
 _LARGEST_RANK = 8
 
@@ -139,6 +142,8 @@ def _axis_of(tensor: Tensor, depends: Dependence) -> int | None:
         return None
     if op.type in ("TensorScatterAdd", "TensorScatterSub"):
         return batch_axis(op.inputs[0], depends)
+    if op.type in PLACING and not depends(op.inputs[PLACING[op.type]]):
+        return next((0 for x in op.inputs if batch_axis(x, depends) is not None), None)
     if op.type == "IdentityN":
         return batch_axis(op.inputs[tensor.value_index], depends)
     if op.type in ("Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Slice"):

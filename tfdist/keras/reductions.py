@@ -26,6 +26,7 @@ from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.keras.batch_axes import (
     ELEMENTWISE,
     OF_MATRICES,
+    PLACING,
     REDUCING,
     batch_axis,
     contracted,
@@ -52,7 +53,7 @@ _MOVING = frozenset(
     {"Reshape", "Squeeze", "ExpandDims", "Pack", "ConcatV2", "StridedSlice", "Unpack"}
 )
 #: Ops whose results are functions of the same means and sums as their inputs, if of any.
-_FOLLOWED = ELEMENTWISE | _MOVING | REDUCING | OF_MATRICES | {"L2Loss"}
+_FOLLOWED = ELEMENTWISE | _MOVING | REDUCING | OF_MATRICES | {"L2Loss", *PLACING}
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
 #: Ops that are linear in all their inputs.
 _SUMS = frozenset({"AddV2", "Add", "AddN", "Sub", "Identity", "Cast", "Neg"})
@@ -168,8 +169,10 @@ def _is_end(tensor: Tensor, found: Reduction, depends: Dependence, means: dict[i
         found.leaves.append(leaf)
         return True
     op = tensor.op
-    if op.type not in _FOLLOWED or any(
-        depends(x) and batch_axis(x, depends) is not None for x in op.inputs
+    if (
+        op.type not in _FOLLOWED
+        or any(depends(x) and batch_axis(x, depends) is not None for x in op.inputs)
+        or (op.type in PLACING and depends(op.inputs[PLACING[op.type]]))
     ):
         # Also a sum of what was divided by the number of examples in another way than a mean is.
         found.unknown.add(_hiding(op, depends))
@@ -271,6 +274,8 @@ def _is_linear(op: Operation, depends: Dependence) -> bool:
         return own[0] or op.type in (*_SUMS, "Pack", "ConcatV2")
     if op.type in ("RealDiv", "Div", "DivNoNan"):
         return not own[1]
+    if op.type in PLACING:
+        return True
     return op.type == "Mul" and sum(own) == 1
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import KerasVariable, SeedGenerator, Variable
 from tfdist._tf.distribute import is_distributed
+from tfdist._tf.variables import CHANGES
 from tfdist.comm.batch_dependence import Dependence, is_symbolic
 from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.errors import EquivalenceWarning
@@ -208,8 +209,16 @@ def assignable(read: Tensor, weight: types.KerasVariable) -> Tensor:
     """A weight's value that can be assigned as TensorFlow's variable, which it stands for."""
     for name in ("assign", "assign_add", "assign_sub"):
         setattr(read, name, getattr(weight, name))
+    for name, change in CHANGES.items():
+        setattr(read, name, functools.partial(_assign_changed, weight, change))
     setattr(read, "read_value", lambda: read)  # noqa: B010
     return read
+
+
+def _assign_changed(
+    weight: types.KerasVariable, change: Callable[..., Tensor], *args: object, **kwargs: object
+) -> object:
+    return weight.assign(change(tf.convert_to_tensor(weight.value), *args, **kwargs))
 
 
 def note_assigned(weight: types.KerasVariable, value: Tensor) -> None:
