@@ -392,6 +392,19 @@ def _masked() -> keras.Model:
 
 INTERLEAVED = {"schedule": "interleaved", "virtual": 2}
 
+
+def root_mean_square(y: Any, p: Any) -> Any:
+    """A metric that is no mean over the examples."""
+    del y
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(p)))
+
+
+def largest_output(y: Any, p: Any) -> Any:
+    """A metric in which the examples of a batch meet."""
+    del y
+    return keras.ops.max(p)
+
+
 WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "assigned": (
         lambda: keras.Sequential(
@@ -421,13 +434,17 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
     "replicas": (dense, {"stages": 2, "replicas": 2, "schedule": "pipedream"}),
     "share out": (dense, {"stages": 2, "replicas": 2, "microbatches": 3}),
     "no number": (dense, {"stages": 2, "microbatches": 2, "reduction": "none"}),
+    "root": (dense, {"stages": 2, "microbatches": 2, "metric": root_mean_square}),
+    "largest": (dense, {"stages": 2, "microbatches": 2, "metric": largest_output}),
 }
+#: What is no option of the strategy.
+_OF_COMPILE = ("optimizer", "reduction", "metric")
 
 
 def refused(strategy: Any, what: str) -> str:
     """What the user is told, before or at the first step."""
     make_model, given = WRONG[what]
-    options = {k: value for k, value in given.items() if k not in ("optimizer", "reduction")}
+    options = {k: value for k, value in given.items() if k not in _OF_COMPILE}
     optimizer = given.get("optimizer", "plain")
     shape = {"masked": (16, 12, 1)}.get(what, (16, 5, 4) if "stateful" in what else (16, 12))
     x = np.ones(shape, "float32")
@@ -439,6 +456,9 @@ def refused(strategy: Any, what: str) -> str:
             if "reduction" in given:
                 kind = keras.losses.SparseCategoricalCrossentropy
                 model.compile("sgd", kind(from_logits=True, reduction=given["reduction"]))
+            if "metric" in given:
+                loss = "sparse_categorical_crossentropy"
+                model.compile("sgd", loss, metrics=["accuracy", given["metric"]])
         model.fit(x, y, 16, verbose=0)
     except Exception as error:
         return f"{type(error).__name__}: {error}"

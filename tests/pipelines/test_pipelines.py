@@ -172,6 +172,8 @@ def test_a_batch_lasts_until_all_its_updates_are_handed_out(cluster):
         ("replicas", ["2 replicas of the pipeline conflict with schedule='pipedream'"]),
         ("share out", ["microbatches=3 cannot be shared out to 2 replicas"]),
         ("no number", ["a tensor of shape (None,)", "reduction='none'", "a mean or a sum"]),
+        ("root", ["The metric 'root_mean_square' is not a mean or sum", "microbatches=1"]),
+        ("largest", ["microbatches=2", "metric 'largest_output'", "(at Max)"]),
     ],
 )
 def test_mistakes_are_named(cluster, what, words):

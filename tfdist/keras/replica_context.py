@@ -99,6 +99,13 @@ class Call(NamedTuple):
     dtype: str | None
     arguments: tuple[Structure, Structure]
 
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the loss that it is a method of."""
+        function = getattr(self.compute, "func", self.compute)
+        owner = getattr(function, "__self__", None)
+        return str(getattr(owner, "name", None) or getattr(function, "__name__", "a function"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._keras import Trainer
 from tfdist.errors import ConfigError
-from tfdist.keras.replica_context import entered
+from tfdist.keras.replica_context import Call, entered
 from tfdist.keras.stateless import Assigning
 from tfdist.keras.whole_batch import as_average, note_meeting
 from tfdist.strategies.pipeline.layer_state import refuse_outside, refuse_reads
@@ -112,12 +113,13 @@ _BEFORE_UPDATE = (
 )
 
 
-def _refused_metric(value: Tensor) -> Tensor:
+def _refused_metric(calls: Sequence[Call], value: Tensor) -> Tensor:
     """Refuses: the other microbatches come later."""
     del value
+    metric = f"The metric {calls[-1].name!r}" if calls else "A metric that"
     raise ConfigError(
-        "A metric that is not a mean or sum over the examples of a batch, such as a root of a "
-        "mean, conflicts with strategy='pipeline', whose metrics see microbatches. Return a value "
+        f"{metric} is not a mean or sum over the examples of a batch, as a root of a mean is none, "
+        "which conflicts with strategy='pipeline', whose metrics see microbatches. Return a value "
         "for each example, set microbatches=1, or choose another strategy."
     )
 
@@ -321,13 +323,16 @@ class KerasObjective:
         parts = keras.tree.map_structure(of_any_size, ((x, y, weight), tensors))
         (x, y, weight), tensors = parts
         outputs = self._packed(tensors, masks)
+        calls: list[Call] = []
+        refused = functools.partial(_refused_metric, calls)
         step = Microbatch(
             self._model,
             numbers[1],
             numbers[2],
             index=numbers[0],
-            total_of=_refused_metric if self._microbatches > 1 else tf.identity,
+            total_of=refused if self._microbatches > 1 else tf.identity,
             microbatches=self._microbatches,
+            calls=calls,
         )
         with entered(step):
             self._model.compute_metrics(x, y, outputs, sample_weight=weight)

@@ -55,8 +55,11 @@ class Microbatch(Step):
             ConfigError: always.
         """
         del rows
+        place = "a loss, a metric, a layer or a gradient function"
+        if self.calls:
+            place = f"the loss or metric {self.calls[-1].name!r}"
         raise ConfigError(
-            f"microbatches={self.microbatches} conflicts with a loss, a metric, a layer or a "
-            f"gradient function in which the examples of a batch meet (at {where}): each "
+            f"microbatches={self.microbatches} conflicts with {place}, "
+            f"in which the examples of a batch meet (at {where}): each "
             "microbatch would see its own only. Set microbatches=1, or choose another strategy."
         )
