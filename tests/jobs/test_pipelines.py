@@ -139,3 +139,30 @@ def test_a_lost_stage_ends_the_job_with_its_name(folder):
 def test_mistakes_are_told_before_anything_starts(folder, words, told):
     done = run(folder, *words, "script.py", "x.npz", status=2)
     assert told in done.stderr
+
+
+ASSIGNING = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(3)
+x = np.random.default_rng(0).normal(size=(16, 6)).astype("float32")
+model = keras.Sequential(
+    [keras.Input((6,)), keras.layers.Dense(1500, "relu"), keras.layers.Dense(3, name="last")]
+)
+model.compile("sgd", "mse")
+model.fit(x, x[:, :3], verbose=0)
+call, bias = tf.function(lambda inputs: model(inputs)), model.layers[-1].bias
+bias.assign(np.zeros(3))
+start = [np.array(each(x)) for each in (model.predict_on_batch, call)]
+wrong = [0, 0]
+for value in range(60):
+    bias.assign(np.full(3, value)) if value % 3 else bias.value.assign(np.full(3, value))
+    found = np.array((model.predict_on_batch, call)[value % 2](x))
+    wrong[value % 2] += not np.allclose(found, start[value % 2] + value, atol=1e-3)
+print("wrong:", wrong)
+"""
+
+
+def test_a_function_sees_a_weight_that_was_just_assigned_on_another_task(folder):
+    (folder / "assigning.py").write_text(ASSIGNING)
+    done = run(folder, "-s", "pipeline", "-n", 2, "--cuts", "last", "assigning.py")
+    assert "wrong: [0, 0]" in done.stdout

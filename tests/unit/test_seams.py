@@ -16,7 +16,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdist._tf.distribute import gradients_of_control_flow
 from tfdist._tf.graphs import at_call, made_for_dataset, parameters_of
-from tfdist._tf.variables import IN_PLACE
+from tfdist._tf.variables import ASSIGNMENTS
 from tfdist.horovod import program as horovod_program
 from tfdist.keras import scope
 from tfdist.keras.hooks import PROGRAM, STRATEGY, HookSet
@@ -43,6 +43,7 @@ SIGNATURES = {
         "(self, reference_variable, name=None, initializer='zeros')"
     ),
     "BaseOptimizer.apply": "(self, grads, trainable_variables=None)",
+    "BaseOptimizer.scale_loss": "(self, loss)",
     "LossScaleOptimizer.scale_loss": "(self, loss)",
     "LossScaleOptimizer.check_finite": "(self, grads)",
     "LossScaleOptimizer._stateful_handle_non_finite_grads": "(self)",
@@ -99,7 +100,8 @@ SIGNATURES = {
             if "_nd_" in name
             else "(self, sparse_delta, use_locking=False, name=None)"
         )
-        for name in IN_PLACE
+        for name in ASSIGNMENTS
+        if name not in ("assign", "assign_add", "assign_sub")
     },
     "ResourceVariable._strided_slice_assign": (
         "(self, begin, end, strides, value, name, begin_mask, end_mask, ellipsis_mask, "

@@ -13,6 +13,7 @@ from typer.main import get_command
 import tfdist
 from tests.unit.test_seams import all_seams
 from tfdist import environment, errors
+from tfdist._tf.variables import ASSIGNMENTS
 from tfdist.cli.main import app
 from tfdist.config.server_options import WIRE_DTYPES
 from tfdist.config.strategy_config import MODES, STRATEGIES
@@ -22,9 +23,17 @@ from tfdist.gradients import optimizer_state
 
 #: The modules whose hooks share a seam, the innermost first. Later ones see what earlier ones did.
 HOOK_ORDER = {
+    **{
+        f"ResourceVariable.{name}": [
+            "strategies.parameter_server.hooks",
+            "strategies.pipeline.hooks",
+        ]
+        for name in ASSIGNMENTS
+    },
     "ResourceVariable._strided_slice_assign": [
         "keras.plain_variables",
         "strategies.parameter_server.hooks",
+        "strategies.pipeline.hooks",
     ],
     "Variable._direct_assign": ["keras.weights", "strategies.parameter_server.hooks"],
     "BaseOptimizer._clip_gradients": ["keras.updating", "keras.zero"],

@@ -62,6 +62,7 @@ __all__ = [
     "SingleExtended",
     "TrackableSaver",
     "collective_ops",
+    "complete_on",
     "cross_device_ops",
     "cross_device_utils",
     "eagerly_outside_of_scope",
@@ -453,6 +454,23 @@ def eagerly_outside_of_scope() -> Iterator[None]:
     """Runs eagerly under a graph of its own, where no strategy's scope is open."""
     with tf.Graph().as_default(), context.eager_mode():
         yield
+
+
+def complete_on(device: str) -> None:
+    """Waits until another task has done what it was sent; does nothing on this task's own devices.
+
+    TensorFlow sends operations to other tasks and goes on. A function that is sent by another way
+    may overtake them.
+
+    Args:
+        device: the full name of a device.
+    """
+    definition = context.context().get_server_def()
+    if definition is None:
+        return
+    own = f"/job:{definition.job_name}/replica:0/task:{definition.task_index}/"
+    if not device.startswith(own):
+        context.context().sync_executors()
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfdist.types import Array, IndexedSlices, Tensor, Variable
 
 __all__ = [
+    "ASSIGNMENTS",
     "CHANGES",
-    "IN_PLACE",
     "MirroredVariable",
     "ResourceVariable",
     "SyncOnReadVariable",
@@ -23,8 +23,9 @@ __all__ = [
     "replicated",
 ]
 
-#: The methods that change some elements of a variable; the last is that of `variable[i].assign`.
-IN_PLACE = (
+#: The methods that change a variable, or some elements; the last is that of `variable[i].assign`.
+ASSIGNMENTS = (
+    *("assign", "assign_add", "assign_sub"),
     *("scatter_add", "scatter_sub", "scatter_mul", "scatter_div", "scatter_min", "scatter_max"),
     *("scatter_update", "scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"),
     *("scatter_nd_min", "scatter_nd_max", "batch_scatter_update", "_strided_slice_assign"),
@@ -55,7 +56,7 @@ _ON_TENSORS: dict[str, _Change] = {
     "min": tf.tensor_scatter_nd_min,
     "update": tf.tensor_scatter_nd_update,
 }
-#: The same changes of a tensor, by the names of `IN_PLACE`: from its value and what the variable's
+#: Some changes of a tensor, by the names of `ASSIGNMENTS`: from its value and what the variable's
 #: method takes to the new value.
 CHANGES: dict[str, _Change] = {
     **{f"scatter_{how}": _by_rows(change) for how, change in _ON_TENSORS.items()},

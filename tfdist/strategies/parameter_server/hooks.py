@@ -25,7 +25,7 @@ from tfdist._keras import (
     saving_lib,
 )
 from tfdist._tf.graphs import Function
-from tfdist._tf.variables import IN_PLACE, ResourceVariable
+from tfdist._tf.variables import ASSIGNMENTS, ResourceVariable
 from tfdist.comm.batch_dependence import is_weight
 from tfdist.errors import ConfigError
 from tfdist.keras.functions import in_line
@@ -57,7 +57,7 @@ def hooks(serving: Serving) -> list[Hook]:
         Hook(KerasVariable, "assign_sub", partial(_atomic, "assign_sub")),
         Hook(Variable, "_direct_assign", _local_assign),
         Hook(Function, "__call__", partial(in_line, _is_remote)),
-        *(Hook(ResourceVariable, name, _of_one_worker) for name in _ASSIGNMENTS),
+        *(Hook(ResourceVariable, name, _of_one_worker) for name in ASSIGNMENTS),
         Hook(SeedGenerator, "next", _seed_of_step),
         Hook(Embedding, "call", _embed),
         *on_gradients(_of_local_values),
@@ -78,8 +78,6 @@ def hooks(serving: Serving) -> list[Hook]:
     ]
 
 
-#: The methods that change a variable of TensorFlow's.
-_ASSIGNMENTS = (*("assign", "assign_add", "assign_sub"), *IN_PLACE)
 #: The seams that write a model's weights to a file.
 _WRITERS = (
     (saving_lib, "save_model"),

@@ -6,8 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist import types
 from tfdist._keras import CallbackList, TensorFlowTrainer, legacy_h5_format
+from tfdist._tf.distribute import complete_on
+from tfdist._tf.variables import ASSIGNMENTS, ResourceVariable
 from tfdist.keras import saving
 from tfdist.keras.hooks import Hook
 from tfdist.strategies.pipeline.train_function import PipelineFunction
@@ -46,6 +50,7 @@ def hooks(
     writers = [*saving.writers(), (legacy_h5_format, "save_model_to_hdf5")]
     return [
         *(Hook(owner, name, _first(before_files)) for owner, name in writers),
+        *(Hook(ResourceVariable, name, _completed) for name in ASSIGNMENTS),
         Hook(TensorFlowTrainer, "make_train_function", _piped(make)),
         Hook(TensorFlowTrainer, "evaluate", _first(_before_evaluation)),
         Hook(TensorFlowTrainer, "predict", _first(_before_evaluation)),
@@ -89,6 +94,19 @@ def _first(act: Callable[..., None]) -> Callable[[Any], Any]:
 
     hook.__doc__ = act.__doc__
     return hook
+
+
+def _completed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function would read a weight of another task before that has got the new value."""
+
+    @functools.wraps(original)
+    def assign(self: types.Variable, *args: object, **kwargs: object) -> object:
+        result = original(self, *args, **kwargs)
+        if tf.executing_eagerly():
+            complete_on(self.device)
+        return result
+
+    return assign
 
 
 def _piped(make: Callable[[Any], PipelineFunction]) -> Callable[[Any], Any]:
