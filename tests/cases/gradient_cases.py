@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tests.cases import common
 from tests.cases.common import scope
 from tfdist.errors import ConfigError, EquivalenceWarning
+from tfdist.keras.replica_context import Step
 
 EXAMPLES = 77
 ops = keras.ops
@@ -294,3 +296,20 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
             model = STEPS[kind](_layers())
         model.compile(keras.optimizers.SGD(0.05), "mse")
         return common.fitted(model, *_data())
+
+
+def weighed(strategy: Any, *, examples: int) -> list[int]:
+    """The ranks of the gradients that are multiplied by a replica's share of the examples."""
+    ranks = []
+    times = Step._times
+
+    def noted(step: Step, value: Any, factor: Any) -> Any:
+        ranks.append(int(value.shape.rank))
+        return times(step, value, factor)
+
+    x, y = common.table(examples)
+    with mock.patch.object(Step, "_times", noted), scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, use_bias=False)])
+        model.compile("sgd", common.sparse_crossentropy())
+        model.fit(x, y, 8, 1, verbose=0)
+    return ranks

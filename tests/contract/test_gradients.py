@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.conftest import Agree
+from tests.harness import Pool
 
 pytestmark = pytest.mark.needs("whole gradients")
 
@@ -21,3 +22,13 @@ def test_optimizers_that_change_gradients_themselves(
 @pytest.mark.parametrize("kind", ["sharpness", "norm", "penalty", "balance"])
 def test_steps_that_compute_with_gradients(agree: Agree, kind: str) -> None:
     agree("gradient_cases:own_step", kind=kind)
+
+
+@pytest.mark.parametrize("name", ["mirrored", "multi_worker"])
+def test_gradients_are_weighed_by_way_of_the_loss_where_all_have_as_many_examples(
+    cluster: Pool, name: str
+) -> None:
+    for result in cluster(name).call("tests.cases.gradient_cases:weighed", examples=32):
+        assert 2 not in result  # Each gradient would be read and written once more.
+    for result in cluster(name).call("tests.cases.gradient_cases:weighed", examples=29):
+        assert 2 in result

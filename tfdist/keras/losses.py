@@ -292,8 +292,11 @@ def _of_whole_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             for pair in ([(each, tf.ones_like(each))] if part is None else part)
         ]
         tensors, factors = [tensor for tensor, _ in pairs], [factor for _, factor in pairs]
+        weight = step.weigh_final(targets) if output_gradients is None else None
+        if weight is not None:
+            factors = [factor * tf.cast(weight, factor.dtype) for factor in factors]
         with within_gradients.up():
-            if all(part is None for part in parts):
+            if weight is None and all(part is None for part in parts):
                 result = original(self, target, sources, None, **kwargs)
             else:
                 result = original(self, tensors, sources, factors, **kwargs)

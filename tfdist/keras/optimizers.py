@@ -23,7 +23,7 @@ from tfdist.comm.replica_collectives import sum_over_replicas
 from tfdist.gradients.optimizer_state import updater_of
 from tfdist.keras import zero
 from tfdist.keras.assignments import at_once
-from tfdist.keras.building import build_optimizer, scale_of
+from tfdist.keras.building import build_optimizer, has_own_step, scale_of
 from tfdist.keras.custom_gradients import check_unchanged
 from tfdist.keras.gradient_functions import check_overwritten
 from tfdist.keras.hooks import Hook, accounted, by_example, exchanged, on_gradients
@@ -106,6 +106,7 @@ def hooks() -> list[Hook]:
         Hook(BaseOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "apply", _exchange_first),
         Hook(LossScaleOptimizer, "_tf_apply", _apply_in_replica),
+        Hook(BaseOptimizer, "scale_loss", _note_final_loss),
         Hook(LossScaleOptimizer, "scale_loss", _weigh_scaled_loss),
         *on_gradients(_note_gradients, priority=2),
         Hook(TFOptimizer, "_all_reduce_sum_gradients", _skip_if_exchanged),
@@ -258,6 +259,21 @@ def _apply_in_replica(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, grads, trainable_variables)
 
     return tf_apply
+
+
+def _note_final_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Notes the loss of Keras's own `train_step`: its gradients go to `apply` as they are."""
+
+    @functools.wraps(original)
+    def scale_loss(self: Optimizer, loss: Tensor) -> Tensor:
+        result, step = original(self, loss), current_step()
+        if step is None or not step.even or step.is_whole or not is_symbolic(result):
+            return result
+        if not has_own_step(step.model, "train_step") and type(self).apply is BaseOptimizer.apply:
+            step.final_losses[id(result)] = (result, self)
+        return result
+
+    return scale_loss
 
 
 def _weigh_scaled_loss(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,8 +121,10 @@ class Step:
         is_static: whether that size is a constant of the step's graph: see `open_batch`.
         assigned: layer weights that were assigned in this step, by `id`, in order, each with the
             value that it was given last.
-        scaled_losses: losses that an optimizer has scaled, and weighed with that, by `id`, each
-            with the optimizer.
+        final_losses: losses of Keras's own `train_step`, of which an optimizer takes the gradients
+            as they are, by `id`, each with the optimizer.
+        scaled_losses: losses that are weighed before their gradients are taken, such as those that
+            an optimizer has scaled, by `id`, each with the optimizer.
         means: tensors, by `id`, whose average over the replicas is the whole batch's value.
         depends: whether a tensor of the step's graph depends on the batch.
         held: tensors, by `id`, each with how it holds the examples: the batch, and what is known of
@@ -144,6 +146,7 @@ class Step:
     size: int | None
     replicas: int
     assigned: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    final_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     scaled_losses: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     means: dict[int, Any] = dataclasses.field(default_factory=dict)
     depends: Dependence = dataclasses.field(default_factory=Dependence)
@@ -351,6 +354,21 @@ class Step:
         scaled = self.note_mean(self.weigh(loss))
         self.scaled_losses[id(scaled)] = (scaled, optimizer)
         return scaled
+
+    def weigh_final(self, targets: Sequence[Tensor]) -> Tensor | None:
+        """The weight that the gradient of a loss begins with; None if the gradients are weighed.
+
+        A number is multiplied so in place of each weight's gradient, which takes as long as to
+        read and write them all.
+
+        Args:
+            targets: the tensors whose gradient is taken.
+        """
+        final = [self.final_losses.get(id(each)) for each in targets]
+        if len(final) != 1 or final[0] is None or self.scaled_losses:
+            return None
+        self.scaled_losses[id(targets[0])] = final[0]
+        return self.share(targets[0].dtype)
 
     def weigh_gradient(self, gradient: Gradient, optimizer: Optimizer | None) -> Gradient:
         """A gradient of the replica's own mean, weighed; see `weigh`.
