@@ -73,7 +73,9 @@ def on_batch(strategy: Any) -> dict[str, Any]:
         listed = model.train_on_batch(x[:32], y[:32], class_weight={0: 1.0, 1: 2.0, 2: 0.5})
         tested = model.test_on_batch(x[:13], y[:13], return_dict=True)
         predicted = model.predict_on_batch(x[:13])
+        of_nothing = model.predict_on_batch(x[:0])
     return {
+        "of_nothing": np.asarray(of_nothing),
         "trained": trained,
         "listed": [float(v) for v in listed],
         "tested": common.numbers(tested),

@@ -228,6 +228,59 @@ def stop_in_epoch(strategy: Any, *, how: str) -> dict[str, Any]:
     }
 
 
+class _StopsLoop(keras.callbacks.Callback):
+    """Ends an evaluation or a prediction after some batches, on the last worker or on all."""
+
+    def __init__(self, strategy: Any, everywhere: bool) -> None:
+        super().__init__()
+        self._here = everywhere or rank(strategy) == strategy.world.workers - 1
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops the evaluation."""
+        if self._here and batch == 2:
+            self.model.stop_evaluating = True
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops the prediction."""
+        if self._here and batch == 2:
+            self.model.stop_predicting = True
+
+
+class ClearsLoop(keras.Model):
+    """A model that asks for an end on one worker while it is traced."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(3)
+        self._here = rank(strategy) == strategy.world.workers - 1
+
+    def call(self, inputs: Any) -> Any:
+        """Logits; sets the flags."""
+        self.stop_evaluating = self.stop_predicting = self._here
+        return self.out(inputs)
+
+
+def stop_loops(strategy: Any, *, how: str) -> dict[str, Any]:
+    """An evaluation and a prediction that end early, each with a whole one after it.
+
+    Args:
+        strategy: what to run on.
+        how: "one" or "all" workers stop; "only_there": only one has the callback; "outside" of a
+            callback.
+    """
+    x, y = common.table(77)
+    with scope(strategy):
+        model = _model(lambda: ClearsLoop(strategy)) if how == "outside" else _model()
+        stops = _StopsLoop(strategy, how == "all")
+        callbacks = [stops] if how != "outside" and (how != "only_there" or stops._here) else []
+        done: dict[str, Any] = {"rows": [], "scores": []}
+        for each in (callbacks, []):
+            scores = model.evaluate(x, y, 8, verbose=0, return_dict=True, callbacks=each)
+            done["scores"].append(common.numbers(scores))
+            done["rows"].append(model.predict(x, 8, verbose=0, callbacks=each))
+    return done
+
+
 def fail_on_one(strategy: Any, path: str, worker: int) -> str:
     """The error of a training in which a callback fails on one worker."""
     with scope(strategy):

@@ -110,8 +110,30 @@ class OwnUpdates(keras.Sequential):  # type: ignore[misc]
         return {"loss": self.shown.result()}
 
 
+class _Seen(keras.callbacks.Callback):
+    """Keeps the epochs that were begun, and where each ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: set[int] = set()
+        self.ends: dict[int, tuple[int, frozenset[int]]] = {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epoch."""
+        self.epochs.add(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Notes the epochs so far."""
+        self.ends[epoch] = (epoch, frozenset(self.epochs))
+
+
 #: Trainings whose step is the program's own.
 OWN = ("optimizers", "by hand", "hidden optimizer", "hidden variable")
+
+
+def _listed(seen: _Seen) -> list[list[int]]:
+    ends = [[epoch, *sorted(epochs)] for epoch, epochs in seen.ends.values()]
+    return [sorted(seen.epochs), *ends]
 
 
 def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
@@ -129,14 +151,15 @@ def _fit(kind: str, callbacks: list[Any], deferred: bool) -> list[Any]:
     # The first epoch has the highest loss, so its weights are long gone when they are put back.
     worst = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
     last: list[Any] = []
+    seen = _Seen()
     note = keras.callbacks.LambdaCallback(on_train_end=lambda _: last.extend(model.get_weights()))
     warm = model.fit(np.ones((16, 4)), np.ones((16, 1)), epochs=1, verbose=0)
     history = model.fit(
-        **_data(kind), epochs=4, verbose=0, callbacks=[stop, note, worst, *callbacks]
+        **_data(kind), epochs=4, verbose=0, callbacks=[stop, note, worst, seen, *callbacks]
     )
     weights = [weight.numpy() for weight in model.weights]
     logs = [*warm.history.values(), *history.history.values()]
-    return [*last, *weights, *logs, history.epoch, [stop.wait, stop.best]]
+    return [*last, *weights, *logs, history.epoch, [stop.wait, stop.best], *_listed(seen)]
 
 
 def undisturbed(strategy: Any, *, kind: str, deferred: bool) -> list[Any]:

@@ -96,3 +96,17 @@ def test_a_program_that_trains_nothing_is_told() -> None:
     result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "3")
     assert result.returncode == 0
     assert "made no weights" in result.stderr
+
+
+def test_a_mesh_of_data_alone_divides_no_weight() -> None:
+    result = dry_run("-s", "multi_worker", "-n", "2", "--mesh", "data=2")
+    assert result.returncode == 0
+    assert "weights" not in result.stdout + result.stderr
+
+
+def test_a_mesh_of_another_size_than_the_job_is_an_error() -> None:
+    Path("mesh.toml").write_text('strategy = "multi_worker"\n[mesh]\nmodel = 2\n')
+    result = dry_run("-s", "mesh.toml")
+    assert result.returncode == 2
+    assert "conflicts with a job of 1 processes: its axes make 2" in result.stderr
+    assert not Path("trained").exists()

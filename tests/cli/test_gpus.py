@@ -87,3 +87,14 @@ def test_doctor_compares_the_counts(here: Path) -> None:
     said = " ".join(done.stdout.split())
     assert f"nvidia-smi lists {GPUS} GPUs, and TensorFlow sees" in said
     assert "pip install 'tensorflow[and-cuda]'" in said
+
+
+def test_a_driver_that_does_not_answer_is_named(here: Path) -> None:
+    (here / "bin" / "nvidia-smi").write_text("#!/bin/sh\necho no driver; exit 9\n")
+    done = tfdist(here, "run", "-s", "mirrored", "train.py", visible=None)
+    assert done.returncode == 0, done.stderr
+    assert "nvidia-smi is there and fails (no driver), so the CPU is used" in done.stderr
+    doctor = tfdist(here, "doctor", visible=None)
+    assert "nvidia-smi is there and fails (no driver), so the CPU is used" in doctor.stdout
+    chosen = tfdist(here, "run", "-s", "mirrored", "train.py", visible="-1")
+    assert "nvidia-smi" not in chosen.stderr

@@ -129,11 +129,11 @@ def test_the_backend_of_the_configuration_file(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("seen", "severity", "words"),
     [
-        ((2, True), "ok", ["2 GPU (number 0, 3)"]),
+        ((2, True), "ok", ["2 GPUs (number 0, 3)"]),
         ((0, False), "error", ["CUDA_VISIBLE_DEVICES=0,3 names 2 GPUs", "built without CUDA"]),
         ((0, True), "error", ["TensorFlow sees none", "libraries are missing"]),
         ((1, True), "error", ["TensorFlow sees 1", "MIG"]),
-        (None, "warning", ["2 GPU (number 0, 3), but TensorFlow could not be asked"]),
+        (None, "warning", ["2 GPUs (number 0, 3), but TensorFlow could not be asked"]),
     ],
 )
 def test_gpus_are_compared_with_tensorflows(
@@ -157,7 +157,7 @@ def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.M
     environ = plain(tmp_path, CUDA_VISIBLE_DEVICES="-1")
     devices = found(machine_findings(environ), "Devices")
     assert devices.severity == "warning"
-    assert 'CUDA_VISIBLE_DEVICES="-1" hides 4 GPU' in devices.problem
+    assert 'CUDA_VISIBLE_DEVICES="-1" hides 4 GPUs' in devices.problem
 
 
 # --- Horovod --------------------------------------------------------------------------------------

@@ -145,6 +145,16 @@ def test_workers_stop_together_within_an_epoch(
     assert_same(first, second, 1e-6, "the other worker")
 
 
+@pytest.mark.parametrize("how", ["one", "all", "only_there", "outside"])
+@pytest.mark.parametrize("name", ["multi_worker", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_workers_leave_an_evaluation_and_a_prediction_together(
+    cluster: Pool, name: str, how: str
+) -> None:
+    first, second = cluster(name).call(f"{CASES}:stop_loops", how=how)
+    assert [len(rows) for rows in first["rows"]] == [77 if how == "outside" else 24, 77]
+    assert_same(first, second, 1e-6, "the other worker")
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_an_error_on_one_worker_reaches_all(
     cluster: Pool, tmp_path: pathlib.Path, worker: int

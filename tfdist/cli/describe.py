@@ -17,7 +17,7 @@ from typing import Any
 from tfdist import environment
 from tfdist.cli import summary, task
 from tfdist.cli.request import Job
-from tfdist.config.sharding_options import MeshOptions, ShardingOptions
+from tfdist.config.sharding_options import MeshOptions, ShardingOptions, check_size
 from tfdist.launcher.plan import TASK_MODULE
 from tfdist.utils.imports import quiet_import
 
@@ -37,8 +37,11 @@ def layouts_of(job: Job) -> tuple[int, Mapping[str, Any] | None]:
     config = None if job.resolved is None else job.resolved.config
     cluster, command = job.plan.cluster, job.plan.tasks[0].command
     divides = config is not None and bool(
-        config.part(ShardingOptions).zero or config.part(MeshOptions).mesh
+        config.part(ShardingOptions).zero or config.part(MeshOptions).divides_layers
     )
+    mesh = None if config is None else config.part(MeshOptions).parsed
+    if mesh is not None and cluster is not None:
+        check_size(mesh, len(cluster.computing))
     if config is None or cluster is None or not divides or TASK_MODULE not in command:
         return 0, None
     whole = dataclasses.replace(config, processes=len(cluster.computing))

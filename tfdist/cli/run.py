@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from tfdist import environment
 from tfdist.cli import describe, elastic, logs, options, planning, summary
 from tfdist.cli.backends.base import Engine, EngineOptions, Order, words_of
 from tfdist.cli.backends.kubernetes import Kubernetes
@@ -103,6 +104,9 @@ def _run_here(request: Request, grace: float, dry_run: bool, as_json: bool) -> i
             return status
         if request.env_only or request.every_task:
             gpu_lists.check_tensorflow(job.gpus)
+        failing = None if job.gpus else gpu_lists.failure(environment.snapshot())
+        if failing is not None:
+            summary.note(f"{failing}; CUDA_VISIBLE_DEVICES=-1 says that this is meant")
         plan = logs.prepare(job.plan, chosen=request.log_dir is not None)
         rows = summary.table(plan, job.resolved, job.seed, job.gpus, job.why)
         here = plan.cluster is None or len(plan.tasks) == len(list(plan.cluster.tasks()))

@@ -11,8 +11,8 @@ from tfdist import environment
 from tfdist.errors import ConfigError
 
 __all__ = [
-    *("INSTALL_COMMAND", "check_tensorflow", "disagreement", "inter_op_threads", "of_member"),
-    *("split", "visible"),
+    *("INSTALL_COMMAND", "check_tensorflow", "disagreement", "failure", "inter_op_threads"),
+    *("of_member", "split", "visible"),
 ]
 
 #: The command that installs the CUDA libraries that TensorFlow needs.
@@ -193,9 +193,30 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _installed() -> int:
+    return sum(line.startswith("GPU ") for line in _asked()[0].splitlines())
+
+
+def failure(environ: Mapping[str, str]) -> str | None:
+    """A sentence on an `nvidia-smi` that fails, as where the driver does not answer.
+
+    Args:
+        environ: environment variables. CUDA_VISIBLE_DEVICES names the GPUs that are meant, and then
+            nobody is asked.
+
+    Returns:
+        None if the GPUs can be listed, or none are expected.
+    """
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return None
+    reason = _asked()[1]
+    return reason and f"nvidia-smi is there and fails ({reason}), so the CPU is used"
+
+
+def _asked() -> tuple[str, str | None]:
+    """The list that `nvidia-smi` prints, and the reason if it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return 0
+        return "", None
     try:
         answer = subprocess.run(
             [program, "-L"],
@@ -204,11 +225,14 @@ def _installed() -> int:
             timeout=_SECONDS_FOR_NVIDIA_SMI,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
+    except subprocess.TimeoutExpired:
+        return "", f"it does not answer within {_SECONDS_FOR_NVIDIA_SMI} s"
+    except OSError as error:
+        return "", str(error)
     if answer.returncode != 0:
-        return 0
-    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+        printed = (answer.stdout + answer.stderr).strip().splitlines()
+        return "", printed[0] if printed else f"its exit status is {answer.returncode}"
+    return answer.stdout, None
 
 
 # The number of threads that a TensorFlow server needs, so that it cannot wait for itself.

@@ -21,6 +21,7 @@ __all__ = [
     "ShardingOptions",
     "check_mesh",
     "check_sharding",
+    "check_size",
     "describe_mesh",
     "describe_sharding",
 ]
@@ -139,6 +140,20 @@ def check_mesh(config: StrategyConfig) -> None:
         raise ConfigError(
             f"{asked} conflicts with devices={config.devices}: it arranges processes of one device "
             "each. Start a process for each device with processes (-n), or leave mesh out."
+        )
+
+
+def check_size(mesh: Mesh, processes: int) -> None:
+    """Checks that a mesh is one of so many processes.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if mesh.processes != processes:
+        raise ConfigError(
+            f"mesh='{mesh}' conflicts with a job of {processes} processes: its axes make "
+            f"{mesh.processes}. Start as many (-n {mesh.processes}), or give sizes whose product "
+            f"is {processes}."
         )
 
 

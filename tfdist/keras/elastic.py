@@ -59,8 +59,10 @@ __all__ = [
 # The state of a training in host memory: taken from a model, and put back.
 
 #: Attributes of callbacks of these types are kept, such as the patience used up and the best value;
-#: and lists, tuples and dicts of them, such as the best weights.
+#: and dicts and the kinds below of them, such as the best weights.
 _PLAIN = (bool, int, float, str, type(None), np.floating, np.integer, np.ndarray)
+
+_NESTS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 #: Attributes that Keras sets before it begins to train.
 _SET_BY_KERAS = ("params",)
@@ -161,9 +163,9 @@ def _described(value: object, arrays: list[bytes]) -> Json:
     """
     if isinstance(value, dict):
         return {"dict": [[_described(v, arrays) for v in item] for item in value.items()]}
-    if isinstance(value, (list, tuple)):
-        form = "list" if isinstance(value, list) else "tuple"
-        return {form: [_described(v, arrays) for v in value]}
+    for form, kind_of_nest in _NESTS.items():
+        if isinstance(value, kind_of_nest):
+            return {form: [_described(v, arrays) for v in value]}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     try:
@@ -189,8 +191,7 @@ def _undescribed(value: Json, file: Any) -> Any:
         if dtype == tf.string:
             return tf.io.parse_tensor(data, tf.string).numpy()
         return np.frombuffer(data, dtype.as_numpy_dtype).reshape(shape)
-    nest = [_undescribed(v, file) for v in content]
-    return tuple(nest) if form == "tuple" else nest
+    return _NESTS[form](_undescribed(v, file) for v in content)
 
 
 def values_of(model: Model) -> Values | None:
@@ -300,7 +301,7 @@ def _plain(callback: Callback) -> dict[str, Any]:
 def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, [*value, *value.values()]))
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return all(map(_is_plain, value))
     return isinstance(value, _PLAIN)
 

@@ -4,12 +4,16 @@ A worker that left the loop by itself would leave the others waiting in their ne
 callback of the program's own runs at batches, on any worker, each step is followed by an all-reduce
 of one number: whether a worker stops. Elsewhere nobody asks. A flag that is set by other means, as
 by a signal's handler, is then put off to the end of the epoch, where workers agree anyway.
+
+Keras has such a flag for `evaluate` and for `predict`, too. These have no later place to stop at: a
+flag that a callback's method for batches has not set is taken back, with a message.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +32,9 @@ __all__ = ["ask_at_batches", "hooks", "may_stop", "method_of", "put_off"]
 #: whether a stop is put off. Of a model: that all workers set `stop_training` alike.
 _ASKS, _PUT_OFF, _ALIKE = "_tfdist_asks", "_tfdist_put_off", "_tfdist_stops_alike"
 
+#: The flag that ends a loop of Keras's, by the word for that loop in the callbacks' methods.
+_FLAGS = {"test": "stop_evaluating", "predict": "stop_predicting"}
+
 _AT_BATCHES = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
 
 
@@ -35,6 +42,8 @@ def hooks() -> list[Hook]:
     """The seams at which callbacks learn of a batch's end."""
     return [
         Hook(CallbackList, "on_train_batch_end", _stop_together),
+        *(Hook(CallbackList, f"on_{name}_begin", partial(_asked_once, name)) for name in _FLAGS),
+        *(Hook(CallbackList, f"on_{name}_batch_end", partial(_agreed, name)) for name in _FLAGS),
         Hook(callbacks.TerminateOnNaN, "on_batch_end", _note_stop),
     ]
 
@@ -85,6 +94,46 @@ def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
             )
 
     return on_train_batch_end
+
+
+def _asked_once(name: str, original: Callable[..., None]) -> Callable[..., None]:
+    """Whether a callback of any worker runs at the batches that follow, and may end them."""
+    methods = (f"on_{name}_batch_begin", f"on_{name}_batch_end")
+
+    @functools.wraps(original)
+    def begin(self: types.CallbackList, logs: Logs | None = None) -> None:
+        original(self, logs)
+        strategy = tf.distribute.get_strategy()
+        if host_collectives.worker_count(strategy) > 1:
+            own = (method_of(each, method) for each in self.callbacks for method in methods)
+            asks = any(is_of_program(method) for method in own)
+            vars(self)[_ASKS + name] = host_collectives.any_worker(strategy, asks)
+
+    return begin
+
+
+def _agreed(name: str, original: Callable[..., None]) -> Callable[..., None]:
+    """A worker that leaves `evaluate` or `predict` leaves the others in their next collective."""
+    flag = _FLAGS[name]
+
+    @functools.wraps(original)
+    def batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
+        original(self, batch, logs)
+        strategy, model = tf.distribute.get_strategy(), self.model
+        if host_collectives.worker_count(strategy) == 1:
+            return
+        stops = bool(getattr(model, flag, False))
+        if vars(self).get(_ASKS + name):
+            setattr(model, flag, host_collectives.any_worker(strategy, stops))
+        elif stops:
+            setattr(model, flag, False)
+            logger.warning(
+                f"worker {host_collectives.rank(strategy)}: {flag} was not set by a callback's "
+                f"method for batches (on_{name}_batch_end). It has no effect: the other workers "
+                "do not know of it."
+            )
+
+    return batch_end
 
 
 def _note_stop(original: Callable[..., None]) -> Callable[..., None]:

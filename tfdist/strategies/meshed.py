@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from tfdist.comm import batch_sharding
 from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
+from tfdist.config.sharding_options import check_size
 from tfdist.errors import ConfigError
 from tfdist.sharding.deferred import exchanging_what_is_read
 from tfdist.strategies.base import StrategyMixin
 
-__all__ = ["Meshed", "check_size"]
+__all__ = ["Meshed"]
 
 
 class Meshed(StrategyMixin):
@@ -89,17 +90,3 @@ class Meshed(StrategyMixin):
 
 def _coordinates(axes: list[Axis]) -> list[tuple[int, int]]:
     return [(axis.size, axis.index) for axis in axes]
-
-
-def check_size(mesh: Mesh, processes: int) -> None:
-    """Checks that a mesh is one of so many processes.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if mesh.processes != processes:
-        raise ConfigError(
-            f"mesh='{mesh}' conflicts with a job of {processes} processes: its axes make "
-            f"{mesh.processes}. Start as many (-n {mesh.processes}), or give sizes whose product "
-            f"is {processes}."
-        )

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 
 from tfdist import environment
@@ -88,6 +88,10 @@ def _configured_backend(environ: Mapping[str, str]) -> tuple[pathlib.Path, str |
         return path, None
 
 
+#: The advice where GPUs cannot be listed.
+_WITHOUT_GPUS = "Repair the driver; or set CUDA_VISIBLE_DEVICES=-1 to train on the CPU."
+
+
 def _devices(environ: Mapping[str, str]) -> Finding:
     cpus = cpu_count()
     host = f"{cpus} CPU core{'s' if cpus > 1 else ''}, {memory() / _GIB:.1f} GiB of memory"
@@ -97,9 +101,16 @@ def _devices(environ: Mapping[str, str]) -> Finding:
     hidden = resources.visible({k: v for k, v in environ.items() if k != "CUDA_VISIBLE_DEVICES"})
     if hidden:
         value = environ.get("CUDA_VISIBLE_DEVICES", "")
-        problem = f'CUDA_VISIBLE_DEVICES="{value}" hides {len(hidden)} GPU; {host}'
+        problem = f'CUDA_VISIBLE_DEVICES="{value}" hides {_count(hidden)}; {host}'
         return warning("Devices", problem, "Unset it to train on the GPUs.")
+    failing = resources.failure(environ)
+    if failing is not None:
+        return warning("Devices", f"{failing}; {host}", _WITHOUT_GPUS)
     return Finding("ok", "Devices", f"no NVIDIA GPU; {host}")
+
+
+def _count(gpus: Sequence[str]) -> str:
+    return f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}"
 
 
 def _compared(gpus: tuple[str, ...], environ: Mapping[str, str], host: str) -> Finding:
@@ -107,14 +118,14 @@ def _compared(gpus: tuple[str, ...], environ: Mapping[str, str], host: str) -> F
     names = ", ".join(gpus)
     seen = _of_tensorflow(environ)
     if seen is None:
-        problem = f"{len(gpus)} GPU (number {names}), but TensorFlow could not be asked; {host}"
+        problem = f"{_count(gpus)} (number {names}), but TensorFlow could not be asked; {host}"
         return warning("Devices", problem, 'Try: python -c "import tensorflow".')
     count, cuda = seen
     listed = environment.read("CUDA_VISIBLE_DEVICES", environ)
     differ = resources.disagreement(gpus, count, cuda=cuda, listed=listed)
     if differ is not None:
         return error("Devices", f"{differ[0]} {host}", differ[1])
-    return Finding("ok", "Devices", f"{len(gpus)} GPU (number {names}); {host}")
+    return Finding("ok", "Devices", f"{_count(gpus)} (number {names}); {host}")
 
 
 def _of_tensorflow(environ: Mapping[str, str]) -> tuple[int, bool] | None:

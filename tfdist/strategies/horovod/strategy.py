@@ -16,7 +16,7 @@ from tfdist.comm.replica_collectives import Link, sum_over_replicas
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.horovod_options import HorovodOptions
 from tfdist.config.mesh import AXES, DATA, Axis, Mesh
-from tfdist.config.sharding_options import Checkpoints, MeshOptions, ShardingOptions
+from tfdist.config.sharding_options import Checkpoints, MeshOptions, ShardingOptions, check_size
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.errors import ConfigError
 from tfdist.strategies.base import agree_on_seed
@@ -25,7 +25,7 @@ from tfdist.strategies.devices import prepare_one_of
 from tfdist.strategies.horovod import collectives, library, rendezvous
 from tfdist.strategies.horovod.collectives import Alone, Members, Ring, RingLink
 from tfdist.strategies.membership import Member
-from tfdist.strategies.meshed import Meshed, check_size
+from tfdist.strategies.meshed import Meshed
 from tfdist.strategies.multi_worker.strategy import resolver_for
 from tfdist.types import ProcessSet
 

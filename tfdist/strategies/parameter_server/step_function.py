@@ -406,7 +406,7 @@ class PredictFunction:
         loads: list[tuple[feeding.Load, TracedStep]] = []
         for batch in batches:
             parts = self._split(batch)
-            loads += [(load, traced) for load, traced in parts if load.rows]
+            loads += [(load, traced) for load, traced in parts if load.rows] or parts[:1]
             self._numbers.note_draws(parts[0][1])
         for index, (load, traced) in enumerate(loads):
             self._serving.dispatcher.submit(self._job(load, traced, index, results))
