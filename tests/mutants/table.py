@@ -1115,4 +1115,35 @@ MUTANTS: list[Mutant] = [
         "",
         "tests/pipelines/test_pipelines.py -k mistakes",
     ),
+    Mutant(
+        "tfdist/strategies/pipeline/hooks.py",
+        "            complete_on(self.device)\n",
+        "            pass\n",
+        "tests/jobs/test_pipelines.py --tier=everything -k just_assigned",
+    ),
+    *_of(
+        "tfdist/keras/stopping.py",
+        "tests/keras/test_callbacks.py -k 'leave_an_evaluation and multi_worker'",
+        ("host_collectives.any_worker(strategy, stops)", "stops"),
+        ("host_collectives.any_worker(strategy, asks)", "asks"),
+        ("            setattr(model, flag, False)\n", ""),
+    ),
+    *_of(
+        "tfdist/keras/replica_context.py",
+        _GRADIENTS,
+        ("self.scaled_losses[id(targets[0])] = final[0]", "pass"),
+        ("return self.share(targets[0].dtype)", "return None"),
+    ),
+    Mutant(
+        "tfdist/keras/optimizers.py",
+        'if not has_own_step(step.model, "train_step") and',
+        "if",
+        _GRADIENTS,
+    ),
+    Mutant(
+        "tfdist/keras/batch_axes.py",
+        "if op.type in PLACING and not depends(op.inputs[PLACING[op.type]]):",
+        "if False:",
+        "tests/contract/test_losses.py --tier=everything -k 'in_place and parameter_server'",
+    ),
 ]
