@@ -19,7 +19,7 @@ def test_optimizers_that_change_gradients_themselves(
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("kind", ["sharpness", "norm", "penalty", "balance"])
+@pytest.mark.parametrize("kind", ["sharpness", "norm", "penalty", "balance", "twice"])
 def test_steps_that_compute_with_gradients(agree: Agree, kind: str) -> None:
     agree("gradient_cases:own_step", kind=kind)
 

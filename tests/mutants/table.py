@@ -1130,9 +1130,13 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/replica_context.py",
+        "tests/contract/test_training.py --tier=everything -k 'fifty_steps and mirrored and dense'",
+        ("return self.share(targets[0].dtype)", "return None"),
+    ),
+    *_of(
+        "tfdist/keras/replica_context.py",
         _GRADIENTS,
         ("self.scaled_losses[id(targets[0])] = final[0]", "pass"),
-        ("return self.share(targets[0].dtype)", "return None"),
     ),
     Mutant(
         "tfdist/keras/optimizers.py",

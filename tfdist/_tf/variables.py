@@ -16,6 +16,7 @@ from tfdist.types import Array, IndexedSlices, Tensor, Variable
 __all__ = [
     "ASSIGNMENTS",
     "CHANGES",
+    "ChangedByElements",
     "MirroredVariable",
     "ResourceVariable",
     "SyncOnReadVariable",
@@ -64,24 +65,26 @@ CHANGES: dict[str, _Change] = {
 }
 
 
-class _Readable:
-    """Answers NumPy and Python's numbers, and has its elements changed.
-
-    TensorFlow's variables of one device do, its variables of several do not.
-    """
+class ChangedByElements:
+    """Methods that TensorFlow's variables of one device have, and those of several lack."""
 
     assign: Callable[..., object]
-    numpy: Any
-    read_value: Callable[[], Tensor]
 
     def _change(self, how: str, indices: object, updates: object, name: object = None) -> object:
-        return self.assign(CHANGES[how](self.read_value(), indices, updates), name=name)
+        value = CHANGES[how](tf.convert_to_tensor(self), indices, updates)
+        return self.assign(value, name=name)
 
     scatter_nd_add = partialmethod(_change, "scatter_nd_add")
     scatter_nd_sub = partialmethod(_change, "scatter_nd_sub")
     scatter_nd_max = partialmethod(_change, "scatter_nd_max")
     scatter_nd_min = partialmethod(_change, "scatter_nd_min")
     scatter_nd_update = partialmethod(_change, "scatter_nd_update")
+
+
+class _Readable(ChangedByElements):
+    """Answers NumPy and Python's numbers, as TensorFlow's variables of one device do."""
+
+    numpy: Any
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.numpy(), dtype, copy=copy)

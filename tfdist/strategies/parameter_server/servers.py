@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._tf.distribute import ShardedVariable, eagerly_outside_of_scope
+from tfdist._tf.variables import ChangedByElements
 from tfdist.comm.batch_sharding import slice_bounds
 from tfdist.comm.replica_collectives import is_sparse
 from tfdist.config.server_options import ServerOptions
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 
-class Partitioned(ShardedVariable):  # type: ignore[misc]
+class Partitioned(ChangedByElements, ShardedVariable):  # type: ignore[misc]
     """A variable whose rows are on several servers.
 
     Args:
