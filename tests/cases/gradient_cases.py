@@ -323,9 +323,9 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
         return common.fitted(model, x, y)
 
 
-def weighed(strategy: Any, *, examples: int) -> list[int]:
-    """The ranks of the gradients that are multiplied by a replica's share of the examples."""
-    ranks = []
+def weighed(strategy: Any, *, examples: int) -> dict[str, Any]:
+    """The ranks of the gradients that are multiplied by a replica's share, and the weights."""
+    ranks: list[int] = []
     times = Step._times
 
     def noted(step: Step, value: Any, factor: Any) -> Any:
@@ -334,7 +334,8 @@ def weighed(strategy: Any, *, examples: int) -> list[int]:
 
     x, y = common.table(examples)
     with mock.patch.object(Step, "_times", noted), scope(strategy):
+        keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, use_bias=False)])
-        model.compile("sgd", common.sparse_crossentropy())
-        model.fit(x, y, 8, 1, verbose=0)
-    return ranks
+        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        model.fit(x, y, 8, 1, shuffle=False, verbose=0)
+    return {"ranks": ranks, "weights": common.weights(model)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.conftest import Agree
+from tests.contract.conftest import Agree, assert_same
 from tests.harness import Pool
 
 pytestmark = pytest.mark.needs("whole gradients")
@@ -28,7 +28,9 @@ def test_steps_that_compute_with_gradients(agree: Agree, kind: str) -> None:
 def test_gradients_are_weighed_by_way_of_the_loss_where_all_have_as_many_examples(
     cluster: Pool, name: str
 ) -> None:
-    for result in cluster(name).call("tests.cases.gradient_cases:weighed", examples=32):
-        assert 2 not in result  # Each gradient would be read and written once more.
-    for result in cluster(name).call("tests.cases.gradient_cases:weighed", examples=29):
-        assert 2 in result
+    case = "tests.cases.gradient_cases:weighed"
+    for examples, are_weighed in ((32, False), (29, True)):
+        expected = cluster.plain(case, examples=examples)["weights"]
+        for result in cluster(name).call(case, examples=examples):
+            assert (2 in result["ranks"]) is are_weighed
+            assert_same(expected, result["weights"], 1e-5, name)

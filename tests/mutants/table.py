@@ -1130,12 +1130,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/keras/replica_context.py",
-        "tests/contract/test_training.py --tier=everything -k 'fifty_steps and mirrored and dense'",
-        ("return self.share(targets[0].dtype)", "return None"),
-    ),
-    *_of(
-        "tfdist/keras/replica_context.py",
         _GRADIENTS,
+        ("return self.share(targets[0].dtype)", "return None"),
         ("self.scaled_losses[id(targets[0])] = final[0]", "pass"),
     ),
     Mutant(
