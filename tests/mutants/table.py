@@ -1125,7 +1125,10 @@ MUTANTS: list[Mutant] = [
         "tfdist/keras/stopping.py",
         "tests/keras/test_callbacks.py -k 'leave_an_evaluation and multi_worker'",
         ("host_collectives.any_worker(strategy, stops)", "stops"),
-        ("host_collectives.any_worker(strategy, asks)", "asks"),
+        (
+            "host_collectives.any_worker(strategy, any(map(is_of_program, own)))",
+            "any(map(is_of_program, own))",
+        ),
         ("            setattr(model, flag, False)\n", ""),
     ),
     *_of(

@@ -98,7 +98,13 @@ def _by_replicas(original: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Predictions:
-    """A predict function whose calls of `Strategy.run` are known as predictions."""
+    """A predict function whose calls of `Strategy.run` are known as predictions.
+
+    Attributes:
+        was_alone: whether the last call took no part of the other workers.
+    """
+
+    was_alone = False
 
     def __init__(self, model: Model, function: Callable[[Any], Any], strategy: Strategy) -> None:
         self._model: Callable[[], Any] = weakref.ref(model)
@@ -122,6 +128,7 @@ class _Predictions:
 
     def __call__(self, batches: Sequence[Structure]) -> Structure:
         """Predictions of all rows of some batches, in order."""
+        self.was_alone = isinstance(batches[0], _Whole)
         if isinstance(batches[0], _Whole):
             return self._alone([batch.batch for batch in batches])
         check_divided(self._model(), batches)

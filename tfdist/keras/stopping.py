@@ -23,7 +23,7 @@ from tfdist._keras import CallbackList
 from tfdist._keras import keras_callbacks as callbacks
 from tfdist.comm import host_collectives
 from tfdist.keras.hooks import Hook, fitting, is_of_program
-from tfdist.types import Callback, Logs
+from tfdist.types import Callback, Logs, Strategy
 from tfdist.utils.messages import logger
 
 __all__ = ["ask_at_batches", "hooks", "may_stop", "method_of", "put_off"]
@@ -42,7 +42,7 @@ def hooks() -> list[Hook]:
     """The seams at which callbacks learn of a batch's end."""
     return [
         Hook(CallbackList, "on_train_batch_end", _stop_together),
-        *(Hook(CallbackList, f"on_{name}_begin", partial(_asked_once, name)) for name in _FLAGS),
+        *(Hook(CallbackList, f"on_{name}_begin", partial(_to_be_asked, name)) for name in _FLAGS),
         *(Hook(CallbackList, f"on_{name}_batch_end", partial(_agreed, name)) for name in _FLAGS),
         Hook(callbacks.TerminateOnNaN, "on_batch_end", _note_stop),
     ]
@@ -96,20 +96,26 @@ def _stop_together(original: Callable[..., None]) -> Callable[..., None]:
     return on_train_batch_end
 
 
-def _asked_once(name: str, original: Callable[..., None]) -> Callable[..., None]:
-    """Whether a callback of any worker runs at the batches that follow, and may end them."""
-    methods = (f"on_{name}_batch_begin", f"on_{name}_batch_end")
+def _to_be_asked(name: str, original: Callable[..., None]) -> Callable[..., None]:
+    """Another loop may have callbacks of other kinds."""
 
     @functools.wraps(original)
     def begin(self: types.CallbackList, logs: Logs | None = None) -> None:
         original(self, logs)
-        strategy = tf.distribute.get_strategy()
-        if host_collectives.worker_count(strategy) > 1:
-            own = (method_of(each, method) for each in self.callbacks for method in methods)
-            asks = any(is_of_program(method) for method in own)
-            vars(self)[_ASKS + name] = host_collectives.any_worker(strategy, asks)
+        vars(self).pop(_ASKS + name, None)
 
     return begin
+
+
+def _asks(name: str, listed: types.CallbackList, strategy: Strategy) -> bool:
+    """Whether a callback of any worker runs at the batches of a loop; asked at the first one."""
+    known = vars(listed).get(_ASKS + name)
+    if known is None:
+        methods = (f"on_{name}_batch_begin", f"on_{name}_batch_end")
+        own = (method_of(each, method) for each in listed.callbacks for method in methods)
+        known = host_collectives.any_worker(strategy, any(map(is_of_program, own)))
+        vars(listed)[_ASKS + name] = known
+    return bool(known)
 
 
 def _agreed(name: str, original: Callable[..., None]) -> Callable[..., None]:
@@ -120,10 +126,12 @@ def _agreed(name: str, original: Callable[..., None]) -> Callable[..., None]:
     def batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
         original(self, batch, logs)
         strategy, model = tf.distribute.get_strategy(), self.model
-        if host_collectives.worker_count(strategy) == 1:
+        # A batch of fewer rows than replicas is predicted by each worker alone.
+        alone = name == "predict" and getattr(model.predict_function, "was_alone", False)
+        if alone or host_collectives.worker_count(strategy) == 1:
             return
         stops = bool(getattr(model, flag, False))
-        if vars(self).get(_ASKS + name):
+        if _asks(name, self, strategy):
             setattr(model, flag, host_collectives.any_worker(strategy, stops))
         elif stops:
             setattr(model, flag, False)
