@@ -323,8 +323,14 @@ def own_step(strategy: Any, *, kind: str) -> dict[str, Any]:
         return common.fitted(model, x, y)
 
 
-def weighed(strategy: Any, *, examples: int) -> dict[str, Any]:
-    """The ranks of the gradients that are multiplied by a replica's share, and the weights."""
+def weighed(strategy: Any, *, examples: int, own: bool = False) -> dict[str, Any]:
+    """The ranks of the gradients that are multiplied by a replica's share, and the weights.
+
+    Args:
+        strategy: what to train on.
+        examples: the examples of the training.
+        own: whether the optimizer changes gradients before Keras's `apply` has them.
+    """
     ranks: list[int] = []
     times = Step._times
 
@@ -336,6 +342,7 @@ def weighed(strategy: Any, *, examples: int) -> dict[str, Any]:
     with mock.patch.object(Step, "_times", noted), scope(strategy):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3, use_bias=False)])
-        model.compile(keras.optimizers.SGD(0.1), common.sparse_crossentropy())
+        kind = NormalizesInApplyGradients if own else keras.optimizers.SGD
+        model.compile(kind(0.1), common.sparse_crossentropy())
         model.fit(x, y, 8, 1, shuffle=False, verbose=0)
     return {"ranks": ranks, "weights": common.weights(model)}

@@ -29,8 +29,8 @@ def test_gradients_are_weighed_by_way_of_the_loss_where_all_have_as_many_example
     cluster: Pool, name: str
 ) -> None:
     case = "tests.cases.gradient_cases:weighed"
-    for examples, are_weighed in ((32, False), (29, True)):
-        expected = cluster.plain(case, examples=examples)["weights"]
-        for result in cluster(name).call(case, examples=examples):
+    for examples, own, are_weighed in ((32, False, False), (29, False, True), (32, True, True)):
+        expected = cluster.plain(case, examples=examples, own=own)["weights"]
+        for result in cluster(name).call(case, examples=examples, own=own):
             assert (2 in result["ranks"]) is are_weighed
             assert_same(expected, result["weights"], 1e-5, name)

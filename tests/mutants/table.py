@@ -1139,8 +1139,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "tfdist/keras/optimizers.py",
-        'if not has_own_step(step.model, "train_step") and',
-        "if",
+        'if not own and not has_own_step(step.model, "train_step"):',
+        "if not own:",
         _GRADIENTS,
     ),
     Mutant(

@@ -269,7 +269,9 @@ def _note_final_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         result, step = original(self, loss), current_step()
         if step is None or not step.even or step.is_whole or not is_symbolic(result):
             return result
-        if not has_own_step(step.model, "train_step") and type(self).apply is BaseOptimizer.apply:
+        methods = ("apply", "apply_gradients")
+        own = any(getattr(type(self), each) is not getattr(BaseOptimizer, each) for each in methods)
+        if not own and not has_own_step(step.model, "train_step"):
             step.final_losses[id(result)] = (result, self)
         return result
 
