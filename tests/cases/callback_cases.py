@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import glob
 import os
@@ -187,17 +188,18 @@ class _StopsInEpoch(keras.callbacks.Callback):
 
 
 class StopsElsewhere(keras.Model):
-    """A model that ends its training on one worker while a batch is made, as a signal may."""
+    """A model that ends Keras's loops on one worker while a batch is made, as a signal may."""
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Any, *flags: str) -> None:
         super().__init__()
         self.out = keras.layers.Dense(3)
+        self._flags = flags
         self._here = rank(strategy) == strategy.world.workers - 1
 
     def call(self, inputs: Any) -> Any:
         """Logits; stops while it is traced."""
-        if self._here:
-            self.stop_training = True
+        for flag in self._flags if self._here else ():
+            setattr(self, flag, True)
         return self.out(inputs)
 
 
@@ -212,7 +214,7 @@ def stop_in_epoch(strategy: Any, *, how: str) -> dict[str, Any]:
     x, y = common.table(UNEVEN)
     with scope(strategy):
         if how == "outside":
-            model = _model(lambda: StopsElsewhere(strategy))
+            model = _model(lambda: StopsElsewhere(strategy, "stop_training"))
             callbacks = []
         else:
             model = _model()
@@ -246,20 +248,6 @@ class _StopsLoop(keras.callbacks.Callback):
             self.model.stop_predicting = True
 
 
-class ClearsLoop(keras.Model):
-    """A model that asks for an end on one worker while it is traced."""
-
-    def __init__(self, strategy: Any) -> None:
-        super().__init__()
-        self.out = keras.layers.Dense(3)
-        self._here = rank(strategy) == strategy.world.workers - 1
-
-    def call(self, inputs: Any) -> Any:
-        """Logits; sets the flags."""
-        self.stop_evaluating = self.stop_predicting = self._here
-        return self.out(inputs)
-
-
 def stop_loops(strategy: Any, *, how: str) -> dict[str, Any]:
     """An evaluation and a prediction that end early, each with a whole one after it.
 
@@ -270,7 +258,9 @@ def stop_loops(strategy: Any, *, how: str) -> dict[str, Any]:
     """
     x, y = common.table(77)
     with scope(strategy):
-        model = _model(lambda: ClearsLoop(strategy)) if how == "outside" else _model()
+        flags = ("stop_evaluating", "stop_predicting")
+        stopping = functools.partial(StopsElsewhere, strategy, *flags)
+        model = _model(stopping) if how == "outside" else _model()
         stops = _StopsLoop(strategy, how == "all")
         callbacks = [stops] if how != "outside" and (how != "only_there" or stops._here) else []
         done: dict[str, Any] = {"rows": [], "scores": []}

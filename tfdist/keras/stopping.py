@@ -12,7 +12,7 @@ flag that a callback's method for batches has not set is taken back, with a mess
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,8 +50,12 @@ def hooks() -> list[Hook]:
 
 def may_stop(listed: types.CallbackList) -> bool:
     """Whether a list has a callback of the program's own that runs at batches."""
+    return _has_own(listed, _AT_BATCHES)
+
+
+def _has_own(listed: types.CallbackList, methods: Sequence[str]) -> bool:
     return any(
-        is_of_program(method_of(each, name)) for each in listed.callbacks for name in _AT_BATCHES
+        is_of_program(method_of(each, name)) for each in listed.callbacks for name in methods
     )
 
 
@@ -111,9 +115,8 @@ def _asks(name: str, listed: types.CallbackList, strategy: Strategy) -> bool:
     """Whether a callback of any worker runs at the batches of a loop; asked at the first one."""
     known = vars(listed).get(_ASKS + name)
     if known is None:
-        methods = (f"on_{name}_batch_begin", f"on_{name}_batch_end")
-        own = (method_of(each, method) for each in listed.callbacks for method in methods)
-        known = host_collectives.any_worker(strategy, any(map(is_of_program, own)))
+        own = _has_own(listed, (f"on_{name}_batch_begin", f"on_{name}_batch_end"))
+        known = host_collectives.any_worker(strategy, own)
         vars(listed)[_ASKS + name] = known
     return bool(known)
 

@@ -116,7 +116,7 @@ _BEFORE_UPDATE = (
 def _refused_metric(calls: Sequence[Call], value: Tensor) -> Tensor:
     """Refuses: the other microbatches come later."""
     del value
-    metric = f"The metric {calls[-1].name!r}" if calls else "A metric that"
+    metric = f"The metric {calls[-1].name!r}" if calls else "A metric"
     raise ConfigError(
         f"{metric} is not a mean or sum over the examples of a batch, as a root of a mean is none, "
         "which conflicts with strategy='pipeline', whose metrics see microbatches. Return a value "
