@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import keras
@@ -82,6 +83,32 @@ def retraced(strategy: Any) -> list[float]:
         return tensor
 
     return [*found, float(loop(tf.constant(1.0)))]
+
+
+def side_by_side(strategy: Any, *, seconds: float) -> list[float]:
+    """Two sums of a loop, the first of which begins when the second has ended."""
+    ring = strategy._ring
+    ended = threading.Event()
+
+    def wait(number: Any) -> Any:
+        return np.float32(ended.wait(seconds) + 0.0 * number)
+
+    def end(number: Any) -> Any:
+        ended.set()
+        return number
+
+    @tf.function
+    def loop(own: Any) -> Any:
+        total = tf.zeros([2])
+        for _ in tf.range(3):
+            begun = tf.numpy_function(wait, [own], tf.float32, stateful=False)
+            first = ring.sum([tf.ensure_shape(begun, [])])[0]
+            (second,) = ring.sum([own])
+            second = tf.numpy_function(end, [second], tf.float32, stateful=False)
+            total += tf.stack([first, tf.ensure_shape(second, [])])
+        return total
+
+    return list(loop(tf.constant(1.0)).numpy().tolist())
 
 
 def constants(strategy: Any) -> list[float]:

@@ -49,6 +49,11 @@ def test_processes_that_traced_other_functions_still_meet(cluster: Pool):
         assert found == [*[12.0] * 6, 8.0]
 
 
+def test_sums_of_a_loop_do_not_wait_for_each_other(cluster: Pool):
+    for found in cluster("horovod").call(f"{CASES}:side_by_side", seconds=20, deadline=90):
+        assert found == [6.0, 6.0]
+
+
 def test_collectives_of_constants_are_not_folded(cluster: Pool):
     for found in cluster("horovod").call(f"{CASES}:constants"):
         assert found == [3.0, 3.0]

@@ -952,6 +952,11 @@ MUTANTS: list[Mutant] = [
         "tests/contract/test_metrics.py -k 'in_order and server' --tier=everything",
         ('self._method == "test_step" and traced.assigns', "False"),
     ),
+    *_of(
+        "tfdist/strategies/horovod/collectives.py",
+        "tests/horovod/test_ring.py -k 'loop or still_meet' --tier=everything",
+        ("self._orders[name.number % _AT_A_TIME]", "self._orders[0]"),
+    ),
     # Values that a step goes on with: states of optimizers, gradients, TensorFlow's variables.
     *_of(
         "tfdist/keras/weights.py",

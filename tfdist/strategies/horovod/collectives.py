@@ -9,7 +9,7 @@ shapes, which Horovod reports, instead of waiting for each other.
 Horovod's operations are not stateful, so TensorFlow runs those of one graph side by side: the sums
 of a step's metrics travel while its gradients are computed. That would bring two of one name
 together if a function is called twice, or in a loop. A variable that a collective reads before
-and writes after keeps those in the order of the program.
+and writes after keeps those of one name in the order of the program; others do not wait for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -50,6 +50,11 @@ _CARRIED_AS = {
 }
 
 
+#: So many collectives of a loop may be under way at a time. A step has one sum of its gradients,
+#: two gathers for each table whose rows it looks up, and its metrics.
+_AT_A_TIME = 16
+
+
 class Ring:
     """The processes of a Horovod job.
 
@@ -76,7 +81,10 @@ class Ring:
         self.size: int = hvd.size()
         self._names = _Names()
         with tf.init_scope(), tf.device("CPU:0"):
-            self._order = tf.Variable(0.0, trainable=False, name="tfdist_order")
+            self._orders = [
+                tf.Variable(0.0, trainable=False, name="tfdist_order") for _ in range(_AT_A_TIME)
+            ]
+            self._kept = tf.Variable(0.0, trainable=False, name="tfdist_kept")
 
     def sum(self, tensors: Sequence[Any], groups: int = 1) -> list[Any]:
         """Adds up tensors over the processes.
@@ -166,20 +174,21 @@ class Ring:
         """
         if not tf.executing_eagerly():
             size = tf.size(tf.compat.v1.placeholder_with_default(result, None))
-            self._order.assign(tf.cast(size, tf.float32), read_value=False)
+            self._kept.assign(tf.cast(size, tf.float32), read_value=False)
 
     def in_order(self, kind: str, launch: Callable[[str], list[Any]]) -> list[Any]:
-        """Launches operations; if names may be used again, after those of before.
+        """Launches operations; if their name may be used again, after those of before.
 
         Operations that are made in a block of `independently` wait for their inputs alone.
         """
-        name, is_unique = self._names.next(kind)
-        if is_unique or unordered.is_up:
-            return launch(name)
-        with tf.control_dependencies([self._order.read_value()]):
-            results = launch(name)
+        name = self._names.next(kind)
+        if name.is_unique or unordered.is_up:
+            return launch(name.text)
+        order = self._orders[name.number % _AT_A_TIME]
+        with tf.control_dependencies([order.read_value()]):
+            results = launch(name.text)
         with tf.control_dependencies(results):
-            self._order.assign(0.0, read_value=False)
+            order.assign(0.0, read_value=False)
         return results
 
 
@@ -238,6 +247,20 @@ class Alone:
         return tensor
 
 
+class _Name(NamedTuple):
+    """The name of a collective.
+
+    Attributes:
+        text: the name.
+        number: the place among the collectives of the outermost function.
+        is_unique: whether no other collective has the name at the same time.
+    """
+
+    text: str
+    number: int
+    is_unique: bool
+
+
 class _Names:
     """Hands out names of operations."""
 
@@ -245,14 +268,10 @@ class _Names:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def next(self, kind: str) -> tuple[str, bool]:
-        """The name for the next collective of the function that is being traced.
-
-        Returns:
-            The name, and whether no other collective has it at the same time.
-        """
+    def next(self, kind: str) -> _Name:
+        """The name for the next collective of the function that is being traced."""
         if tf.executing_eagerly():
-            return f"tfdist.eager.{kind}", True
+            return _Name(f"tfdist.eager.{kind}", 0, is_unique=True)
         inner = graph = tf.compat.v1.get_default_graph()
         while getattr(getattr(graph, "outer_graph", None), "building_function", False):
             graph = graph.outer_graph
@@ -260,8 +279,8 @@ class _Names:
             number = self._counts.get(graph, 0)
             self._counts[graph] = number + 1
         if inner is graph:
-            return f"tfdist.{number}.{kind}", True
-        return f"tfdist.inner.{number}.{kind}", False
+            return _Name(f"tfdist.{number}.{kind}", number, is_unique=True)
+        return _Name(f"tfdist.inner.{number}.{kind}", number, is_unique=False)
 
 
 def _grouped(tensors: Sequence[Any], groups: int) -> list[list[int]]:
