@@ -21,7 +21,7 @@ from tfdist import environment
 _ROOT = Path(__file__).parents[1]
 _RESULTS = _ROOT / "benchmarks/results/sharding.md"
 _PACKAGES = ("tfdist", "tensorflow", "keras")
-_WIDTH, _BATCH, _STEPS = 1024, 32, 12
+_WIDTH, _STEPS = 1024, 12
 
 _HELP = """
 Trains layers of `Dense(1024)` with Adam in one process, and on several by `multi_worker` under each
@@ -31,6 +31,8 @@ exactly. Runs alternate; the table has the medians, and the range of the times.
 Examples:
 
 - everything, about 10 minutes: `python benchmarks/sharding.py`
+
+- larger batches, of which an exchange takes less: `python benchmarks/sharding.py -n 2 --batch 256`
 
 - a quick look: `python benchmarks/sharding.py -n 2 --rounds 1 --output /tmp/sharding.md`
 """
@@ -49,16 +51,17 @@ def measure() -> None:
 
     import tfdist
 
+    count, batch = int(sys.argv[2]), int(sys.argv[3])
     keras.utils.set_random_seed(3)
-    layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(int(sys.argv[2]))]
+    layers = [keras.layers.Dense(_WIDTH, activation="relu") for _ in range(count)]
     model = keras.Sequential([keras.Input((_WIDTH,)), *layers])
     model.compile(keras.optimizers.Adam(1e-4), "mse", jit_compile=False)
-    x = np.random.default_rng(0).normal(size=(_BATCH * _STEPS, _WIDTH)).astype("float32")
-    model.fit(x[: 2 * _BATCH], x[: 2 * _BATCH], _BATCH, verbose=0)
+    x = np.random.default_rng(0).normal(size=(batch * _STEPS, _WIDTH)).astype("float32")
+    model.fit(x[: 2 * batch], x[: 2 * batch], batch, verbose=0)
     used = tf.config.experimental.get_memory_info("CPU:0")["current"]
     tf.config.experimental.reset_memory_stats("CPU:0")
     begun = time.perf_counter()
-    loss = model.fit(x, x, _BATCH, verbose=0).history["loss"][-1]
+    loss = model.fit(x, x, batch, verbose=0).history["loss"][-1]
     seconds = (time.perf_counter() - begun) / _STEPS
     peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
     if tfdist.strategy().is_chief:
@@ -91,9 +94,9 @@ def run(processes: int, flags: str, program: str, directory: str, *arguments: st
     )
 
 
-def _run(processes: int, flags: str, layers: int) -> dict[str, Any]:
+def _run(processes: int, flags: str, layers: int, batch: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
-        run(processes, flags, __file__, directory, str(layers))
+        run(processes, flags, __file__, directory, str(layers), str(batch))
         found: dict[str, Any] = json.loads((Path(directory) / "result.json").read_text())
         return found
 
@@ -126,6 +129,7 @@ def main(
         list[int] | None, typer.Option("-n", help="Processes; several times. By default 2 and 4.")
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers of the model.", min=1)] = 12,
+    batch: Annotated[int, typer.Option(help="Examples of a global batch.", min=4)] = 32,
     rounds: Annotated[int, typer.Option(help="Runs of each kind.", min=1)] = 3,
     output: Annotated[Path, typer.Option(help="The page.")] = _RESULTS,
 ) -> None:
@@ -136,12 +140,12 @@ def main(
     for number in range(rounds):
         for kind in kinds:
             console.print(f"round {number + 1} of {rounds}: {kind[0]} processes {kind[1]}")
-            runs[kind].append(_run(*kind, layers))
+            runs[kind].append(_run(*kind, layers, batch))
         text = [
             "# Divided models: memory and time",
             "",
             f"{layers} layers of Dense({_WIDTH}): {4 * layers} MiB of weights; Adam; global "
-            f"batches of {_BATCH}; by `python benchmarks/sharding.py`. Medians of {number + 1} "
+            f"batches of {batch}; by `python benchmarks/sharding.py`. Medians of {number + 1} "
             f"alternating runs on {os.cpu_count()} cores, without a GPU: more processes than cores "
             "share them. "
             f"{versions}.",
@@ -154,7 +158,7 @@ def main(
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3 and Path(sys.argv[1]).is_dir():
+    if len(sys.argv) == 4 and Path(sys.argv[1]).is_dir():
         measure()
     else:
         app()

@@ -155,8 +155,11 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monk
     program.chmod(0o755)
     monkeypatch.setattr(resources.shutil, "which", lambda name: str(program))
     assert resources.visible({}) == ("0", "1")
-    program.write_text("#!/bin/sh\nexit 9\n")
+    asked = tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\necho once >> {asked}\nexit 9\n")
     assert resources.visible({}) == ()
+    assert "its exit status is 9" in str(resources.failure({}))
+    assert asked.read_text() == "once\n", "a driver that does not answer is waited for once"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ def test_json_is_read_back():
         ({"communication": "gloo"}, ["'gloo'", "ring"]),
         ({"strategy": "single", "devices": 2}, ["devices=2", "'single'", "mirrored"]),
         ({"strategy": "mirrored", "processes": 2}, ["processes=2", "'mirrored'", "multi_worker"]),
+        ({"strategy": "pipeline", "cuts": ""}, ["cuts=''", "an empty name", "leave it out"]),
+        ({"strategy": "pipeline", "cuts": "dense2,"}, ["cuts='dense2,'", "an empty name"]),
         (
             {"strategy": "mirrored", "mode": "async"},
             ["mode='async'", "'mirrored'", "which has sync, stale, local.", "parameter_server"],
@@ -140,6 +142,31 @@ def test_auto_picks_by_what_is_there_and_says_why(flags, environ, gpus, picked, 
     resolved = resolve(flags, environ=environ, gpus=gpus)
     assert resolved.config.strategy == picked
     assert why in resolved.reasons["strategy"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "picked"),
+    [
+        ({"processes": 2}, {}, "horovod"),
+        ({"processes": 2, "period": 4, "mode": "local"}, {}, "horovod"),
+        ({"processes": 2, "communication": "ring"}, {}, "multi_worker"),
+        ({"processes": 2, "ps": 1}, {}, "parameter_server"),
+        ({"processes": 2}, {"gpus": 2}, "multi_worker"),
+        ({"processes": 2}, {"on_this_machine": False}, "multi_worker"),
+        ({"processes": 2}, {"problem": "Horovod is not installed."}, "multi_worker"),
+        ({"processes": 2}, {"environ": {"TF_CONFIG": WITHOUT_SERVERS}}, "multi_worker"),
+        ({"processes": 1}, {}, "single"),
+    ],
+)
+def test_auto_takes_horovods_ring_between_processes_of_one_machine_without_gpus(
+    monkeypatch, flags, machine, picked
+):
+    machine = {"environ": {}, "on_this_machine": True, **machine}
+    problem = machine.pop("problem", None)
+    monkeypatch.setattr("tfdist.strategies.horovod.library.problem", lambda: problem)
+    resolved = resolve(flags, **machine)
+    assert resolved.config.strategy == picked
+    assert ("Horovod is built" in resolved.reasons["strategy"]) == (picked == "horovod")
 
 
 def test_a_flag_wins_over_the_file(tmp_path):

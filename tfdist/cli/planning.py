@@ -196,7 +196,8 @@ def _under_a_strategy(request: Request, held: contextlib.ExitStack) -> Job:
     machines = hosts.of(request.hosts, request.hostfile)
     if machines is not None:
         request = _with_slots(request, machines)
-    resolved = _resolve(request, own_tf_config(environ), environ, len(gpus))
+    here = machines is None and not request.env_only
+    resolved = _resolve(request, own_tf_config(environ), environ, len(gpus), on_this_machine=here)
     check_runnable(resolved.config)
     if machines is not None:
         return _on_hosts(request, resolved, machines, environ, gpus, held)
@@ -359,19 +360,31 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
     )
 
 
-def _resolve(request: Request, text: str | None, environ: Mapping[str, str], gpus: int) -> Resolved:
+def _resolve(
+    request: Request,
+    text: str | None,
+    environ: Mapping[str, str],
+    gpus: int,
+    *,
+    on_this_machine: bool,
+) -> Resolved:
     from_cluster = _counts_of_cluster(text, request.asked)
     flags = {**_flags(request), **from_cluster}
-    resolved = _of_flags_and_file(flags, request, environ, gpus)
+    resolved = _of_flags_and_file(flags, request, environ, gpus, on_this_machine=on_this_machine)
     reasons = {name: why for name, why in resolved.reasons.items() if name not in from_cluster}
     return dataclasses.replace(resolved, reasons=reasons)
 
 
 def _of_flags_and_file(
-    flags: Mapping[str, object], request: Request, environ: Mapping[str, str], gpus: int
+    flags: Mapping[str, object],
+    request: Request,
+    environ: Mapping[str, str],
+    gpus: int = 0,
+    *,
+    on_this_machine: bool = False,
 ) -> Resolved:
     try:
-        return resolve(flags, request.file, environ, gpus=gpus)
+        return resolve(flags, request.file, environ, gpus, on_this_machine=on_this_machine)
     except ConfigError as error:
         written = () if request.file is None else request.file.values.keys() - request.flags.keys()
         raise ConfigError(in_flags(str(error), written)) from error

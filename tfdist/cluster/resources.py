@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -215,8 +217,13 @@ def failure(environ: Mapping[str, str]) -> str | None:
 def _asked() -> tuple[str, str | None]:
     """The list that `nvidia-smi` prints, and the reason if it fails."""
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return "", None
+    return ("", None) if program is None else _answer(program, os.stat(program).st_mtime_ns)
+
+
+@functools.cache
+def _answer(program: str, changed: int) -> tuple[str, str | None]:
+    """The answer of a program that was changed last at a time: each is asked once."""
+    del changed
     try:
         answer = subprocess.run(
             [program, "-L"],

@@ -92,6 +92,11 @@ class PipelineOptions(TimelineOptions):
                 f"vertical_sync conflicts with schedule={self.schedule!r}: it is an option of "
                 "'pipedream'. Choose that, or leave vertical_sync out."
             )
+        if self.cuts is not None and not all(name.strip() for name in self.cuts.split(",")):
+            raise ConfigError(
+                f"cuts={self.cuts!r} has an empty name of a layer. Name the first layer of each "
+                "stage but the first, as in cuts='dense2,dense4', or leave it out."
+            )
 
 
 def replicas_of(devices: int, stages: int) -> int:

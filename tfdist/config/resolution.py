@@ -18,6 +18,7 @@ from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.structure import read
 from tfdist.config.strategy_config import StrategyConfig, accepted, all_options
 from tfdist.config.strategy_file import StrategyFile
+from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 
 __all__ = ["Resolved", "resolve"]
@@ -50,6 +51,8 @@ def resolve(
     file: StrategyFile | None = None,
     environ: Mapping[str, str] | None = None,
     gpus: int = 0,
+    *,
+    on_this_machine: bool = False,
 ) -> Resolved:
     """Puts flags, a strategy file and the environment together. A flag wins over the file.
 
@@ -58,6 +61,8 @@ def resolve(
         file: a strategy file.
         environ: environment variables; by default the process's own.
         gpus: number of GPUs that this machine has.
+        on_this_machine: whether all tasks run here, on strategies of tfdist's, so that what is
+            installed here is there for all.
 
     Raises:
         ConfigError: for an unknown option, a conflict, or a value of a wrong type or out of range.
@@ -72,7 +77,8 @@ def resolve(
     reasons |= {name: _flag(name) for name in chosen}
     overridden = {n: value for n, value in written.items() if n in chosen and chosen[n] != value}
     if values.get("strategy", "auto") == "auto":
-        values["strategy"], reasons["strategy"] = _choose(values, environ, gpus)
+        by_ring = on_this_machine and not gpus and _goes_by_ring(values)
+        values["strategy"], reasons["strategy"] = _choose(values, environ, gpus, by_ring=by_ring)
     try:
         return Resolved(StrategyConfig.of(**values), reasons, overridden, left_out)
     except ConfigError as error:
@@ -95,8 +101,19 @@ def _flag(name: str) -> str:
     return all_options()[name].flags[0]
 
 
+def _goes_by_ring(values: Mapping[str, Any]) -> bool:
+    """Whether Horovod is built here, and has all options that were set."""
+    if values.get("communication", "auto") != "auto":
+        return False  # It chooses among TensorFlow's collectives.
+    try:
+        config = StrategyConfig.of(**{**values, "strategy": "horovod"})
+    except ConfigError:
+        return False
+    return spec_of(config.strategy).missing() is None
+
+
 def _choose(
-    values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int
+    values: Mapping[str, Any], environ: Mapping[str, str] | None, gpus: int, *, by_ring: bool
 ) -> tuple[str, str]:
     """The strategy that `auto` picks, and why."""
     text = own_tf_config(environ)
@@ -113,7 +130,10 @@ def _choose(
     if "ps" in values:
         return "parameter_server", "auto: parameter servers were asked for"
     if values.get("processes", 1) > 1:
-        return "multi_worker", f"auto: {values['processes']} processes were asked for"
+        asked = f"auto: {values['processes']} processes were asked for"
+        if by_ring:
+            return "horovod", f"{asked}, on CPUs, and Horovod is built"
+        return "multi_worker", asked
     if values.get("devices", 1) > 1:
         return "mirrored", f"auto: {values['devices']} devices were asked for"
     if gpus > 1:

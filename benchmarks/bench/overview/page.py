@@ -85,7 +85,8 @@ def in_short(found: Found, plan: Plan) -> str:
     kinds = (WORKLOADS[workload].kind for workload in plan.workloads)
     table = _table(("", "updates a second, x those of", "processes", *kinds), rows, left=2)
     rounds = len({each.round for each in found.pairs})
-    return f"{table}\nMedians of {rounds} rounds on {os.cpu_count()} cores without GPUs.\n\n"
+    turns = f"Medians of {rounds} rounds" if rounds > 1 else "One round"
+    return f"{table}\n{turns} on {os.cpu_count()} cores without GPUs.\n\n"
 
 
 def _pairs(
@@ -112,13 +113,13 @@ def _head(found: Found, command: str, versions: str) -> str:
         if busy > _QUIET
         else ""
     )
-    times = f"{rounds} round{'s' if rounds > 1 else ''}"
+    times = f"the median of {rounds} rounds (min-max)" if rounds > 1 else "of one round"
     return f"""# Benchmarks
 
 {load}Written by `{command}` on {_machine()}; {versions}.
 Others used {busy:.0%} of the cores before a run (median).
 
-Each figure is the median of {times} (min-max). In a round each peer takes its turn, and
+Each figure is {times}. In a round each peer takes its turn, and
 ratios are taken within rounds. Every process computes in one thread, in float32; an update is of
 {BATCH} examples, divided over the processes. All start from the same weights and take the same
 batches, from memory. The models: an MLP, dense 1024-1536-1536-10 (3.9 million parameters); a

@@ -338,22 +338,23 @@ def _chunks_of(
 
 
 def _beginning(paths: Sequence[str], wanted: Sequence[str], count: int) -> dict[str, int]:
+    shown = f"cuts={','.join(wanted)!r}"
     if len(wanted) != count - 1:
         raise ConfigError(
-            f"cuts={list(wanted)!r} names {len(wanted)} layers that stages begin with, and "
-            f"{count} stages need {count - 1}. Name the first layer of each stage but the first."
+            f"{shown}: {count} stages need {count - 1} names, of the first layer of each stage but "
+            f"the first, and it has {len(wanted)}."
         )
     starts = []
     for name in wanted:
         if name not in paths:
             raise ConfigError(
-                f"cuts={list(wanted)!r}: there is no layer {name!r} for a stage to begin with. "
+                f"{shown}: there is no layer {name!r} for a stage to begin with. "
                 f"There are: {', '.join(paths)}."
             )
         starts.append(paths.index(name))
     if starts != sorted(starts) or 0 in starts:
         raise ConfigError(
-            f"cuts={list(wanted)!r}: the stages' first layers are not in the order of the model: "
+            f"{shown}: the stages' first layers are not in the order of the model: "
             f"{', '.join(paths)}."
         )
     return {path: sum(start <= i for start in starts) for i, path in enumerate(paths)}
