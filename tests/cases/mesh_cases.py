@@ -135,7 +135,7 @@ def made_of(strategy: Any, kind: str, layouts: str | None = None) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        strategy.layouts = ()
+        strategy.layouts = None
     return ""
 
 
@@ -380,6 +380,60 @@ def by_keras(strategy: Any, weights_by_batch: bool = False) -> dict[str, Any]:
             "loss": history.history["loss"],
             "kept": [int(np.prod(getattr(v, "kept", v).shape)) for v in model.weights],
         }
+
+
+class Noisy(keras.layers.Layer):
+    """Draws by an operation of TensorFlow's, which takes the seed of the process."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return tf.nn.dropout(x, 0.3) if training else x
+
+
+def noisy(strategy: Any) -> list[Any]:
+    """The weights after a training in which each process has set a seed of its own."""
+    keras.utils.set_random_seed(100 + strategy.world.worker)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(48, 16)).astype("float32"), rng.normal(size=(48, 4)).astype("float32")
+    with scope(strategy):
+        inner = [layers.Dense(64, "relu"), Noisy(), layers.LayerNormalization()]
+        model = keras.Sequential([keras.Input((16,)), *inner, layers.Dense(4)])
+        model.compile(sgd(), "mse")
+        model.fit(x, y, 16, 2, shuffle=False, verbose=0)
+        return [np.float32(each) for each in common.weights(model)]
+
+
+def kept_by_keras(strategy: Any) -> dict[str, Any]:
+    """The shapes that a process keeps of dense kernels, by rules of a `LayoutMap` that change."""
+    api = keras.distribution
+    found: dict[str, Any] = {}
+
+    def keep(name: str, units: int = 256) -> None:
+        layer = keras.layers.Dense(units, name=name)
+        layer.build((None, 64))
+        found[name] = tuple(getattr(layer.kernel, "kept", layer.kernel).shape)
+
+    with scope(strategy):
+        devices = api.list_devices()
+        sizes = [strategy.mesh.size(name) for name in ("data", "model")]
+        mesh = api.DeviceMesh(sizes, ["batch", "model"], devices)
+        layout_map = api.LayoutMap(mesh)
+        layout_map[".*dense.*kernel"] = (None, "model")
+        layout_map["dense_a/kernel"] = ("model", None)
+        try:
+            api.set_distribution(api.ModelParallel(layout_map=layout_map, batch_dim_name="batch"))
+            layout_map["late/kernel"] = ("model", None)
+            for name in ("dense_a", "dense_b", "late", "other"):
+                keep(name)
+            found["count"] = api.get_device_count() - len(devices)
+            found["same"] = float(api.distribute_tensor(tf.constant(3.0), ("batch",)))
+            none = api.LayoutMap(mesh)
+            api.set_distribution(api.ModelParallel(layout_map=none, batch_dim_name="batch"))
+            keep("unruled")
+        finally:
+            api.set_distribution(None)
+        keep("dense_odd", 255)
+        keep("dense_again")
+    return found
 
 
 def refused_by_keras(strategy: Any, sizes: dict[str, int], auto_shard: bool = True) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.cases import common, mesh_cases
 from tests.cases.common import BATCH, scope
@@ -111,6 +112,20 @@ def refused(strategy: Any, path: str) -> str:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
     return ""
+
+
+def checkpointed(strategy: Any, path: str) -> dict[str, Any]:
+    """The states of a model and of another that reads its checkpoint, and texts of weights."""
+    own = f"{path}/{strategy.shard.worker}"
+    with scope(strategy):
+        model, data = _made("float32")
+        _fit(model, data, 1)
+        tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(own)
+        other, _ = _made("float32")
+        other.optimizer.build(other.trainable_variables)
+        tf.train.Checkpoint(model=other, optimizer=other.optimizer).read(own)
+        result = {"written": _state(model), "read": _state(other)}
+        return {**result, "texts": [repr(each) for each in model.trainable_variables]}
 
 
 class Interrupted(RuntimeError):

@@ -23,6 +23,13 @@ class Rounded(keras.optimizers.SGD):
         return super().update_step(gradient / largest, variable, learning_rate)
 
 
+class Clipped(keras.optimizers.SGD):
+    """An optimizer of the program's own, which clips gradients by itself."""
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        return [each / (keras.ops.norm(each) + 1e-6) for each in grads]
+
+
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(0.01),
     "ema": lambda: keras.optimizers.AdamW(0.01, use_ema=True, gradient_accumulation_steps=2),
@@ -35,6 +42,7 @@ OPTIMIZERS = {
         keras.optimizers.Adafactor(0.01), initial_scale=2.0**20
     ),
     "own": lambda: Rounded(0.01),
+    "clipped": lambda: Clipped(0.01),
 }
 
 

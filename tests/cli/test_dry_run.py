@@ -39,6 +39,19 @@ def dry_run(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+TWO = """
+import keras
+import numpy as np
+
+made = [
+    keras.Sequential([keras.Input((8,)), keras.layers.Dense(4, name="dense")], name="net")
+    for _ in range(2)
+]
+made[0].compile("adam", "mse")
+made[0].fit(np.zeros((8, 8)), np.zeros((8, 4)), verbose=0)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,6 +85,13 @@ def test_every_weight_with_its_layout_and_bytes(flags: str, layouts: list[str], 
     assert own in result.stdout
     pasted = shlex.split(result.stdout.replace("\\\n", ""), comments=True)
     assert pasted[-1] == "train.py"
+
+
+def test_weights_of_two_models_of_one_name_are_both_shown() -> None:
+    Path("train.py").write_text(TWO)
+    result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "3")
+    assert "bytes of 4 weights" in result.stdout
+    assert len(re.findall(r"^#   net/dense/kernel ", result.stdout, re.M)) == 2
 
 
 def test_zero_divides_what_the_optimizer_keeps() -> None:

@@ -131,6 +131,26 @@ def test_the_distribution_api_of_keras(cluster: Pool, weights_by_batch: bool) ->
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
+def test_rules_of_a_layout_map_are_those_of_keras(cluster: Pool) -> None:
+    """An exact path before patterns, also later ones; without a rule a weight is whole."""
+    for found in cluster("mesh").call(f"{CASES}:kept_by_keras"):
+        assert (found.pop("count"), found.pop("same")) == (0, 3.0)
+        assert found == {
+            "dense_a": (32, 256),
+            "dense_b": (64, 128),
+            "late": (32, 256),
+            "other": (64, 256),
+            "unruled": (64, 256),
+            "dense_odd": (32, 255),
+            "dense_again": (64, 128),
+        }
+
+
+def test_processes_that_are_one_replica_draw_the_same_numbers(cluster: Pool) -> None:
+    first, second = cluster("mesh").call(f"{CASES}:noisy")
+    assert_same(first, second, 0.0, "of the two members")
+
+
 @pytest.mark.parametrize(
     ("target", "sizes", "options", "error"),
     [

@@ -117,6 +117,15 @@ def test_a_full_disk_of_one_process_is_an_error_on_all(
         assert result["before"] == result["after"]
 
 
+@pytest.mark.parametrize("target", ["zero", "mesh_zero3"])
+def test_a_checkpoint_of_tensorflow_has_whole_weights(
+    cluster: Pool, tmp_path: pathlib.Path, target: str
+) -> None:
+    for result in cluster(target).call(f"{CASES}:checkpointed", path=str(tmp_path), deadline=300):
+        assert_same(result["written"], result["read"], 0.0, target)
+        assert any("shape=" in text and "value=" not in text for text in result["texts"])
+
+
 def test_weights_that_the_chief_reads_in_the_middle_of_an_epoch_are_named(cluster: Pool) -> None:
     """No wait without an end: the other process has come to the end of its batch."""
     with pytest.raises(

@@ -158,6 +158,7 @@ def test_an_infinity_at_one_owner_skips_the_step_everywhere(cluster: Pool, targe
     ("target", "optimizer", "error"),
     [
         ("zero", "own", "zero=2 conflicts with the optimizer Rounded: each process updates a part"),
+        ("zero", "clipped", "zero=2 conflicts with the optimizer Clipped: Clipped._clip_gradients"),
         ("zero3", "lamb", "zero=3 conflicts with the optimizer Lamb, which computes with whole"),
     ],
 )

@@ -401,6 +401,6 @@ def test_tables_say_what_flags_say() -> None:
     config = StrategyConfig.of(strategy="multi_worker", processes=4, **given)
     assert config.value("mesh") == "data=2,model=2"
     assert config.value("layouts") == "a.*=- model;b=c=model -"
-    rules = parse_layouts(config.value("layouts"))
+    rules = parse_layouts(config.value("layouts")) or ()
     assert [(each.pattern, each.dimension("model")) for each in rules] == [("a.*", 1), ("b=c", 0)]
     assert StrategyConfig.from_json(config.to_json()) == config

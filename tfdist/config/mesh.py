@@ -122,11 +122,14 @@ class LayoutRule:
         pattern: a regular expression.
         axes: for each dimension of the weight the axis that divides it, or None.
         required: whether it is a mistake that it matches no weight.
+        key: the key of a `keras.distribution.LayoutMap`: as there, the rule of a weight whose path
+            it is goes before all patterns.
     """
 
     pattern: str
     axes: tuple[str | None, ...]
     required: bool = True
+    key: str | None = None
 
     def dimension(self, axis: str) -> int | None:
         """The dimension that an axis divides; None if it divides none."""
@@ -137,14 +140,17 @@ class LayoutRule:
         return re.search(self.pattern, path) is not None
 
     def __str__(self) -> str:
-        return f"{self.pattern}={' '.join(each or '-' for each in self.axes)}"
+        return f"{self.key or self.pattern}={' '.join(each or '-' for each in self.axes)}"
 
 
-def parse_layouts(text: str | None) -> tuple[LayoutRule, ...]:
+def parse_layouts(text: str | None) -> tuple[LayoutRule, ...] | None:
     """Reads rules from text such as "dense.*kernel=- model;embeddings=model -".
 
     Args:
-        text: the rules; None, or "megatron", has none, as layouts follow from the kind of layers.
+        text: the rules; with None, or "megatron", layouts follow from the kind of layers.
+
+    Returns:
+        The rules; None if there are none and the kind of a layer decides.
 
     Raises:
         ConfigError: for text of another form, a pattern that is not a regular expression or comes
@@ -152,7 +158,7 @@ def parse_layouts(text: str | None) -> tuple[LayoutRule, ...]:
     """
     rules: list[LayoutRule] = []
     if text in (None, MEGATRON):
-        return ()
+        return None
     for word in filter(None, map(str.strip, str(text).split(";"))):
         pattern, equals, axes = word.rpartition("=")
         if not equals or not pattern or not axes.split():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import keras
 import tensorflow as tf
@@ -29,6 +29,9 @@ def hooks() -> list[Hook]:
     return [
         Hook(distribution_backend, "list_devices", _processes),
         Hook(distribution_lib, "distribute_tensor", _as_computed),
+        Hook(keras.distribution, "distribute_tensor", _as_computed),
+        Hook(keras.distribution, "get_device_count", _counted),
+        Hook(keras.distribution, "initialize", _connected),
         Hook(global_state, "set_global_attribute", _laid_out),
     ]
 
@@ -61,13 +64,37 @@ def _as_computed(original: Callable[..., Any]) -> Callable[..., Any]:
     return distribute_tensor
 
 
+def _counted(original: Callable[..., int]) -> Callable[..., int]:
+    """TensorFlow's backend lacks the function."""
+
+    @functools.wraps(original)
+    def get_device_count(device_type: str | None = None) -> int:
+        return len(keras.distribution.list_devices(device_type))
+
+    return get_device_count
+
+
+def _connected(original: Callable[..., None]) -> Callable[..., None]:
+    """TensorFlow's backend lacks the function; the processes of a strategy have met already."""
+
+    @functools.wraps(original)
+    def initialize(*args: object, **kwargs: object) -> None:
+        del args, kwargs
+
+    return initialize
+
+
 def _laid_out(original: Callable[..., None]) -> Callable[..., None]:
     """Keras keeps a distribution and, on TensorFlow, does nothing with it."""
 
     @functools.wraps(original)
     def set_global_attribute(name: str, value: object) -> None:
-        if name == distribution_lib.GLOBAL_ATTRIBUTE_NAME and value is not None:
-            _lay_out(tf.distribute.get_strategy(), value)
+        if name == distribution_lib.GLOBAL_ATTRIBUTE_NAME:
+            strategy = tf.distribute.get_strategy()
+            if value is not None:
+                _lay_out(strategy, value)
+            elif getattr(strategy, "mesh", None) is not None:
+                strategy.layouts = strategy.default_layouts
         original(name, value)
 
     return set_global_attribute
@@ -89,10 +116,9 @@ def _lay_out(strategy: Strategy, distribution: Any) -> None:
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     names = _names(sizes, distribution.batch_dim_name)
     axes = tuple((names[each], size) for each, size in sizes.items() if each in names)
-    rules: tuple[LayoutRule, ...] = ()
+    rules: Sequence[LayoutRule] = ()
     if isinstance(distribution, keras.distribution.ModelParallel):
-        layout_map = distribution._layout_map
-        rules = tuple(_rule(each, layout_map[each].axes, names) for each in layout_map)
+        rules = _Rules(distribution._layout_map, names)
     strategy.lay_out(Mesh(axes), rules)
 
 
@@ -109,7 +135,31 @@ def _names(sizes: Mapping[str, int], batch: str) -> dict[str, str]:
     return {batch: DATA, **dict.fromkeys(model, MODEL)}
 
 
+class _Rules(Sequence[LayoutRule]):
+    """The rules of a `LayoutMap`, to which the program may add until a weight is made.
+
+    Args:
+        layout_map: the map.
+        names: the axes of tfdist that those of Keras are.
+    """
+
+    def __init__(self, layout_map: Any, names: Mapping[str, str]) -> None:
+        self._map, self._names = layout_map, names
+
+    def __len__(self) -> int:
+        return len(self._map)
+
+    @overload
+    def __getitem__(self, index: int) -> LayoutRule: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayoutRule]: ...
+    def __getitem__(self, index: int | slice) -> LayoutRule | Sequence[LayoutRule]:
+        rules = [_rule(each, self._map[each].axes, self._names) for each in self._map]
+        return rules[index]
+
+
 def _rule(pattern: str, axes: tuple[str | None, ...], names: Mapping[str, str]) -> LayoutRule:
     """A rule of a `LayoutMap`, whose patterns match whole paths, or nothing at all."""
     exact = rf"^(?:{pattern}|{re.escape(pattern)})$"
-    return LayoutRule(exact, tuple(names.get(each or "") for each in axes), required=False)
+    divided = tuple(names.get(each or "") for each in axes)
+    return LayoutRule(exact, divided, required=False, key=pattern)

@@ -4,7 +4,8 @@ Every worker reads all global batches and takes its slice of each. If one worker
 others, or in another order, slices of different batches are put together: some examples are left
 out and others repeated. So each worker shows the others the first global batch that its iterator
 reads: the SHA-256 of its bytes. Random states are not looked at: equal ones do not prove equal
-batches, nor do different ones prove different batches.
+batches, nor do different ones prove different batches. Processes that are one replica of a mesh
+take one seed at this place, with which they draw the same numbers in their steps.
 
 The batch comes through the iterator that Keras trains from, ahead of its slices
 (`tfdist.comm.batch_sharding.local_dataset`). Nothing is read twice, so a generator that can be read
@@ -25,7 +26,7 @@ import tensorflow as tf
 from tfdist import types
 from tfdist._keras import EpochIterator
 from tfdist._tf.data import next_of_this_process
-from tfdist._tf.distribute import input_lib
+from tfdist._tf.distribute import global_seed, input_lib
 from tfdist.comm import host_collectives
 from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
@@ -103,18 +104,18 @@ def _of_equal_lengths(original: Callable[..., Any]) -> Callable[..., Any]:
 def _compare(strategy: Strategy, iterator: DatasetIterator, reads: int) -> None:
     """Reads the first global batch, and raises on all workers if it is not the same on all."""
 
-    def read() -> str | None:
+    def read() -> tuple[str | None, int | None]:
         # No exchange may be made in here: a worker whose data set fails leaves it at once.
         previews = [next_of_this_process(iterator) for _ in range(reads)]
-        return None if previews[0] is None else digest_of(previews)
+        return None if previews[0] is None else digest_of(previews), global_seed()
 
-    _agree(host_collectives.together(strategy, read, "the first batch of a data set"))
+    _agree(strategy, host_collectives.together(strategy, read, "the first batch of a data set"))
 
 
 def compare_values(strategy: Strategy, batch: Structure) -> None:
     """Raises on all workers if a global batch of arrays or tensors is not the same on all."""
-    digest = digest_of(as_tensors(batch))
-    _agree(host_collectives.all_gather_json(strategy, digest, "a batch of values"))
+    own = (digest_of(as_tensors(batch)), global_seed())
+    _agree(strategy, host_collectives.all_gather_json(strategy, own, "a batch of values"))
 
 
 def as_tensors(batch: Structure) -> Structure:
@@ -128,9 +129,17 @@ def as_tensors(batch: Structure) -> Structure:
     return tf.nest.map_structure(tensor, batch)
 
 
-def _agree(digests: list[str | None]) -> None:
+def _agree(strategy: Strategy, found: list[tuple[str | None, int | None]]) -> None:
+    """Compares the workers' batches; on processes that are one replica the chief's seed counts.
+
+    Its members would draw other numbers in operations of TensorFlow, such as `tf.nn.dropout`, and
+    so train other values of the weights that all of them keep.
+    """
+    digests, seeds = [digest for digest, _ in found], [seed for _, seed in found]
     if len(set(digests)) > 1:
         raise ConfigError(_different(digests))
+    if getattr(strategy, "parted", None) is not None and len(set(seeds)) > 1:
+        tf.random.set_seed(next(seed for seed in seeds if seed is not None))
 
 
 def digest_of(nest: Structure) -> str:

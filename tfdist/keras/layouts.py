@@ -62,12 +62,14 @@ class _Made(NamedTuple):
     """A weight of a layer that has been made.
 
     Attributes:
+        path: its path.
         shape: the whole weight's.
         cuts: its divisions by the rules, or by the kind of the layer.
         layout: all of its divisions, as text.
         kept: the bytes that each process keeps of it.
     """
 
+    path: str
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
     layout: str
@@ -90,7 +92,10 @@ class WeightLayout(TypedDict):
     bytes: int
 
 
-_made: weakref.WeakKeyDictionary[Any, dict[str, _Made]] = weakref.WeakKeyDictionary()
+#: The weights that have been made under each strategy.
+_made: weakref.WeakKeyDictionary[Any, list[tuple[weakref.ref[Any], _Made]]] = (
+    weakref.WeakKeyDictionary()
+)
 _said: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -176,16 +181,22 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
     kept = numbers * int(tf.as_dtype(weight._dtype).size)
     layout = Layout(tuple(cuts)) if cuts else None
     shown = str(layout or " ".join("-" for _ in shape))
-    _made.setdefault(strategy, {})[weight.path] = _Made(shape, of_rules, shown, kept)
+    made = _Made(weight.path, shape, of_rules, shown, kept)
+    _made.setdefault(strategy, []).append((weakref.ref(weight), made))
     return layout
 
 
 def weight_layouts(strategy: Strategy) -> list[WeightLayout]:
-    """The layouts of all weights that have been made, in that order."""
+    """The layouts of all weights that have been made and are in use, in that order."""
     return [
-        {"path": path, "shape": list(each.shape), "layout": each.layout, "bytes": each.kept}
-        for path, each in _made.get(strategy, {}).items()
+        {"path": each.path, "shape": list(each.shape), "layout": each.layout, "bytes": each.kept}
+        for each in _all_made(strategy)
     ]
+
+
+def _all_made(strategy: Strategy) -> list[_Made]:
+    """The weights that are in use; those of two models may have one path."""
+    return [made for weight, made in _made.get(strategy, []) if weight() is not None]
 
 
 def _cuts_of(
@@ -197,7 +208,7 @@ def _cuts_of(
     """
     axis: Axis | None = strategy.parted
     is_floating = tf.as_dtype(weight.dtype).is_floating
-    if not strategy.layouts:
+    if strategy.layouts is None:
         size = 1 if axis is None or not is_floating else axis.size
         dimension = None if size == 1 else _by_kind(layer, weight.name, shape, size)
         return [] if dimension is None or axis is None else [Cut(shape, dimension, axis)]
@@ -218,7 +229,8 @@ def _cuts_of(
 
 
 def _rule_for(path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule]) -> LayoutRule | None:
-    matching = [rule for rule in rules if rule.matches(path)]
+    exact = [rule for rule in rules if rule.key == path]
+    matching = exact or [rule for rule in rules if rule.matches(path)]
     if not matching:
         return None
     if len(matching) > 1:
@@ -231,7 +243,7 @@ def _rule_for(path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule]) ->
         raise ConfigError(
             f"The layout '{rule}' has {len(rule.axes)} dimensions, and the weight {path!r} of "
             f"shape {shape} has {len(shape)}. Give an axis or - for each, as in "
-            f"'{rule.pattern}={' '.join(['-'] * (len(shape) - 1) + [MODEL])}'."
+            f"'{rule.key or rule.pattern}={' '.join(['-'] * (len(shape) - 1) + [MODEL])}'."
         )
     return rule
 
@@ -347,17 +359,18 @@ def _checked_first(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check(strategy: Strategy) -> None:
-    made = _made.get(strategy, {})
-    for rule in strategy.layouts:
-        if rule.required and not any(rule.matches(path) for path in made):
+    made = _all_made(strategy)
+    for rule in strategy.layouts or ():
+        if rule.required and not any(rule.matches(each.path) for each in made):
+            paths = [each.path for each in made]
             raise ConfigError(
-                f"The layout '{rule}' matches none of the weights: {_some(list(made))}. Change the "
+                f"The layout '{rule}' matches none of the weights: {_some(paths)}. Change the "
                 "pattern, or leave the rule out."
             )
     if strategy in _said:
         return
     _said.add(strategy)
-    if not any(each.cuts for each in made.values()):
+    if not any(each.cuts for each in made):
         _warn_of_whole_weights(strategy)
     elif strategy.is_chief:
         logger.info(_table(made))
@@ -378,15 +391,15 @@ def _some(paths: list[str]) -> str:
     return ", ".join(paths[:_SHOWN]) + more
 
 
-def _table(made: dict[str, _Made]) -> str:
+def _table(made: Sequence[_Made]) -> str:
     """The divided weights with their layouts, as lines of text."""
-    divided = {path: each for path, each in made.items() if each.cuts}
-    width = max(len(path) for path in divided)
-    total = sum(each.kept for each in made.values())
+    divided = [each for each in made if each.cuts]
+    width = max(len(each.path) for each in divided)
+    total = sum(each.kept for each in made)
     lines = [
         f"layouts of {len(divided)} of {len(made)} weights, the others are whole; "
         f"each process keeps {total:,} bytes of weights:"
     ]
-    for path, each in divided.items():
-        lines.append(f"  {path:<{width}}  {each.shape!s:<16} {each.layout:<12} {each.kept:,}")
+    for each in divided:
+        lines.append(f"  {each.path:<{width}}  {each.shape!s:<16} {each.layout:<12} {each.kept:,}")
     return "\n".join(lines)

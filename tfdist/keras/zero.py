@@ -419,6 +419,7 @@ def _needs_whole_weights(
     """
     if isinstance(optimizer, LossScaleOptimizer):
         return False
+    _check_own_steps(optimizer, strategy)
     by = next(each for each in type(optimizer).__mro__ if "update_step" in vars(each))
     if by in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
         return False
@@ -432,6 +433,30 @@ def _needs_whole_weights(
         f"({', '.join(_OF_WHOLE_WEIGHTS)}), and it is not known what {by.__name__}.update_step "
         "computes with. Choose one of these, or leave the option out."
     )
+
+
+#: Methods of Keras's between `apply` and `update_step`, which here compute with shards.
+_BEFORE_UPDATES = (
+    *("_backend_apply_gradients", "_clip_gradients", "_apply_weight_decay"),
+    "_backend_update_step",
+)
+
+
+def _check_own_steps(optimizer: Optimizer, strategy: Strategy) -> None:
+    """Refuses methods of the program's own that Keras calls with gradients, which are shards here.
+
+    Raises:
+        ConfigError: if there is one.
+    """
+    for name in _BEFORE_UPDATES:
+        by = next(each for each in type(optimizer).__mro__ if name in vars(each))
+        if not by.__module__.startswith(("keras.", "tfdist.")):
+            raise ConfigError(
+                f"{asked(strategy)} conflicts with the optimizer {type(optimizer).__name__}: "
+                f"{by.__name__}.{name} would compute with a part of each gradient. Use the "
+                "optimizer's own clipnorm, global_clipnorm, clipvalue and weight_decay, or leave "
+                "the option out."
+            )
 
 
 def _check_whole_weights(

@@ -118,6 +118,15 @@ class _Shard(keras.Variable):  # type: ignore[misc]
         """TensorFlow's variable of what this process keeps."""
         raise NotImplementedError
 
+    @property
+    def _shared_name(self) -> str:
+        """The name by which `tf.train.Checkpoint` knows a variable."""
+        return str(self.kept._shared_name)
+
+    def __repr__(self) -> str:
+        """The variable without its value, which all processes would have to read together."""
+        return f"<Variable path={self.path}, shape={self.shape}, dtype={self.dtype}>"
+
     def refresh(self) -> None:
         """Takes the shard from what is kept, which the program may have changed."""
         assert self.cut is not None

@@ -72,8 +72,10 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
     #: The axes of the processes; None if all of them are data.
     mesh: Mesh | None = None
 
-    #: The rules by which weights are divided along the model axis.
-    layouts: Sequence[LayoutRule] = ()
+    #: The rules by which weights are divided along the model axis; None if the kind of their layer
+    #: decides. And those without a distribution of Keras's.
+    layouts: Sequence[LayoutRule] | None = None
+    default_layouts: Sequence[LayoutRule] | None = ()
 
     _meter: Meter | None = None
     _policy_reported = False
@@ -265,7 +267,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         del axis
         return ReplicaLink(self)
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule]) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
         """Arranges the processes along the axes of a mesh.
 
         Args:

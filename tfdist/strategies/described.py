@@ -75,6 +75,7 @@ class Described(MultiWorker):
         parsed = None if mesh is None else mesh.parsed
         self.mesh = parsed or Mesh(((DATA, config.processes),))
         self.layouts = parse_layouts(None if mesh is None else mesh.layouts)
+        self.default_layouts = () if parsed is None else self.layouts
         self._optimizer: int | None = None
         self._hooks = HookSet(lambda: [Hook(BaseOptimizer, "apply", self._ended)], priority=10)
 
@@ -106,9 +107,9 @@ class Described(MultiWorker):
         assert self.mesh is not None
         return _ShapesAlone(self.mesh.size(axis))
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule]) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
         """Takes another mesh, as `keras.distribution` asks for."""
-        self.mesh, self.layouts = mesh, tuple(layouts)
+        self.mesh, self.layouts = mesh, layouts
 
     def _ended(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """An optimizer that is going to update weights has all of its variables."""

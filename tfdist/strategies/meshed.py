@@ -42,9 +42,10 @@ class Meshed(StrategyMixin):
         """
         self._world = self.shard
         if mesh is not None:
-            self.lay_out(Mesh.parse(mesh), parse_layouts(layouts))
+            self.default_layouts = parse_layouts(layouts)
+            self.lay_out(Mesh.parse(mesh), self.default_layouts)
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule]) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
         """See `StrategyMixin.lay_out`; a mesh cannot be changed any more.
 
         Raises:
@@ -66,7 +67,7 @@ class Meshed(StrategyMixin):
                 f"mesh='{mesh}' conflicts with mesh='{self.mesh}', which the job has already. "
                 "Leave one of them out."
             )
-        self.layouts = tuple(layouts)
+        self.layouts = layouts
 
     def _axes_of(self, mesh: Mesh) -> list[Axis]:
         return [mesh.axis(name, self._world.worker) for name in (DATA, MODEL)]
