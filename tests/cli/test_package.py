@@ -12,6 +12,7 @@ import pytest
 
 import tfdist
 from tfdist.cluster.validation import machine
+from tfdist.errors import ConfigError
 
 
 def test_the_version_is_written_in_one_place() -> None:
@@ -50,11 +51,17 @@ def test_the_version_is_shown_without_tensorflow() -> None:
     assert "tensorflow is not installed" in done.stdout, done.stderr
 
 
-def test_other_versions_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    machine.warn_of_versions({"tensorflow": "2.16.1", "keras": "3.15.0", "numpy": "2.1.0"}.get)
+def test_later_versions_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    machine.check_versions({"tensorflow": "2.99.1", "keras": "3.15.0", "numpy": "2.1.0"}.get)
     (warning,) = recwarn
-    named = r"TensorFlow: Version 2\.16\.1 is not >=2\.\d+,<2\.\d+,"
+    named = r"TensorFlow: Version 2\.99\.1 is not >=2\.\d+,<2\.\d+,"
     assert re.search(named, str(warning.message))
+    assert warning.filename == __file__
+
+
+def test_earlier_versions_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Keras: Version 3\.12\.0 is not >=3[.\d]+,<3[.\d]+,"):
+        machine.check_versions({"tensorflow": "2.21.0", "keras": "3.12.0", "numpy": "2.1.0"}.get)
 
 
 def test_the_command_runs_as_a_module() -> None:

@@ -80,7 +80,10 @@ def test_the_strategy_file_that_is_shipped(here: Path) -> None:
         ),
         (
             ["--mode", "stale", "--staleness", "4", "--on-stale", "drop"],
-            ["stale (no gradient is applied after more than 4 other updates: it is discarded"],
+            [
+                "stale (no gradient is applied after more than 4 other updates: a gradient staler "
+                "than --staleness is discarded and counted)"
+            ],
         ),
         (
             ["--backup-workers", "1", "--min-shard-bytes", "512"],

@@ -41,6 +41,36 @@ def test_help_and_keys_are_frozen() -> None:
     assert "".join(found).splitlines() == FROZEN.read_text().splitlines()
 
 
+def test_the_page_has_every_flag_of_every_command() -> None:
+    found: dict[str, set[str]] = {}
+    for section in re.split(r"^##+ ", reference.page(), flags=re.MULTILINE)[1:]:
+        title, _, rows = section.partition("\n")
+        name = re.search(r"`(tfdist.*)`", title)
+        cells = (row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| `"))
+        flags = {flag for cell in cells for flag in re.findall(r"`(-[^`]*)`", cell)}
+        found.setdefault(name[1] if name else "tfdist run", set()).update(flags)
+    root = typer.main.get_command(app)
+    commands = {f"tfdist {name}": each for name, each in root.commands.items()}  # type: ignore[attr-defined]
+    for name, command in {"tfdist": root, **commands}.items():
+        options = [each for each in command.params if each.param_type_name == "option"]
+        flags = {flag for each in options for flag in (*each.opts, *each.secondary_opts)}
+        assert found.get(name, set()) == flags, name
+
+
+def test_rows_of_flags_have_their_value_and_default() -> None:
+    rows = reference.page().splitlines()
+    for row in (
+        "| `--hosts` | a:2,b:2 |  | Start the processes on these machines by ssh, each with so "
+        "many slots. |",
+        "| `--grace` | a number of 0 or more | 5 | Seconds between TERM and KILL for the others of "
+        "a failure. |",
+        "| `--dry-run` |  | off | Print the plan, with --zero and --mesh the layouts. |",
+        "| `--precision` | `float32`, `float16`, `int8`, `int8_static` | float32 | What an ONNX "
+        "model computes in. |",
+    ):
+        assert row in rows
+
+
 def helped(*words: str) -> str:
     """What `tfdist run --help` shows on a terminal of 80 columns."""
     shown = CliRunner().invoke(app, ["run", *words], env={"COLUMNS": "80", "NO_COLOR": "1"})
@@ -87,7 +117,7 @@ def test_a_page_that_is_not_there() -> None:
 def test_a_row_says_which_strategies_have_an_option() -> None:
     rows = {
         line.split(" | ")[1]: line.split(" | ")[4]
-        for line in reference.page().splitlines()
+        for line in reference.page().partition("## Flags of")[0].splitlines()
         if line.startswith("| `")
     }
     assert rows["`ps`"] == "`parameter_server`"

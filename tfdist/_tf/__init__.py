@@ -1,5 +1,5 @@
 """TensorFlow's private names, and the functions that need them."""
 
-from tfdist.cluster.validation.machine import warn_of_versions
+from tfdist.cluster.validation.machine import check_versions
 
-warn_of_versions()
+check_versions()

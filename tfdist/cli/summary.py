@@ -70,9 +70,10 @@ def duration(seconds: float) -> str:
 
 
 def commands(plan: JobPlan, layouts: Mapping[str, Any] | None = None) -> str:
-    """For each task of a plan its command, ready to be pasted into a shell.
+    """For each task of a plan its command, ready to be pasted into a shell of its own.
 
-    The part of the environment that all of several tasks have stands once, before them.
+    The part of the environment that all of several tasks have stands once, before them, as a shell
+    function that goes into each of these shells.
 
     Args:
         plan: the plan.
@@ -88,6 +89,9 @@ def commands(plan: JobPlan, layouts: Mapping[str, Any] | None = None) -> str:
     if common:
         body = _joined([*_env(common), '"$@"'], indent=4)
         blocks.insert(0, f"# The environment of all tasks\n{_COMMON}() {{\n  {body}\n}}")
+    if others and plan.cluster is not None:  # They wait for each other; an engine's are its own.
+        after = f", after the function {_COMMON}" if common else ""
+        blocks.insert(0, f"# Paste each task's command into a shell of its own{after}.")
     blocks += [] if layouts is None else _layouts(layouts)
     return "\n".join(blocks)
 

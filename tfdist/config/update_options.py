@@ -16,8 +16,8 @@ Mode = Literal["sync", "stale", "local", "async"]
 #: The ways to treat a gradient that would be staler than `staleness`.
 OnStale = Literal["wait", "drop", "damp"]
 ON_STALE: dict[OnStale, str] = {
-    "wait": "fast workers wait, so that none is",
-    "drop": "it is discarded and counted",
+    "wait": "fast workers wait, so that no gradient is staler than --staleness",
+    "drop": "a gradient staler than --staleness is discarded and counted",
     "damp": "each gradient's step is divided by its staleness; no bound",
 }
 

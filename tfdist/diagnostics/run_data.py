@@ -137,6 +137,7 @@ class TaskRun:
         epochs: its epochs.
         files: the models and weights that it has written, by their paths.
         server_epochs: for each epoch on parameter servers the updates that they made.
+        starts: when the launcher started it, in seconds from the beginning of the job.
         ends: its ends.
         peak_rss: the largest resident memory in bytes, as far as it is known.
     """
@@ -151,6 +152,7 @@ class TaskRun:
     epochs: list[Epoch] = dataclasses.field(default_factory=list)
     files: list[str] = dataclasses.field(default_factory=list)
     server_epochs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    starts: list[float] = dataclasses.field(default_factory=list)
     ends: list[End] = dataclasses.field(default_factory=list)
     peak_rss: int | None = None
 
@@ -226,7 +228,7 @@ class Run:
     @property
     def restarts(self) -> int:
         """The number of times a task was started again, or all were."""
-        return max((len(task.ends) for task in self.tasks), default=1) - 1
+        return max((len(task.starts) - 1 for task in self.tasks if task.starts), default=0)
 
 
 def pace(task: TaskRun) -> tuple[int, float]:
@@ -308,6 +310,8 @@ def _add_launcher(run: Run, job: dict[str, Any], entries: Sequence[dict[str, Any
         at = entry["t"] - run.begun
         if entry["kind"] == "event":
             run.events.append(Event(at, clean(entry.get("text", ""))))
+        if entry["kind"] == "start":
+            by_name[name].starts.append(at)
         if entry["kind"] == "end":
             task, peak = by_name[name], entry.get("peak_rss")
             end = End(at, entry["returncode"], entry["stopped"], clean(entry["words"]), peak)

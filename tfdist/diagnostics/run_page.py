@@ -236,9 +236,8 @@ def _training(run: Run) -> Html:
     figures = [_figure(name, run_plots.metric(run, name)) for name in run.metrics[:12]]
     content = _join(figures)
     if not content:
-        return _section(
-            "Training", _tag("p", "No step of `fit` has been recorded yet.", class_="muted")
-        )
+        words = ("No step of ", _tag("code", "fit"), " has been recorded yet.")
+        return _section("Training", _tag("p", *words, class_="muted"))
     return _section("Training", _tag("div", content, class_="grid"))
 
 
@@ -253,7 +252,8 @@ def _speed(run: Run) -> Html:
     ]
     rows = [_speed_row(task) for task in run.tasks if task.windows or task.epochs]
     names = ("task", "steps", "mean step", "first step", "slowest second")
-    return _section("Speed", _tag("div", *figures, class_="grid"), _table(names, rows, "numbers"))
+    plots = _tag("div", *figures, class_="grid") if any(figures) else Html()
+    return _section("Speed", plots, _table(names, rows, "numbers"))
 
 
 def _speed_row(task: TaskRun) -> tuple[str, ...]:

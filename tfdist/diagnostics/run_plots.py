@@ -59,6 +59,8 @@ _NAMED = 8
 _RATIO = 20
 #: Points that are drawn as dots, at most: each is an element of the page.
 _DOTS = 200
+#: Places for bars, at least.
+_PLACES = 4
 _PURPOSE = "The report of a run"
 
 #: Points of a line: times and values.
@@ -128,7 +130,9 @@ def metric(run: Run, name: str) -> str | None:
     with _style():
         picture, scale = _over_time(run)
         axes = picture.axes
-        axes.plot(*_scaled(within, scale), color=_SERIES[0], label="training")
+        line = _scaled(within, scale)
+        axes.plot(*line, color=_SERIES[0], label="training")
+        axes.plot(*_alone(line), marker="o", color=_SERIES[0], linestyle="")
         axes.plot(*_scaled(ends, scale), marker=_dots(ends), color=_SERIES[0], linestyle="")
         if any(map(math.isfinite, checked[1])):
             dots = _dots(checked)
@@ -246,6 +250,8 @@ def staleness(task: TaskRun) -> str | None:
         axes.set_ylabel("gradients")
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.12)
+        # A lone bar would fill the picture.
+        axes.set_xlim(-0.5, max(len(sums), _PLACES) - 0.5)
         _whole_numbers(axes.xaxis)
         return picture.svg()
 
@@ -284,9 +290,8 @@ def _over_time(run: Run) -> tuple[_Picture, float]:
 
 
 def _starts_again(run: Run) -> list[float]:
-    """When the chief was started again."""
-    abouts = run.chief.abouts if run.chief else []
-    return [about["t"] - run.begun for about in abouts[1:]]
+    """When the launcher started the chief again."""
+    return run.chief.starts[1:] if run.chief else []
 
 
 def _points(samples: Sequence[Sample], value: Callable[[Sample], float]) -> _Points:
@@ -310,10 +315,20 @@ def _scaled(points: _Points, scale: float) -> _Points:
     return [at / scale for at in points[0]], values
 
 
+def _alone(points: _Points) -> _Points:
+    """The points without a neighbour, between which a line would draw nothing."""
+    known = [False, *map(math.isfinite, points[1]), False]
+    alone = [
+        each == (False, True, False) for each in zip(known, known[1:], known[2:], strict=False)
+    ]
+    times, values = (list(itertools.compress(each, alone)) for each in points)
+    return times, values
+
+
 def _dots(points: _Points) -> str:
     """The marker of points, if they are few."""
     return "o" if len(points[0]) <= _DOTS else ""
 
 
 def _whole_numbers(axis: Axis) -> None:
-    axis.set_major_locator(matplotlib("ticker", _PURPOSE).MaxNLocator(integer=True))
+    axis.set_major_locator(matplotlib("ticker", _PURPOSE).MaxNLocator(integer=True, min_n_ticks=1))

@@ -15,7 +15,6 @@ import platform
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 
@@ -23,8 +22,10 @@ from tfdist import environment
 from tfdist.cluster import resources
 from tfdist.cluster.validation.finding import Finding, error, warning
 from tfdist.errors import INSTALL_TENSORFLOW, ConfigError
+from tfdist.utils.messages import warn
 
 __all__ = [
+    "check_versions",
     "cpu_count",
     "in_range",
     "installed_version",
@@ -34,7 +35,6 @@ __all__ = [
     "require_tensorflow",
     "version_findings",
     "versions",
-    "warn_of_versions",
 ]
 
 _GIB = 1024**3
@@ -230,11 +230,24 @@ def require_tensorflow() -> None:
         raise ConfigError(f"TensorFlow is not installed. {INSTALL_TENSORFLOW}")
 
 
-def warn_of_versions(lookup: Callable[[str], str | None] | None = None) -> None:
-    """Warns of versions of TensorFlow, Keras and NumPy that tfdist was not tested with."""
-    for finding in version_findings(lookup):
+def check_versions(lookup: Callable[[str], str | None] | None = None) -> None:
+    """Warns of versions of TensorFlow, Keras and NumPy that are later than those of the tests.
+
+    Args:
+        lookup: as of `version_findings`.
+
+    Raises:
+        ConfigError: for an earlier version, which lacks things that tfdist imports.
+    """
+    lookup, wanted = lookup or installed_version, _wanted()
+    for name, shown in _SHOWN.items():
+        finding = _package_finding(name, shown, wanted[name], lookup)
+        lowest = ",".join(part for part in wanted[name].split(",") if part.strip()[0] == ">")
+        version = lookup(name)
+        if version is not None and not in_range(version, lowest):
+            raise ConfigError(str(finding))
         if finding.severity == "error":
-            warnings.warn(f"tfdist: {finding}", stacklevel=2)
+            warn(f"tfdist: {finding}")
 
 
 def installed_version(name: str) -> str | None:
