@@ -58,18 +58,22 @@ def test_dry_run_prints_what_can_be_pasted(here: Path) -> None:
     assert not Path("tfdist-logs").exists()
     headers = re.findall(r"^# (worker \d) at 127.0.0.1:\d+, log: (.*)$", result.stdout, re.M)
     assert [name for name, _ in headers] == ["worker 0", "worker 1"]
-    pasted = subprocess.run(
-        ["sh", "-c", result.stdout], capture_output=True, text=True, timeout=SECONDS, check=True
-    ).stdout.splitlines()
-    assert len(pasted) == 2
-    assert pasted[0].startswith("['a b', '--seed=1'] {")
-    assert json.loads(pasted[1].partition("] ")[2])["task"] == {"index": 1, "type": "worker"}
+    assert "# Paste each task's command into a shell of its own" in result.stdout
+    common, *tasks = re.split(r"^(?=# worker \d)", result.stdout, flags=re.MULTILINE)
+    assert len(tasks) == 2
+    for index, task in enumerate(tasks):
+        shell = ["sh", "-c", common + task]
+        pasted = subprocess.run(shell, capture_output=True, text=True, timeout=SECONDS, check=True)
+        assert pasted.stdout.startswith("['a b', '--seed=1'] {")
+        own = json.loads(pasted.stdout.partition("] ")[2])["task"]
+        assert own == {"index": index, "type": "worker"}
 
 
 def test_dry_run_shows_the_whole_environment(here: Path) -> None:
     result = tfdist("run", "--dry-run", "--seed", "5", "train.py", TF_CPP_MIN_LOG_LEVEL=None)
     words = shlex.split(result.stdout.replace("\\\n", ""), comments=True)
     assert words[0] == "env"
+    assert "a shell of its own" not in result.stdout
     assert {"TFDIST_SEED=5", "TFDIST_LAUNCHED=1", "TF_CPP_MIN_LOG_LEVEL=2"} < set(words)
     assert words[-3:] == ["-m", "tfdist.cli.task", "train.py"]
 
@@ -77,7 +81,10 @@ def test_dry_run_shows_the_whole_environment(here: Path) -> None:
 def test_the_environment_of_all_tasks_is_shown_once(here: Path) -> None:
     text = tfdist("run", "--dry-run", "-s", "multi_worker", "-n", "3", "train.py").stdout
     common, *tasks = re.split(r"^# worker \d.*$", text, flags=re.MULTILINE)
-    assert common.startswith("# The environment of all tasks\n")
+    assert common.startswith(
+        "# Paste each task's command into a shell of its own, after the function common.\n"
+        "# The environment of all tasks\n"
+    )
     assert "TFDIST_CONFIG=" in common
     assert len(tasks) == 3
     for task in tasks:
@@ -206,6 +213,16 @@ def test_a_traceback_has_the_programs_frames_only(here: Path) -> None:
     assert files[:2] == [("train.py", "7"), ("train.py", "6")]
     assert not [file for file, _ in files if "/tfdist/" in file or "runpy" in file]
     assert "expected axis -1 of input shape to have value 4" in trace
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]])
+def test_a_mistake_of_syntax_is_shown_as_python_shows_it(here: Path, words: list[str]) -> None:
+    Path("train.py").write_text("x = 1\n\nif x\n    pass\n")
+    result = tfdist("run", *words)
+    assert result.returncode == 1
+    files = re.findall(r'File "(.*)", line (\d+)', result.stderr)
+    assert [(Path(file).name, line) for file, line in files] == [("train.py", "3")]
+    assert "SyntaxError: expected ':'" in result.stderr
 
 
 def test_one_task_of_a_cluster_that_tf_config_names(here: Path) -> None:

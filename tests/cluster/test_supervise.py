@@ -511,3 +511,43 @@ def test_the_cause_may_have_been_stopped_before_it_could_exit() -> None:
     assert root_cause.root_cause([follower, guilty]) is guilty
     assert re.match(r"worker 1 raised an error", root_cause.describe(guilty, [follower, guilty]))
     assert root_cause.root_cause([root_cause.Ending(Task("worker", 0), 0, None)]) is None
+
+
+KEY_ERROR = [*TRACE, "KeyError: 'missing'"]
+
+
+@pytest.mark.parametrize(
+    ("of_shown", "same"),
+    [
+        (["Epoch 1/3", *TRACE, "KeyError: 'missing'"], True),
+        ([*TRACE, "KeyError: 'other'"], False),
+        (["Epoch 1/3"], False),
+    ],
+)
+def test_an_error_that_is_on_the_terminal_is_not_shown_again(
+    of_shown: list[str], same: bool
+) -> None:
+    root = root_cause.Ending(Task("worker", 1), 1, None, KEY_ERROR)
+    shown = root_cause.Ending(Task("worker", 0), 1, None, of_shown, shown=True)
+    message = root_cause.describe(root, [root, shown])
+    assert ("Its error is the one of worker 0 above." in message) is same
+    assert ("KeyError: 'missing'" in message) is not same
+    assert message.startswith("worker 1 failed with exit status 1.")
+    assert message.endswith("worker 0 failed with exit status 1 too")
+
+
+def test_an_end_without_an_exception_is_not_taken_for_that_of_another() -> None:
+    root = root_cause.Ending(Task("worker", 1), 5, None, ["no data"])
+    shown = root_cause.Ending(Task("worker", 0), 5, None, ["no data"], shown=True)
+    assert "  no data" in root_cause.describe(root, [root, shown])
+
+
+def test_the_lines_of_a_message_that_name_the_lost_task() -> None:
+    message = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+Collective ops is aborted by: The following tasks are unhealthy (stopped sending heartbeats):
+/job:worker/replica:0/task:1
+The tasks have crashed."""
+    assert root_cause.loss(message) == message.splitlines()[3:5]
+    assert root_cause.loss("Matrix size-incompatible") == []

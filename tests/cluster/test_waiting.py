@@ -91,7 +91,7 @@ def test_a_program_that_prints_is_left_alone_until_its_fit(terminal, line, recor
     with line.aside(b"tfdist: all tasks have joined\n"):
         pass
     line.redraw()
-    assert "for the script to make its data and model" in shown(terminal)
+    assert "waiting for the script, which has not called fit yet: 0 s" in shown(terminal)
     with line.aside(b"reading files\n"):
         pass
     shown(terminal)
@@ -125,3 +125,29 @@ def test_without_a_terminal_nothing_is_drawn(plan, capfd):
     line.redraw()
     line.end()
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_line_follows_a_job_that_gets_another_number_of_tasks(
+    terminal, tmp_path, plan, monkeypatch
+):
+    monkeypatch.setattr(waiting, "_PERIOD", 0.0)
+    line = waiting.Waiting(terminal[1])
+    line.begin()
+    line.redraw()
+    assert shown(terminal) == ""  # Nothing is known of the tasks yet.
+    program = Program(script="train.py", config="{}", seed=1)
+    smaller = plan_local(program, cluster=None, log_dir=tmp_path / "b", environ={})
+    for each in (plan, smaller):
+        line.follow(each)
+        line.begin()
+        Record(Path(each.tasks[0].environ["TFDIST_RECORD"] or "")).add("joins")
+        line.redraw()
+        ahead = "to meet the other tasks: 0 s" if each is smaller else "for Python to start (worker"
+        assert f"waiting {ahead}" in shown(terminal)
+        line.end()
+        assert shown(terminal) == ERASED
+
+
+def test_a_note_within_a_note_does_not_hang(line):
+    with line.aside(), line.aside():
+        pass

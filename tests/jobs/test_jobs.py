@@ -14,6 +14,7 @@ import pytest
 
 from tests.harness.targets import free_ports
 from tfdist import environment
+from tfdist.launcher.root_cause import is_consequence
 
 ROOT = Path(__file__).parents[2]
 TFDIST = [str(Path(sys.executable).with_name("tfdist"))]
@@ -138,6 +139,73 @@ model.fit(x, y, batch_size=32, verbose=0, callbacks=[Bad()])
     assert done.returncode == 17
     assert "worker 1 failed with exit status 17" in done.stderr
     assert left_over(folder) == []
+
+
+LOST = """
+import os
+class Lose(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            os.kill(os.getpid(), 9)
+model.fit(x, y, batch_size=32, verbose=0, callbacks=[Lose()], epochs=1000)
+"""
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_task_that_lost_another_names_the_line_it_was_at(folder, whole):
+    switch = "keras.config.disable_traceback_filtering()\n" * whole
+    script = SCRIPT.partition("history =")[0].replace("import sys", "import json") + switch + LOST
+    (folder / "lost.py").write_text(script)
+    ports = free_ports(2)
+    tasks = [
+        subprocess.Popen(
+            [*TFDIST, "run", "--log-dir", f"logs{i}", "lost.py"],
+            cwd=folder,
+            env=environment.merged({"TF_CONFIG": tf_config(ports, i)}),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for i in range(2)
+    ]
+    outputs = [task.communicate(timeout=DEADLINE)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [1, 137], printed(outputs)
+    lines = (folder / "logs0/worker-0.log").read_text().splitlines()
+    assert is_consequence(lines), printed(outputs)
+    assert ("Traceback (most recent call last):" in lines) is whole
+    if not whole:
+        start = lines.index("tfdist: this task ends because another was lost. The program was at:")
+        at = len(script.rstrip().splitlines())
+        assert lines[start + 1].strip() == f'File "lost.py", line {at}, in <module>'
+        assert lines[start + 2].strip().startswith("model.fit(x, y, batch_size=32,")
+        assert lines[start + 3].startswith("tensorflow.python.framework.errors_impl.")
+        assert len(lines) - start < 10, printed(outputs)
+
+
+def test_workers_with_the_same_error_show_it_once(folder):
+    (folder / "bad.py").write_text(
+        "import atexit, json, os, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0:\n"
+        "    atexit.register(time.sleep, 0.7)  # The worker that is shown ends last.\n"
+        "{}['missing']\n"
+    )
+    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
+    assert done.returncode == 1
+    assert done.stderr.count("KeyError: 'missing'") == 1, done.stderr
+    assert "tfdist: worker 1 failed with exit status 1.\nIts error is the one of" in done.stderr
+
+
+def test_a_task_that_waits_for_the_others_does_not_bury_their_error(folder):
+    (folder / "bad.py").write_text(
+        "import json, os, time\n"
+        "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1:\n"
+        "    time.sleep(2)\n"
+        "    raise ValueError('only here')\n"
+    )
+    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "  ValueError: only here\n" in done.stderr
 
 
 def test_commands_on_several_machines_make_the_cluster(folder):

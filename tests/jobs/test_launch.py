@@ -17,6 +17,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 
 import tfdist
+import tfdist.cli.launch
 from tests.jobs.test_jobs import DEADLINE, run
 
 DEFINITION = """
@@ -160,18 +161,188 @@ def test_the_processes_end_with_their_caller(program: Path) -> None:
     wait_until_gone(program)
 
 
+#: A model of classes and functions that Keras knows by names, of the program and of the function.
+CUSTOM = """
+import pathlib, pickle, sys
+import keras, numpy as np, tfdist
+
+x = np.ones((8, 4), "float32")
+
+@keras.saving.register_keras_serializable("my", "Double")
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+class Plain(keras.layers.Layer):
+    def call(self, x):
+        return x + 1
+
+def half(x):
+    return x / 2
+
+def off(y, predicted):
+    return keras.ops.mean(keras.ops.square(y - predicted), axis=-1)
+
+def train(plain):
+    class Local(keras.layers.Layer):
+        def call(self, x):
+            return x - 1
+
+    model = keras.Sequential([Twice(), plain(), Local(), keras.layers.Dense(1, activation=half)])
+    model.compile("sgd", off)
+    history = model.fit(x, x[:, :1], verbose=0)
+    return {"model": model, "predicted": model.predict(x, verbose=0), "plain": plain()}
+
+def on(model):
+    return model.predict(x, verbose=0)
+
+class Refusing:
+    open = False
+
+    def __reduce__(self):
+        return loaded, ()
+
+def loaded():
+    if not Refusing.open:
+        raise ValueError("not yet")
+    return 7
+
+def end(code=0):
+    sys.exit(code)
+
+if __name__ == "__main__":
+    if sys.argv[1] == "train":
+        result = tfdist.launch(train, (Plain,), strategy="single")
+        model, layers = result["model"], result["model"].layers
+        own = [type(layers[0]) is Twice, type(layers[1]) is Plain, layers[3].activation is half]
+        print("OWN", own, type(result["plain"]) is Plain, model.loss is off)
+        print("SAME", np.allclose(model.predict(x, verbose=0), result["predicted"]))
+        sent = tfdist.launch(on, (model,), strategy="single")
+        print("SENT", np.allclose(sent, result["predicted"]))
+    elif sys.argv[1] == "end":
+        print("RESULT", tfdist.launch(end, strategy="single"))
+    else:
+        try:
+            tfdist.launch(Refusing, strategy="single", log_dir=sys.argv[2] or None)
+        except tfdist.ConfigError as error:
+            print("ERROR", error)
+        kept, = pathlib.Path(sys.argv[2]).glob("tfdist-launch-*.pkl")
+        Refusing.open = True
+        print("LOADED", pickle.loads(kept.read_bytes()))
+"""
+
+
+WRAPPED = """
+import keras, tfdist
+
+class Mine(keras.optimizers.SGD):
+    pass
+
+def train():
+    import tfdist.horovod as hvd
+
+    hvd.init()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(Mine(0.1)), "mse")
+    assert type(model.optimizer) is not Mine
+    return model
+
+if __name__ == "__main__":
+    print("OWN", type(tfdist.launch(train, strategy="single").optimizer) is Mine)
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path) -> Path:
+    (tmp_path / "custom.py").write_text(CUSTOM)
+    return tmp_path
+
+
+def test_a_model_of_the_programs_own_classes_comes_back(custom: Path) -> None:
+    done = run(custom, sys.executable, "custom.py", "train")
+    assert "OWN [True, True, True] True True" in done.stdout, done.stderr
+    assert "SAME True" in done.stdout
+    assert "SENT True" in done.stdout
+
+
+def test_an_optimizer_in_that_of_horovod_comes_back_as_itself(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WRAPPED)
+    done = run(tmp_path, sys.executable, "program.py")
+    assert "OWN True" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("folder", ["logs", ""])
+def test_a_result_that_cannot_be_loaded_is_kept(custom: Path, folder: str) -> None:
+    done = run(custom, sys.executable, "custom.py", "refuse", folder)
+    expected = "ERROR The result of type Refusing cannot be loaded here: ValueError: not yet"
+    assert expected in done.stdout, done.stderr
+    assert "LOADED 7" in done.stdout, done.stderr
+    (kept,) = (custom / folder).glob("tfdist-launch-*.pkl")
+    assert f"It is kept in {str(kept.relative_to(custom))!r}" in done.stdout
+
+
+def test_a_function_that_exits_returns_none(custom: Path) -> None:
+    done = run(custom, sys.executable, "custom.py", "end")
+    assert "RESULT None" in done.stdout, done.stderr
+
+
+def test_modules_of_the_callers_own_path(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/mine.py").write_text("def answer():\n    return 42\n")
+    (tmp_path / "program.py").write_text(
+        "import sys\nsys.path.append('library')\nimport mine, tfdist\n"
+        "if __name__ == '__main__':\n"
+        "    print('RESULT', tfdist.launch(mine.answer, strategy='single'))\n"
+    )
+    done = run(tmp_path, sys.executable, "program.py")
+    assert "RESULT 42" in done.stdout, done.stderr
+
+
+def test_an_option_that_is_false_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s.toml").write_text('strategy = "multi_worker"\nreport = true\n')
+    started: list[list[str]] = []
+
+    def no_job(words: list[str]) -> tuple[int, str]:
+        started.append(words)
+        return 0, ""
+
+    monkeypatch.setattr(tfdist.cli.launch, "_run", no_job)
+    assert tfdist.launch(print, strategy=tmp_path / "s.toml", report=False, seed=1) is None
+    assert started[0][:5] == ["--strategy", str(tmp_path / "s.toml"), "--no-report", "--seed", "1"]
+
+
+def test_a_file_with_options_that_do_not_go_with_it(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('strategy = "single"\n')
+    with pytest.raises(tfdist.ConfigError, match="conflicts with strategy='single'"):
+        tfdist.launch(print, strategy=tmp_path / "s.toml", processes=2)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"processes": 0}, "processes=0 is not a whole number of 1 or more"),
         ({"devcies": 2}, "devcies"),
         ({"strategy": "miror"}, "miror"),
-        ({"args": (threading.Lock(),)}, "cannot be sent to another process"),
+        ({"strategy": "nope.toml"}, "Cannot read the file 'nope.toml'"),
+        ({"strategy": Path("nope.toml")}, "Cannot read the file 'nope.toml'"),
+        ({"strategy": 5}, "strategy=5 is not text in quotes"),
+        ({"zero": 3, "mode": "stale"}, "mode='stale'"),
+        ({"function": 5}, "function=5 is not a function"),
+        (
+            {"args": (1, threading.Lock())},
+            r"The argument args\[1\] of type lock cannot be sent to another process",
+        ),
+        (
+            {"kwargs": {"end": threading.Lock()}},
+            r"The argument kwargs\['end'\] of type lock cannot be sent",
+        ),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(options: dict, words: str) -> None:
     with pytest.raises(tfdist.ConfigError, match=words):
-        tfdist.launch(print, **options)
+        tfdist.launch(**{"function": print, **options})
 
 
 def test_a_launch_within_a_task_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

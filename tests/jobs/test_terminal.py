@@ -10,6 +10,8 @@ import struct
 import subprocess
 import termios
 
+import pytest
+
 from tests.jobs.test_jobs import TFDIST
 from tfdist import environment
 
@@ -48,9 +50,10 @@ def on_terminal(folder, *words):
     return written.decode(), status
 
 
-def test_a_terminal_says_what_is_waited_for_and_what_was_written(tmp_path):
+@pytest.mark.parametrize("options", [[], ["--min-np", "1", "--max-np", "2"]], ids=["", "elastic"])
+def test_a_terminal_says_what_is_waited_for_and_what_was_written(tmp_path, options):
     (tmp_path / "train.py").write_text(SCRIPT)
-    written, status = on_terminal(tmp_path, *TFDIST, "run", "train.py")
+    written, status = on_terminal(tmp_path, *TFDIST, "run", *options, "train.py")
     assert status == 0, written
     drawn = re.findall(r"\r\x1b\[K(waiting [^\r\n]*)", written)
     kinds = [re.sub(r": \d+ s$", "", each) for each in drawn]

@@ -13,6 +13,7 @@ import runpy
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -194,19 +195,19 @@ def _run_script(strategy: Any, argv: Sequence[str]) -> int:
             return _left_for_others()
         if isinstance(error, TfdistError):
             raise
-        hint = _explain(error)
-        if hint is not None:
-            error.add_note(f"tfdist: {hint}")
-        error.__traceback__ = _of_program(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return _shown(error)
     except SystemExit as end:
         if end.code not in (None, 0):
             if isinstance(end.code, int):
                 return end.code
             print(end.code, file=sys.stderr)
             return 1
-    _leave_together(strategy)
+    try:
+        _leave_together(strategy)
+    except TfdistError:
+        raise
+    except Exception as error:
+        return _shown(error)
     return 0
 
 
@@ -219,6 +220,19 @@ def _program(argv: Sequence[str]) -> Callable[[], object]:
     return lambda: runpy.run_path(argv[0], run_name="__main__")
 
 
+def _shown(error: Exception) -> int:
+    """Shows an error that ends the script; returns the exit status."""
+    hint = _explain(error)
+    if hint is not None:
+        error.add_note(f"tfdist: {hint}")
+    if _is_aborted(error):
+        print("\n".join(_in_short(error)), file=sys.stderr, flush=True)
+    else:
+        error.__traceback__ = _of_program(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+    return 1
+
+
 def _explain(error: BaseException) -> str | None:
     """A hint for the user if an error's message is one of those known, or None."""
     text = str(error)
@@ -226,6 +240,37 @@ def _explain(error: BaseException) -> str | None:
         if all(part in text for part in parts):
             return hint
     return None
+
+
+def _is_aborted(error: BaseException) -> bool:
+    """Whether TensorFlow or Horovod ended an operation because another task was lost.
+
+    Its stack would only bury the error of that task. It stays if Keras's filter is off.
+    """
+    from keras.config import is_traceback_filtering_enabled
+
+    return (
+        type(error).__module__.startswith(("tensorflow.", "horovod."))
+        and own_tf_config() is not None
+        and root_cause.names_a_lost_peer(str(error))
+        and is_traceback_filtering_enabled()
+    )
+
+
+def _in_short(error: BaseException) -> list[str]:
+    """The program's line and the lost task; `root_cause.is_consequence` reads them in the log."""
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in stack if root_cause.is_of_program(frame.filename)]
+    place = traceback.format_list(frames[-1:])
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    first, *more = root_cause.loss(str(error))
+    notes = getattr(error, "__notes__", ())
+    at = " The program was at:" if place else ""
+    return [
+        f"tfdist: this task ends because another was lost.{at}",
+        *(text.rstrip("\n") for text in place),
+        *(f"{kind}: {first}", *more, *notes),
+    ]
 
 
 def _of_program(error: BaseException) -> TracebackType | None:
@@ -242,19 +287,23 @@ def _of_program(error: BaseException) -> TracebackType | None:
     last = entries[-1]
     # Keras has taken its own frames out, so that a hook which called Keras may be the last one.
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
-    raised_here = _is_own(last.tb_frame) and "original(" not in line
+    raised_here = _is_tfdists(last.tb_frame) and "original(" not in line
     if raised_here or not is_traceback_filtering_enabled():
         return error.__traceback__
     kept: TracebackType | None = None
     for entry in reversed(entries):
-        if not _is_own(entry.tb_frame):
+        # Python reads the script in frozen modules: an error of its syntax has no other frame.
+        if not _is_tfdists(entry.tb_frame) and not _is_frozen(entry.tb_frame):
             kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept
 
 
-def _is_own(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith(root_cause.PACKAGE) or file == "<frozen runpy>"
+def _is_tfdists(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(root_cause.PACKAGE)
+
+
+def _is_frozen(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith("<frozen ")
 
 
 def _begin_elastic() -> str | None:

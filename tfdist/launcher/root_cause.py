@@ -7,6 +7,7 @@ The user wants to see the first, not the loudest.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import signal
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ __all__ = [
     "exit_status",
     "headline",
     "is_consequence",
+    "is_of_program",
+    "loss",
     "names_a_lost_peer",
     "root_cause",
     "site",
@@ -108,6 +111,16 @@ def names_a_lost_peer(message: str) -> bool:
     return any(_PEER.search(line) for line in message.splitlines())
 
 
+def loss(message: str) -> list[str]:
+    """The lines of an error's message that name the lost task: the first, and a list after it."""
+    lines = message.splitlines()
+    found = [number for number, line in enumerate(lines) if _PEER.search(line)]
+    if not found:
+        return []
+    silent = itertools.takewhile(_SILENT.match, lines[found[0] + 1 :])
+    return [lines[found[0]].strip(), *silent]
+
+
 def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
     """Whether the last lines of a failed task report that another task has gone.
 
@@ -162,7 +175,10 @@ def describe(root: Ending, endings: Sequence[Ending]) -> str:
     hint = _hint(root)
     if hint:
         parts.append(hint)
-    if not root.shown and root.lines:
+    same = _shown_error_of(root, endings)
+    if same is not None:
+        parts.append(f"Its error is the one of {same.task} above.")
+    elif not root.shown and root.lines:
         parts.append("Its last lines:")
         parts += [f"  {line}" for line in list(root.lines)[-LINES_SHOWN:]]
     if root.log is not None:
@@ -177,6 +193,21 @@ def describe(root: Ending, endings: Sequence[Ending]) -> str:
     if stopped:
         parts.append(f"Stopped with it: {', '.join(stopped)}.")
     return "\n".join(parts)
+
+
+def _shown_error_of(root: Ending, endings: Sequence[Ending]) -> Ending | None:
+    """Another failed task whose output is on the terminal and ends with the same error, if any."""
+    error = _last_error(root.lines)
+    if not error:
+        return None
+    failed = (each for each in endings if each is not root and each.returncode != 0)
+    return next((e for e in failed if e.shown and _last_error(e.lines) == error), None)
+
+
+def _last_error(lines: Sequence[str]) -> list[str]:
+    """The last exception in a task's output and all after it; empty if there is none."""
+    starts = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
+    return list(lines[starts[-1] :]) if starts else []
 
 
 def _has_own_error(ending: Ending) -> bool:
@@ -256,6 +287,11 @@ _NOT_THE_USERS = re.compile(
 )
 
 
+def is_of_program(file: str) -> bool:
+    """Whether a file in a stack is the user's: not of a package, of Python, or of tfdist."""
+    return not _NOT_THE_USERS.search(file)
+
+
 def without_stacks(lines: Sequence[str]) -> list[str]:
     """The lines of a task's output without the stacks that Python prints at a crash."""
     kept, crashed = [], False
@@ -289,7 +325,7 @@ def site(lines: Sequence[str]) -> str | None:
             if thread["current"] == "Current t":
                 own = stack
         frame = _FRAME.match(line)
-        if frame is not None and not _NOT_THE_USERS.search(frame["file"]):
+        if frame is not None and is_of_program(frame["file"]):
             stack.append(frame)
     if own:
         return f"The crash is in native code, which was called by {_frame_text(own[0])}."

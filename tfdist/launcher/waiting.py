@@ -25,7 +25,7 @@ __all__ = ["ON_THE_WAY", "Waiting"]
 ON_THE_WAY: Mapping[str, str] = {
     "imports": "for TensorFlow to start",
     "joins": "to meet the other tasks",
-    "task": "for the script to make its data and model",
+    "task": "for the script, which has not called fit yet",
     "traces": "for the first batch, for which TensorFlow traces the model",
 }
 _STARTS = "for Python to start"
@@ -41,18 +41,26 @@ class Waiting:
 
     Args:
         fd: the terminal; None draws nothing.
-        plan: the job, whose tasks keep records.
+        plan: the job, whose tasks keep records; None if `follow` gives it.
     """
 
-    def __init__(self, fd: int | None, plan: JobPlan) -> None:
-        records = ((str(each.task), each.environ.get("TFDIST_RECORD")) for each in plan.tasks)
-        self._records = {name: Path(path) for name, path in records if path}
-        self._fd, self._shown = fd, str(plan.shown)
-        self._lock = threading.Lock()
+    def __init__(self, fd: int | None, plan: JobPlan | None = None) -> None:
+        self._records: dict[str, Path] = {}
+        self._fd, self._shown = fd, ""
+        if plan is not None:
+            self.follow(plan)
+        # Notes of an elastic job take the line away themselves, perhaps where it is away already.
+        self._lock = threading.RLock()
         self._over = True
         self._drawn = self._midline = self._spoken = False
         self._redrawn = 0.0
         self._begun = time.time()
+
+    def follow(self, plan: JobPlan) -> None:
+        """Has the line name the tasks of this plan from the next `begin` on."""
+        records = ((str(each.task), each.environ.get("TFDIST_RECORD")) for each in plan.tasks)
+        self._records = {name: Path(path) for name, path in records if path}
+        self._shown = str(plan.shown)
 
     def begin(self) -> None:
         """Begins anew: the tasks have been started."""

@@ -98,5 +98,5 @@ def matplotlib(module: str, purpose: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"{purpose} needs Matplotlib, which is not installed here. Run "
-            "`pip install 'tfdist[pictures]'`, or leave the picture out."
+            "`pip install 'tfdist[pictures]'`."
         ) from error
