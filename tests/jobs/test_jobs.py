@@ -182,28 +182,34 @@ def test_a_task_that_lost_another_names_the_line_it_was_at(folder, whole):
         assert len(lines) - start < 10, printed(outputs)
 
 
+def failed(folder, script):
+    """Two workers that run a script which ends in an error."""
+    (folder / "bad.py").write_text(script)
+    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
+    assert done.returncode == 1
+    return done
+
+
 def test_workers_with_the_same_error_show_it_once(folder):
-    (folder / "bad.py").write_text(
+    done = failed(
+        folder,
         "import atexit, json, os, time\n"
         "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0:\n"
         "    atexit.register(time.sleep, 0.7)  # The worker that is shown ends last.\n"
-        "{}['missing']\n"
+        "{}['missing']\n",
     )
-    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
-    assert done.returncode == 1
     assert done.stderr.count("KeyError: 'missing'") == 1, done.stderr
     assert "tfdist: worker 1 failed with exit status 1.\nIts error is the one of" in done.stderr
 
 
 def test_a_task_that_waits_for_the_others_does_not_bury_their_error(folder):
-    (folder / "bad.py").write_text(
+    done = failed(
+        folder,
         "import json, os, time\n"
         "if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1:\n"
         "    time.sleep(2)\n"
-        "    raise ValueError('only here')\n"
+        "    raise ValueError('only here')\n",
     )
-    done = run(folder, *TFDIST, "run", "--strategy", "multi_worker", "-n", 2, "bad.py")
-    assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1, done.stderr
     assert "  ValueError: only here\n" in done.stderr
 

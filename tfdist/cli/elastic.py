@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist.cli import logs, planning, summary
@@ -20,9 +19,8 @@ from tfdist.launcher.elastic_directory import ElasticDirectory
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
 from tfdist.launcher.supervisor import Screen
-from tfdist.launcher.waiting import Waiting
+from tfdist.launcher.waiting import Waiting, terminal
 from tfdist.utils.atomic_io import check_writable
-from tfdist.utils.run_record import Record
 
 __all__ = ["Bounds", "supervise"]
 
@@ -85,8 +83,7 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
     what = f"The state of an elastic job in {str(log_dir)!r}"
     check_writable(str(states.path / "state"), what, hint="Give a directory with --log-dir")
     record, begun, shown = logs.launcher_record(log_dir), time.monotonic(), False
-
-    line = Waiting(2 if os.isatty(1) and os.isatty(2) else None)
+    line = Waiting(terminal())
 
     @contextlib.contextmanager
     def make(count: int) -> Iterator[JobPlan]:
@@ -104,20 +101,9 @@ def supervise(request: Request, bounds: Bounds, grace: float) -> int:
             yield plan
 
     with _world(least, most, bounds, states, request.max_restarts) as world:
-        screen = Screen(Terminal(), summary.note, _noting(record, line), record, line)
+        screen = Screen(Terminal(), summary.note, summary.noting(record), record, line)
         outcome = elastic.run(make, world, grace=grace, screen=screen)
     return logs.note_done(outcome, log_dir, begun, record)
-
-
-def _noting(record: Record, line: Waiting) -> Callable[[str, bool], None]:
-    """As `summary.noting`; the line that names what the job waits for makes way."""
-    noting = summary.noting(record)
-
-    def notify(text: str, new_line: bool) -> None:
-        with line.aside():
-            noting(text, new_line)
-
-    return notify
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from tfdist.cluster import resources
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.config.resolution import resolve
 from tfdist.config.strategy_config import accepted, all_options
-from tfdist.config.strategy_file import load_file
+from tfdist.config.strategy_file import is_file, load_file
 from tfdist.config.strategy_keywords import StrategyKeywords
 from tfdist.errors import ConfigError, TaskFailedError
 from tfdist.launcher import root_cause
@@ -119,7 +119,7 @@ def _checked(function: object, strategy: object, options: Mapping[str, Any]) -> 
     name: str = accepted("strategy", strategy)
     for option, value in options.items():
         accepted(option, value)
-    file = load_file(Path(name)) if name.endswith(".toml") or os.sep in name else None
+    file = load_file(Path(name)) if is_file(name) else None
     flags = options if file else {"strategy": name, **options}
     chosen = file.values.get("strategy", "auto") if file else name
     if chosen != "auto":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +22,12 @@ from tfdist.cli.request import Request, settled
 from tfdist.cluster import resources as gpu_lists
 from tfdist.cluster.validation.machine import require_tensorflow
 from tfdist.config.strategy_config import all_options
-from tfdist.config.strategy_file import load_file
+from tfdist.config.strategy_file import is_file, load_file
 from tfdist.errors import ConfigError
 from tfdist.launcher import supervisor
 from tfdist.launcher.plan import JobPlan
 from tfdist.launcher.process import Terminal
-from tfdist.launcher.waiting import Waiting
+from tfdist.launcher.waiting import Waiting, terminal
 from tfdist.utils.run_record import Record
 
 __all__ = ["run"]
@@ -124,11 +123,10 @@ def _request(params: dict[str, Any]) -> Request:
         *("args", "strategy_options", "file", "why_every_task")
     }
     strategy = params["strategy"]
-    is_file = strategy is not None and (strategy.endswith(".toml") or os.sep in strategy)
     return Request(
         args=tuple(params["args"] or ()),
         strategy_options={name: value for name, value in params.items() if name in of_strategy},
-        file=load_file(Path(strategy)) if is_file else None,
+        file=load_file(Path(strategy)) if strategy and is_file(strategy) else None,
         **{name: value for name, value in params.items() if name in own},
     )
 
@@ -142,7 +140,7 @@ def _supervise(plan: JobPlan, grace: float, record: Record) -> int:
         complain=summary.note,
         notify=summary.noting(record),
         record=record,
-        waiting=Waiting(2, plan) if os.isatty(1) and os.isatty(2) else None,
+        waiting=Waiting(terminal(), plan),
     )
     return logs.note_done(outcome, plan.log_dir, begun, record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from tfdist.config.strategy_config import accepted
 from tfdist.errors import ConfigError
 
-__all__ = ["StrategyFile", "load_file", "read_toml"]
+__all__ = ["StrategyFile", "is_file", "load_file", "read_toml"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,11 @@ class StrategyFile:
 
     path: Path
     values: Mapping[str, Any]
+
+
+def is_file(strategy: str) -> bool:
+    """Whether the value of `--strategy` is the path of a file, and not the name of a strategy."""
+    return strategy.endswith(".toml") or os.sep in strategy
 
 
 def load_file(path: Path) -> StrategyFile:

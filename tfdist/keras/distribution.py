@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -116,7 +116,7 @@ def _lay_out(strategy: Strategy, distribution: Any) -> None:
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
     names = _names(sizes, distribution.batch_dim_name)
     axes = tuple((names[each], size) for each, size in sizes.items() if each in names)
-    rules: Sequence[LayoutRule] = ()
+    rules: Collection[LayoutRule] = ()
     if isinstance(distribution, keras.distribution.ModelParallel):
         rules = _Rules(distribution._layout_map, names)
     strategy.lay_out(Mesh(axes), rules)
@@ -135,7 +135,7 @@ def _names(sizes: Mapping[str, int], batch: str) -> dict[str, str]:
     return {batch: DATA, **dict.fromkeys(model, MODEL)}
 
 
-class _Rules(Sequence[LayoutRule]):
+class _Rules(Collection[LayoutRule]):
     """The rules of a `LayoutMap`, to which the program may add until a weight is made.
 
     Args:
@@ -149,13 +149,11 @@ class _Rules(Sequence[LayoutRule]):
     def __len__(self) -> int:
         return len(self._map)
 
-    @overload
-    def __getitem__(self, index: int) -> LayoutRule: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayoutRule]: ...
-    def __getitem__(self, index: int | slice) -> LayoutRule | Sequence[LayoutRule]:
-        rules = [_rule(each, self._map[each].axes, self._names) for each in self._map]
-        return rules[index]
+    def __iter__(self) -> Iterator[LayoutRule]:
+        return (_rule(each, self._map[each].axes, self._names) for each in self._map)
+
+    def __contains__(self, rule: object) -> bool:
+        return any(each == rule for each in self)
 
 
 def _rule(pattern: str, axes: tuple[str | None, ...], names: Mapping[str, str]) -> LayoutRule:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import keras
@@ -54,8 +54,8 @@ _adding: Current[Any] = Current(None)
 #: The layer that is being called, and its first input.
 _called: Current[tuple[Any, Any]] = Current((None, None))
 
-#: The attributes of a weight and of a layer that hold the layer, and the layer's role.
-_LAYER, _ROLE = "_tfdist_layer", "_tfdist_role"
+#: The attributes of a weight and of a layer that hold the layer, the layer's role, and a `_Made`.
+_LAYER, _ROLE, _MADE = "_tfdist_layer", "_tfdist_role", "_tfdist_made"
 
 
 class _Made(NamedTuple):
@@ -92,8 +92,8 @@ class WeightLayout(TypedDict):
     bytes: int
 
 
-#: The weights that have been made under each strategy.
-_made: weakref.WeakKeyDictionary[Any, list[tuple[weakref.ref[Any], _Made]]] = (
+#: The weights that have been made under each strategy and are in use, by `id`.
+_made: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[int, Any]] = (
     weakref.WeakKeyDictionary()
 )
 _said: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -181,8 +181,8 @@ def layout_of(weight: Any, strategy: Strategy) -> Layout | None:
     kept = numbers * int(tf.as_dtype(weight._dtype).size)
     layout = Layout(tuple(cuts)) if cuts else None
     shown = str(layout or " ".join("-" for _ in shape))
-    made = _Made(weight.path, shape, of_rules, shown, kept)
-    _made.setdefault(strategy, []).append((weakref.ref(weight), made))
+    setattr(weight, _MADE, _Made(weight.path, shape, of_rules, shown, kept))
+    _made.setdefault(strategy, weakref.WeakValueDictionary())[id(weight)] = weight
     return layout
 
 
@@ -196,7 +196,7 @@ def weight_layouts(strategy: Strategy) -> list[WeightLayout]:
 
 def _all_made(strategy: Strategy) -> list[_Made]:
     """The weights that are in use; those of two models may have one path."""
-    return [made for weight, made in _made.get(strategy, []) if weight() is not None]
+    return [getattr(weight, _MADE) for weight in _made.get(strategy, {}).values()]
 
 
 def _cuts_of(
@@ -228,7 +228,9 @@ def _cuts_of(
     return cuts
 
 
-def _rule_for(path: str, shape: tuple[int, ...], rules: Sequence[LayoutRule]) -> LayoutRule | None:
+def _rule_for(
+    path: str, shape: tuple[int, ...], rules: Collection[LayoutRule]
+) -> LayoutRule | None:
     exact = [rule for rule in rules if rule.key == path]
     matching = exact or [rule for rule in rules if rule.matches(path)]
     if not matching:

@@ -420,7 +420,7 @@ def _needs_whole_weights(
     if isinstance(optimizer, LossScaleOptimizer):
         return False
     _check_own_steps(optimizer, strategy)
-    by = next(each for each in type(optimizer).__mro__ if "update_step" in vars(each))
+    by = _owner_of(optimizer, "update_step")
     if by in [getattr(keras.optimizers, name) for name in _ELEMENTWISE]:
         return False
     if by in [getattr(keras.optimizers, name) for name in _OF_WHOLE_WEIGHTS]:
@@ -433,6 +433,11 @@ def _needs_whole_weights(
         f"({', '.join(_OF_WHOLE_WEIGHTS)}), and it is not known what {by.__name__}.update_step "
         "computes with. Choose one of these, or leave the option out."
     )
+
+
+def _owner_of(optimizer: Optimizer, name: str) -> type:
+    """The class that a method is of."""
+    return next(each for each in type(optimizer).__mro__ if name in vars(each))
 
 
 #: Methods of Keras's between `apply` and `update_step`, which here compute with shards.
@@ -449,7 +454,7 @@ def _check_own_steps(optimizer: Optimizer, strategy: Strategy) -> None:
         ConfigError: if there is one.
     """
     for name in _BEFORE_UPDATES:
-        by = next(each for each in type(optimizer).__mro__ if name in vars(each))
+        by = _owner_of(optimizer, name)
         if not by.__module__.startswith(("keras.", "tfdist.")):
             raise ConfigError(
                 f"{asked(strategy)} conflicts with the optimizer {type(optimizer).__name__}: "

@@ -130,12 +130,12 @@ class _Watch:
     def __call__(self) -> None:
         problem = self._world.problem()
         if problem is not None:
-            self._screen.notify(problem, False)
+            self._screen.show(problem)
         size = self._world.size()
         if not self._asked and size != self._count:
             self._asked = True
             what = f"{size} processes can" if size else "too few processes can"
-            self._screen.notify(f"{what} run now, instead of {self._count}.", False)
+            self._screen.show(f"{what} run now, instead of {self._count}.")
             self._world.states.request_stop()
 
 

@@ -130,13 +130,10 @@ def is_consequence(lines: Sequence[str], returncode: int = 1) -> bool:
     if returncode == -signal.SIGKILL:
         return False
     recent = list(lines)[-_LINES_SEARCHED:]
-    starts = [number for number, line in enumerate(recent) if _EXCEPTION.match(line)]
-    if not starts:
-        return any(_PEER.search(line) for line in recent)
-    message = recent[starts[-1] :]
-    if _EXCEPTION.match(recent[starts[-1]]) and not _from_tensorflow(recent[starts[-1]]):
+    message = _last_error(recent)
+    if message and not _from_tensorflow(message[0]):
         message = message[:1]
-    return any(_PEER.search(line) for line in message)
+    return any(_PEER.search(line) for line in message or recent)
 
 
 def root_cause(endings: Sequence[Ending]) -> Ending | None:

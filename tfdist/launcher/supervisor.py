@@ -117,6 +117,11 @@ class Screen:
     record: Record = dataclasses.field(default_factory=lambda: Record(None))
     waiting: Waiting | None = None
 
+    def show(self, text: str) -> None:
+        """Shows an event while tasks run; the line that names a wait makes way."""
+        with contextlib.nullcontext() if self.waiting is None else self.waiting.aside():
+            self.notify(text, False)
+
 
 class Attempt:
     """The tasks of a plan, started once. Spare tasks that die may be started again within.

@@ -8,6 +8,7 @@ terminal there is none.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 import time
@@ -18,7 +19,7 @@ from tfdist.launcher.output import write_all
 from tfdist.launcher.plan import JobPlan
 from tfdist.utils import run_record
 
-__all__ = ["ON_THE_WAY", "Waiting"]
+__all__ = ["ON_THE_WAY", "Waiting", "terminal"]
 
 #: The wait of a task after each kind of line in its record, in this order; before the first of them
 #: its Python starts.
@@ -36,6 +37,11 @@ _NAMED = 2
 _ERASE = b"\r\x1b[K"
 
 
+def terminal() -> int | None:
+    """The file descriptor of standard error, if both outputs are on a terminal; else None."""
+    return 2 if os.isatty(1) and os.isatty(2) else None
+
+
 class Waiting:
     """Draws the line.
 
@@ -49,7 +55,7 @@ class Waiting:
         self._fd, self._shown = fd, ""
         if plan is not None:
             self.follow(plan)
-        # Notes of an elastic job take the line away themselves, perhaps where it is away already.
+        # A note may be shown within another.
         self._lock = threading.RLock()
         self._over = True
         self._drawn = self._midline = self._spoken = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -74,8 +74,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
 
     #: The rules by which weights are divided along the model axis; None if the kind of their layer
     #: decides. And those without a distribution of Keras's.
-    layouts: Sequence[LayoutRule] | None = None
-    default_layouts: Sequence[LayoutRule] | None = ()
+    layouts: Collection[LayoutRule] | None = None
+    default_layouts: Collection[LayoutRule] | None = ()
 
     _meter: Meter | None = None
     _policy_reported = False
@@ -267,7 +267,7 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
         del axis
         return ReplicaLink(self)
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Collection[LayoutRule] | None) -> None:
         """Arranges the processes along the axes of a mesh.
 
         Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypedDict
 
 import tensorflow as tf
@@ -107,7 +107,7 @@ class Described(MultiWorker):
         assert self.mesh is not None
         return _ShapesAlone(self.mesh.size(axis))
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Collection[LayoutRule] | None) -> None:
         """Takes another mesh, as `keras.distribution` asks for."""
         self.mesh, self.layouts = mesh, layouts
 

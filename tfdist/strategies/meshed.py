@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from tfdist.comm import batch_sharding
 from tfdist.config.mesh import DATA, MODEL, Axis, LayoutRule, Mesh, parse_layouts
@@ -45,7 +45,7 @@ class Meshed(StrategyMixin):
             self.default_layouts = parse_layouts(layouts)
             self.lay_out(Mesh.parse(mesh), self.default_layouts)
 
-    def lay_out(self, mesh: Mesh, layouts: Sequence[LayoutRule] | None) -> None:
+    def lay_out(self, mesh: Mesh, layouts: Collection[LayoutRule] | None) -> None:
         """See `StrategyMixin.lay_out`; a mesh cannot be changed any more.
 
         Raises:
