@@ -86,6 +86,12 @@ def test_int8_is_scored_on_the_data(precision, digits, tmp_path):
     kernels = [t for t in written.graph.initializer if len(t.dims) == 4]
     eighth = onnx.TensorProto.INT8 if unseen else onnx.TensorProto.FLOAT
     assert {t.data_type for t in kernels} == {eighth}
+    eights = [t for t in written.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    matrices = [onnx.numpy_helper.to_array(t).astype(int) for t in eights if len(t.dims) > 1]
+    assert matrices
+    for matrix in matrices:
+        # Two products with a uint8 stay within an int16: without VNNI they are added up in one.
+        assert 2 * 255 * np.abs(matrix).max() < 2**15
     assert compare(model, path, data={"x": x[:5]}).ok
 
 
