@@ -72,6 +72,20 @@ def test_parameter_servers_count_as_tasks() -> None:
     assert "async" in words
 
 
+@pytest.mark.parametrize(("module", "name"), [("program.train", "train"), ("program", "program")])
+def test_a_job_is_called_as_its_module(module: str, name: str) -> None:
+    Path("program").mkdir()
+    for file in ("train.py", "__main__.py"):
+        Path("program", file).write_text("")
+    for words, line in (
+        (("--on", "slurm"), f"#SBATCH --job-name={name}"),
+        (("--on", "kubernetes", "--image", "i"), f"  name: {name}"),
+    ):
+        status, said = run(*HERE, *words, "-m", module)
+        assert status == 0, said
+        assert line in said.splitlines()
+
+
 def test_mpirun_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     status, said = run("--strategy", "multi_worker", "-n", "2", "--on", "mpi", "train.py")

@@ -59,7 +59,7 @@ def test_run_refuses_to_train_on_the_cpu_instead(here: Path, words: tuple[str, .
     whose = "nvidia-smi lists" if words[1] == "mirrored" else "(this task's share of the GPUs here)"
     assert whose in done.stderr
     assert "and TensorFlow sees" in done.stderr
-    assert "pip install 'tensorflow[and-cuda]'" in done.stderr
+    assert "pip install 'tfdist[cuda]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -86,7 +86,7 @@ def test_doctor_compares_the_counts(here: Path) -> None:
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
     assert f"nvidia-smi lists {GPUS} GPUs, and TensorFlow sees" in said
-    assert "pip install 'tensorflow[and-cuda]'" in said
+    assert "pip install 'tfdist[cuda]'" in said
 
 
 def test_a_driver_that_does_not_answer_is_named(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from tfdist.cli.main import app
 from tfdist.config.strategy_config import accepted
 
+ROOT = Path(__file__).parents[2]
 ALWAYS = {"train.py", "strategy.toml", "README.md"}
 ADDED = {
     "--slurm": {"train.sbatch"},
@@ -78,6 +80,7 @@ def test_every_commented_option_is_one() -> None:
     assert {"mode", "devices", "start_timeout"} < set(commented)
     for name, value in commented.items():
         assert accepted(name, value) == value
+    assert "# When a gradient becomes an update: sync, stale, local.\n" in text
 
 
 def test_the_batch_script_is_one_for_bash_and_asks_for_two_tasks() -> None:
@@ -103,6 +106,54 @@ def test_a_directory_that_cannot_be_made() -> None:
     done = tfdist("init", "file/sub")
     assert done.exit_code == 2
     assert "The directory 'file/sub' cannot be written" in done.stderr
+
+
+def written(*names: str) -> set[str]:
+    """The files below the directory `mine` after examples have been written there."""
+    flags = [word for name in names for word in ("--example", name)]
+    done = tfdist("init", "mine", *flags)
+    assert done.exit_code == 0, done.output
+    files = {str(path.relative_to("mine")) for path in Path("mine").rglob("*.*")}
+    return files
+
+
+def test_an_example_comes_with_its_data_and_in_the_folder_that_its_commands_name() -> None:
+    gan = {"examples/gan.py", "examples/digits.csv.gz"}
+    assert written("gan.py") == gan
+    assert "    tfdist run examples/gan.py\n" in Path("mine/examples/gan.py").read_text()
+    more = {"strategies/stale.toml", "cluster/mpirun.sh", "examples/custom_loop.py"}
+    assert written(*map(os.path.basename, sorted(more))) == gan | more
+    assert os.access("mine/cluster/mpirun.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("folder", ["examples", "strategies", "cluster"])
+def test_all_examples_of_a_folder(folder: str) -> None:
+    of_repository = {f"{folder}/{path.name}" for path in (ROOT / folder).glob("*.*")}
+    assert written(folder) == of_repository
+    told = " ".join(tfdist("init", "--help").stdout.replace("│", " ").split())
+    for name in map(os.path.basename, of_repository):
+        assert name.endswith((".gz", ".md")) or f" {name}" in told
+
+
+def test_an_example_that_there_is_not_and_what_does_not_go_with_one() -> None:
+    done = tfdist("init", "mine", "--example", "gan")
+    assert done.exit_code == 2
+    assert "Unknown --example 'gan'. Did you mean 'gan.py'? There are: examples, " in done.stderr
+    done = tfdist("init", "mine", "--example", "gan.py", "--image", "i")
+    assert done.exit_code == 2
+    assert (
+        "--image adds to the files of a first job, in whose place --example gan.py" in done.stderr
+    )
+    assert not Path("mine").exists()
+
+
+def test_no_example_overwrites_a_file() -> None:
+    Path("mine/examples").mkdir(parents=True)
+    Path("mine/examples/digits.csv.gz").write_text("mine")
+    done = tfdist("init", "mine", "--example", "gan.py")
+    assert done.exit_code == 2
+    assert "'mine/examples/digits.csv.gz' exists" in done.stderr
+    assert [path.name for path in Path("mine").rglob("*.*")] == ["digits.csv.gz"]
 
 
 def test_an_image_goes_with_a_manifest() -> None:

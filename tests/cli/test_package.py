@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 import tfdist
+from tfdist import environment
 from tfdist.cluster.validation import machine
 from tfdist.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_version_is_written_in_one_place() -> None:
@@ -62,6 +65,25 @@ def test_later_versions_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
 def test_earlier_versions_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"Keras: Version 3\.12\.0 is not >=3[.\d]+,<3[.\d]+,"):
         machine.check_versions({"tensorflow": "2.21.0", "keras": "3.12.0", "numpy": "2.1.0"}.get)
+
+
+def test_the_installed_package_has_the_examples(tmp_path: Path) -> None:
+    """Built as for a wheel, whose files are the same."""
+    setup = "from setuptools import setup; setup()"
+    words = [sys.executable, "-c", setup, "-q", "build_py", "--build-lib", str(tmp_path / "lib")]
+    subprocess.run(words, cwd=ROOT, check=True, timeout=120)
+    script = "import sys, tfdist.cli.main as cli; print(cli.__file__); cli.app(sys.argv[1:])"
+    command = [sys.executable, "-c", script, "init", "."]
+    for name in ("examples", "strategies", "cluster"):
+        command += ["--example", name]
+    environ = environment.merged({"PYTHONPATH": str(tmp_path / "lib")})
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith(str(tmp_path))
+    for name in ("examples", "strategies", "cluster"):
+        for path in (ROOT / name).glob("*.*"):
+            assert (tmp_path / name / path.name).read_bytes() == path.read_bytes()
 
 
 def test_the_command_runs_as_a_module() -> None:

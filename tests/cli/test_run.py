@@ -49,7 +49,8 @@ def mistake(*words: str, **variables: str | None) -> str:
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert not Path("tfdist-logs").exists()
-    return " ".join(re.sub("[│╭╰─╮╯]", " ", result.stderr).split())
+    assert result.stderr.startswith("tfdist: ")
+    return " ".join(result.stderr.split())
 
 
 def test_dry_run_prints_what_can_be_pasted(here: Path) -> None:
@@ -142,6 +143,13 @@ def test_a_module(here: Path, words: list[str], name: str) -> None:
         (package / file).write_text(text)
     result = tfdist("run", *words, "-m", name, "--epochs", "3")
     assert "__main__ 7 ['--epochs', '3']" in result.stdout, result.stderr
+
+
+def test_a_package_that_cannot_be_run_is_named_as_it_was_typed(here: Path) -> None:
+    (here / "program/sub").mkdir(parents=True)
+    said = mistake("run", "-m", "program.sub")
+    assert "-m program.sub names a package, of which `python -m` runs the module __main__" in said
+    assert "such as program.sub.train, or add program/sub/__main__.py." in said
 
 
 def test_a_module_that_no_folder_of_the_path_holds(
@@ -336,7 +344,7 @@ def test_a_picture_without_matplotlib_is_refused_before_the_training(here: Path)
         (["-n", "9999999", "train.py"], "9999999 tasks on this machine are more than the 4096"),
         (["--start-timeout", "0", "train.py"], "--start-timeout 0.0 is not a number above 0"),
         (["--seed", "-3", "train.py"], "--seed -3"),
-        ([], "Missing argument 'SCRIPT'"),
+        ([], r"^tfdist: Missing argument 'SCRIPT'\. `.* run --help` shows what there is\.$"),
         (["--log-dir", "train.py", "train.py"], "--log-dir 'train.py' cannot be written"),
         (
             ["--max-np", "2", "--log-dir", "train.py", "train.py"],
@@ -358,6 +366,22 @@ def test_a_picture_without_matplotlib_is_refused_before_the_training(here: Path)
 )
 def test_mistakes_are_explained(here: Path, words: list[str], said: str) -> None:
     assert re.search(said, mistake("run", *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--fast"],
+            r"^tfdist: No such option: --fast\. `.*tfdist.* --help` shows what there",
+        ),
+        (["runn"], r"^tfdist: No such command 'runn'\. Did you mean 'run'\? `"),
+    ],
+)
+def test_a_mistake_before_the_command_is_explained_as_others_are(
+    here: Path, words: list[str], said: str
+) -> None:
+    assert re.search(said, mistake(*words))
 
 
 def test_too_few_gpus_are_an_error(here: Path) -> None:

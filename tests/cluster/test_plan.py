@@ -169,7 +169,7 @@ def test_gpus_are_counted_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.Monk
         ((), 0, False, None, []),
         (("0", "1"), 0, False, None, ["nvidia-smi lists 2 GPUs", "sees none", "without CUDA"]),
         (("0",), 0, True, "0", ["CUDA_VISIBLE_DEVICES=0 names 1 GPU,", "libraries are missing"]),
-        (("0", "1"), 1, True, None, ["TensorFlow sees 1", "MIG", "tensorflow[and-cuda]"]),
+        (("0", "1"), 1, True, None, ["TensorFlow sees 1", "MIG", "tfdist[cuda]"]),
         ((), 2, True, None, ["lists no GPUs", "sees 2", "Put nvidia-smi on PATH", "DEVICES=0,1."]),
     ],
 )

@@ -149,7 +149,7 @@ def test_gpus_are_compared_with_tensorflows(
     assert devices.severity == severity
     assert all(word in devices.problem for word in words)
     if severity == "error":
-        assert "pip install 'tensorflow[and-cuda]'" in devices.remedy
+        assert "pip install 'tfdist[cuda]'" in devices.remedy
 
 
 def test_hidden_gpus_are_a_warning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

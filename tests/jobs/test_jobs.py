@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from tests.harness.targets import free_ports
 from tfdist import environment
+from tfdist.cli.init import TRAINING_SCRIPT
 from tfdist.launcher.root_cause import is_consequence
 
 ROOT = Path(__file__).parents[2]
@@ -313,6 +315,14 @@ def test_verify_compares_one_process_with_two(folder):
     assert len(report["rows"]) == 8
     assert report["missing"] == report["repeated"] == 0
     assert report["examples_one"] == report["examples_many"] == 8 * 64
+
+
+def test_verify_takes_a_module(folder):
+    (folder / "program").mkdir()
+    shutil.copy(TRAINING_SCRIPT, folder / "program/train.py")
+    done = run(folder, *TFDIST, "verify", "--steps", 2, "--json", "-m", "program.train")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads(done.stdout)["rows"]) == 2
 
 
 def test_verify_has_a_script_of_its_own(folder):

@@ -28,7 +28,11 @@ def test_json_is_read_back():
         ({"devices": 0}, ["devices=0"]),
         ({"start_timeout": 0}, ["start_timeout=0", "above 0"]),
         ({"seed": -1}, ["seed=-1"]),
-        ({"communication": "gloo"}, ["'gloo'", "ring"]),
+        ({"strategy": "multi_worker", "communication": "gloo"}, ["'gloo'", "ring"]),
+        (
+            {"strategy": "mirrored", "communication": "ring"},
+            ["communication='ring'", "'mirrored': it chooses among TensorFlow's collectives"],
+        ),
         ({"strategy": "single", "devices": 2}, ["devices=2", "'single'", "mirrored"]),
         ({"strategy": "mirrored", "processes": 2}, ["processes=2", "'mirrored'", "multi_worker"]),
         ({"strategy": "pipeline", "cuts": ""}, ["cuts=''", "an empty name", "leave it out"]),
@@ -92,8 +96,10 @@ def test_a_mistake_in_the_options_of_parameter_servers(options, words):
         {"max_shards": 1},
         {"step_timeout": 5.0},
         {"backup_workers": 1},
+        {"ps": 1},  # Its default, which is a mistake too if it is set.
+        {"step_timeout": 600.0},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=str,
 )
 @pytest.mark.parametrize("strategy", ["single", "mirrored", "multi_worker"])
 def test_options_of_parameter_servers_with_another_strategy(strategy, options):
@@ -191,12 +197,12 @@ def test_a_mode_of_a_flag_leaves_out_what_the_file_has_for_another(tmp_path):
         resolve({"mode": "sync", "staleness": 1}, load_file(file), {})
 
 
-def test_a_flag_that_takes_an_option_of_another_strategy_back(tmp_path):
+def test_an_option_of_another_strategy_in_a_file(tmp_path):
     file = tmp_path / "s.toml"
-    file.write_text('strategy = "multi_worker"\nps = 2\n')
-    resolved = resolve({"ps": 1}, load_file(file), {})
-    assert resolved.overridden == {"ps": 2}
-    assert resolved.as_set("ps") == "--ps 1"
+    file.write_text('strategy = "multi_worker"\nstep_timeout = 600.0\n')
+    with pytest.raises(ConfigError, match=r"step_timeout=600\.0 conflicts with strategy='multi_"):
+        resolve({}, load_file(file), {})
+    assert StrategyConfig.of(strategy="multi_worker", stages=None).processes == 1  # Is not set.
 
 
 def test_a_conflict_of_a_flag_with_the_file_names_both(tmp_path):

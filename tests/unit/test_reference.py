@@ -101,6 +101,15 @@ def test_the_help_of_a_strategy_has_its_options(name: str) -> None:
     assert flags_in(helped("--help", name)) == flags | {"--help"}
 
 
+def test_the_help_of_a_strategy_has_its_modes_alone() -> None:
+    for name, modes in (("parameter_server", "sync, async, stale"), ("pipeline", "sync")):
+        text = " ".join(helped("--help", name).replace("│", " ").split())
+        assert f"When a gradient becomes an update: {modes}. " in text
+    assert "an update: sync, stale, local, async. " in " ".join(
+        helped("--help").replace("│", " ").split()
+    )
+
+
 def test_all_of_the_help_has_every_flag() -> None:
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]
     options = [each for each in command.params if each.param_type_name == "option"]
@@ -121,6 +130,7 @@ def test_a_row_says_which_strategies_have_an_option() -> None:
         if line.startswith("| `")
     }
     assert rows["`ps`"] == "`parameter_server`"
+    assert rows["`communication`"] == "`multi_worker`"
     assert rows["`mode`"] == rows["`seed`"] == "all"
     assert rows["`period`"] == "`mirrored`, `multi_worker`, `horovod`"
     assert rows["`staleness`"] == "`mirrored`, `multi_worker`, `horovod`, `parameter_server`"

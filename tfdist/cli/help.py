@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from tfdist.config.option import options_of
-from tfdist.config.strategy_config import StrategyConfig
-from tfdist.config.strategy_spec import spec_of, specs
+from tfdist.config.strategy_config import StrategyConfig, all_options
+from tfdist.config.strategy_spec import StrategySpec, spec_of, specs
 from tfdist.errors import ConfigError
 
 __all__ = ["HelpByTopic"]
@@ -25,6 +25,9 @@ _ALL = "all"
 
 #: The key of the page in the context of a call.
 _TOPIC = "tfdist.help"
+
+
+_Parameter = TypeVar("_Parameter")
 
 
 class HelpByTopic(TyperCommand):
@@ -77,10 +80,20 @@ class HelpByTopic(TyperCommand):
             f"Its update modes (`--mode`): {', '.join(spec.modes)}."
         )
         page.params = [
-            each for each in self.params if each.name in names or spec.has_option(str(each.name))
+            _described(each, spec)
+            for each in self.params
+            if each.name in names or spec.has_option(str(each.name))
         ]
         page.epilog = f"All options, also of engines, ssh and elastic jobs: `{_run(_ALL)}`."
         return page
+
+
+def _described(parameter: _Parameter, spec: StrategySpec) -> _Parameter:
+    """A parameter with the help text that a strategy's option has."""
+    own = copy.copy(parameter)
+    if isinstance(own, TyperOption) and own.name in all_options():
+        own.help = spec.help_of(all_options()[own.name])
+    return own
 
 
 def _run(topic: str) -> str:

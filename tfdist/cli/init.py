@@ -1,12 +1,13 @@
-"""`tfdist init`: writes a training script, a strategy file and what a cluster needs to run them."""
+"""`tfdist init`: writes the files of a first job and of its cluster, or examples."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +16,55 @@ import typer
 from tfdist.cli import planning
 from tfdist.cli.backends.base import EngineOptions, Order
 from tfdist.cli.backends.kubernetes import Kubernetes
+from tfdist.cli.options import starting
 from tfdist.cli.request import Request
+from tfdist.config.option import listed
 from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.config.strategy_file import StrategyFile
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError
 from tfdist.launcher import supervisor
 from tfdist.launcher.backends.kubernetes import name_of
+from tfdist.utils.validation import check_choice
 
 __all__ = ["TRAINING_SCRIPT", "init"]
 
+_TEMPLATES = Path(__file__).with_name("templates")
+
 #: The training script, which runs from an installed package: it makes its data.
-TRAINING_SCRIPT = Path(__file__).with_name("templates") / "train.py"
+TRAINING_SCRIPT = _TEMPLATES / "train.py"
+
+#: The files of the folders of examples, which are links to those of the repository.
+_FOLDERS: Mapping[str, Sequence[Path]] = {
+    name: sorted((_TEMPLATES / name).glob("*.*")) for name in ("examples", "strategies", "cluster")
+}
+
+#: Each example by name, without data and the pages about a folder.
+_EXAMPLES: Mapping[str, Path] = {
+    path.name: path
+    for paths in _FOLDERS.values()
+    for path in paths
+    if path.suffix not in (".gz", ".md")
+}
 
 #: The options that the strategy file sets.
 _STRATEGY: Mapping[str, Any] = {"strategy": "multi_worker", "processes": 2}
 
 _RUN = "tfdist run --strategy strategy.toml"
+
+_BY_FOLDER = {
+    folder: ", ".join(path.name for path in paths if path.name in _EXAMPLES)
+    for folder, paths in _FOLDERS.items()
+}
+
+_Example = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Write this file, or this folder, instead; again for several. {listed(_BY_FOLDER)}",
+        autocompletion=starting([*_FOLDERS, *_EXAMPLES]),
+    ),
+]
 
 
 def init(
@@ -51,8 +84,9 @@ def init(
             help="With --kubernetes: the container image.", show_default="the name of DIR"
         ),
     ] = None,
+    example: _Example = None,
 ) -> None:
-    """Write the files of a first job into DIR, ready to run.
+    """Write the files of a first job into DIR, ready to run; or examples.
 
     Always: train.py, a small Keras 3 script to put your data and model into; strategy.toml, the
     way that it trains; README.md, the commands. The flags add files for a cluster and go together.
@@ -60,8 +94,14 @@ def init(
 
     Example: tfdist init first --slurm
 
+    A program that comes with tfdist: tfdist init first --example gan.py
+
     Exit status: 0; 2 for a mistake in the call.
     """
+    flags = {"--slurm": slurm, "--kubernetes": kubernetes, "--ssh": ssh, "--image": image}
+    if example:
+        _write_examples(folder, example, [flag for flag, value in flags.items() if value])
+        return
     if image is not None and not kubernetes:
         raise ConfigError(
             f"--image {image} names the container image of --kubernetes. Add that, or leave "
@@ -93,24 +133,56 @@ def _files(name: str, image: str, *, slurm: bool, kubernetes: bool, ssh: bool) -
     return {**files, "README.md": "\n".join(sections)}
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes all files, or none of them if one exists."""
-    there = [name for name in files if (folder / name).exists() or (folder / name).is_symlink()]
+def _write_examples(folder: Path, names: Sequence[str], others: Sequence[str]) -> None:
+    """Writes the examples of these names with the data that they read; no other flag goes along."""
+    if others:
+        raise ConfigError(
+            f"{others[0]} adds to the files of a first job, in whose place --example {names[0]} "
+            "writes others. Leave one of them out, or call `tfdist init` twice."
+        )
+    for name in names:
+        check_choice("--example", name, [*_FOLDERS, *_EXAMPLES])
+    chosen = [path for name in names for path in _FOLDERS.get(name) or [_EXAMPLES[name]]]
+    data = [
+        each
+        for path in chosen
+        for each in path.parent.glob("*.gz")
+        if each.name.encode() in path.read_bytes()
+    ]
+    files = {f"{path.parent.name}/{path.name}": path for path in [*chosen, *data]}
+    _write(folder, files)
+    print(f"Wrote {', '.join(files)} to {str(folder)!r}.")
+    print("The first lines of each file show its use, in that directory.")
+
+
+def _write(folder: Path, files: Mapping[str, str | Path]) -> None:
+    """Writes texts and copies of files, or nothing if one exists."""
+    there = [name for name, file in files.items() if _is_in_the_way(folder / name, file)]
     if there:
         raise ConfigError(
             f"{str(folder / there[0])!r} exists, and `tfdist init` overwrites no file: nothing was "
             "written. Move it away, or give another directory."
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
+        for name, file in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(file, Path):
+                shutil.copy(file, folder / name)  # With its mode: scripts can be executed.
+                continue
             with (folder / name).open("x", encoding="utf-8") as stream:
-                stream.write(text)
+                stream.write(file)
     except OSError as error:
         raise ConfigError(
             f"The directory {str(folder)!r} cannot be written: {error.filename}: {error.strerror}. "
             "Give another directory."
         ) from error
+
+
+def _is_in_the_way(path: Path, file: str | Path) -> bool:
+    """Whether there is a file already, other than the very example or data to be copied."""
+    if isinstance(file, Path) and path.is_file() and path.read_bytes() == file.read_bytes():
+        return False
+    return path.exists() or path.is_symlink()
 
 
 def _strategy_file() -> str:
@@ -122,7 +194,7 @@ def _strategy_file() -> str:
         of_all = option.name in StrategyConfig.__dataclass_fields__
         if key in _STRATEGY or option.about.panel or not (of_all or spec.has_option(key)):
             continue
-        help_ = textwrap.wrap(option.about.help, 96, initial_indent="# ", subsequent_indent="# ")
+        help_ = textwrap.wrap(spec.help_of(option), 96, initial_indent="# ", subsequent_indent="# ")
         blocks.append("\n".join(["", *help_, f"# {key} = {option.example}"]))
     return "\n".join(
         [

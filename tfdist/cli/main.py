@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -25,14 +27,36 @@ __all__ = ["app"]
 
 
 class _Commands(TyperGroup):
-    """Prints the errors that tfdist can explain without a trace, and exits with their status."""
+    """Prints mistakes as one message each, without a trace, and exits with their status."""
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Without any words Typer shows the help, which is not a mistake.
+        with _explained() if args else contextlib.nullcontext():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> object:
+        with _explained():
             return super().invoke(ctx)
-        except TfdistError as error:
-            print(f"tfdist: {error}", file=sys.stderr, flush=True)
-            raise typer.Exit(error.exit_status) from error
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Prints a mistake of the block, tfdist's or the command line's, and exits with its status."""
+    try:
+        yield
+    except TfdistError as error:
+        message, status = str(error), error.exit_status
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = "tfdist" if context is None else context.command_path
+        message = error.format_message()
+        end = "" if message.endswith((".", "?")) else "."
+        message = f"{message}{end} `{command} --help` shows what there is."
+        status = error.exit_code
+    else:
+        return
+    print(f"tfdist: {message}", file=sys.stderr, flush=True)
+    raise typer.Exit(status)
 
 
 app = typer.Typer(

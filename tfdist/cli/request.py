@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,11 @@ class Request:
     remote_python: str | None = None
     environment: str | None = None
     dry_run: bool = False
+
+    @property
+    def file_name(self) -> str:
+        """The script, or the last name of the module: what a job is called after."""
+        return self.script.rpartition(".")[2] if self.module else self.script
 
     @property
     def named(self) -> str | None:
@@ -193,19 +198,32 @@ def file_of(module: str) -> str:
     Raises:
         ConfigError: if there is no such module, or only a package that cannot be run.
     """
-    names = module.split(".")
-    spec = PathFinder.find_spec(names[0], [str(Path.cwd())]) or find_spec(names[0])
-    for name in names[1:]:  # By its last name, as no parent is imported.
-        folders = spec.submodule_search_locations if spec is not None else None
-        spec = PathFinder.find_spec(name, list(folders)) if folders is not None else None
+    spec = _spec_of(module)
     if spec is None:
         raise ConfigError(
             f"There is no module {module!r} in {str(Path.cwd())!r} or among the installed "
             f"packages, which `-m {module}` needs. Start in the directory that holds it, or give "
             "the path of a script without -m."
         )
-    file = spec.origin if spec.submodule_search_locations is None else None
-    return file_of(f"{module}.__main__") if file is None else file
+    if spec.submodule_search_locations is not None:
+        spec = _spec_of(f"{module}.__main__")
+    if spec is None:
+        raise ConfigError(
+            f"-m {module} names a package, of which `python -m` runs the module __main__, and it "
+            f"has none. Name one of its modules, such as {module}.train, or add "
+            f"{module.replace('.', '/')}/__main__.py."
+        )
+    return str(spec.origin)
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """The place of a module; None if there is none."""
+    names = module.split(".")
+    spec = PathFinder.find_spec(names[0], [str(Path.cwd())]) or find_spec(names[0])
+    for name in names[1:]:  # By its last name, as no parent is imported.
+        folders = spec.submodule_search_locations if spec is not None else None
+        spec = PathFinder.find_spec(name, list(folders)) if folders is not None else None
+    return spec
 
 
 # Jobs of `tfdist.estimator`: each task runs the script, which finds its part in TF_CONFIG.

@@ -15,8 +15,8 @@ from rich.table import Table
 from tfdist import environment
 from tfdist.cli import planning
 from tfdist.cli.init import TRAINING_SCRIPT
-from tfdist.cli.options import starting
-from tfdist.cli.request import hold_ports
+from tfdist.cli.options import Module, starting
+from tfdist.cli.request import file_of, hold_ports
 from tfdist.cluster import resources as gpu_lists
 from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import having, spec_of
@@ -27,12 +27,15 @@ from tfdist.launcher.plan import JobPlan, Program, local_cluster, plan_local
 
 _SEED = 20_161
 
+_Script = Annotated[
+    str | None, typer.Argument(metavar="SCRIPT", help="The Keras 3 script, or with -m the module.")
+]
+
 
 def verify(
-    script: Annotated[
-        str | None, typer.Argument(metavar="SCRIPT", help="The Keras 3 script.")
-    ] = None,
+    script: _Script = None,
     args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments.")] = None,
+    module: Module = False,
     processes: Annotated[int, typer.Option("-n", help="Processes to compare with one.")] = 2,
     steps: Annotated[int, typer.Option(help="Training steps to compare.")] = 20,
     strategy: Annotated[
@@ -60,18 +63,18 @@ def verify(
 
     Exit status: 0 if they agree, 1 if they differ, 2 for a mistake in the call.
     """
-    script = _chosen(script, demo)
-    _check(script, processes, steps)
+    script = _chosen(script, module, demo)
+    _check(script, module, processes, steps)
     config, tasks = _many(strategy, processes)
+    parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
+    program = Program(script=script, args=tuple(args or ()), module=module, config="", seed=_SEED)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
-        directory = Path(folder)
-        shared = {"script": script, "args": tuple(args or ()), "steps": steps}
         with console.status("one process …"):
-            one = _observe(StrategyConfig.of(strategy="single"), 1, directory / "one", shared)
-        parts = f"{processes} {'stages' if spec_of(config.strategy).has_stages else 'replicas'}"
+            alone = StrategyConfig.of(strategy="single")
+            one = _observe(program, alone, 1, Path(folder, "one"), steps)
         with console.status(f"{parts} ({strategy}) …"):
-            many = _observe(config, tasks, directory / "many", shared)
+            many = _observe(program, config, tasks, Path(folder, "many"), steps)
     comparison = compare(one[0], many, tolerance)
     if as_json:
         print(json.dumps(_as_dict(comparison), indent=2))
@@ -80,11 +83,12 @@ def verify(
     raise typer.Exit(0 if comparison.ok else 1)
 
 
-def _chosen(script: str | None, demo: bool) -> str:
-    if demo and script is not None:
+def _chosen(script: str | None, module: bool, demo: bool) -> str:
+    if demo and (module or script is not None):
+        other = "-m" if module else f"the script {script!r}"
         raise ConfigError(
-            f"--demo conflicts with the script {script!r}: it takes one that comes with tfdist. "
-            "Leave one of them out."
+            f"--demo conflicts with {other}: it takes a script that comes with tfdist. Leave one "
+            "of them out."
         )
     if not demo and script is None:
         raise ConfigError(
@@ -94,8 +98,8 @@ def _chosen(script: str | None, demo: bool) -> str:
     return str(TRAINING_SCRIPT) if script is None else script
 
 
-def _check(script: str, processes: int, steps: int) -> None:
-    if not Path(script).is_file():
+def _check(script: str, module: bool, processes: int, steps: int) -> None:
+    if not Path(file_of(script) if module else script).is_file():
         raise ConfigError(f"The script {script!r} does not exist. Give the path of a Python file.")
     if processes < 2:
         raise ConfigError(
@@ -121,13 +125,11 @@ def _many(strategy: str, processes: int) -> tuple[StrategyConfig, int]:
 
 
 def _observe(
-    config: StrategyConfig, tasks: int, directory: Path, shared: dict[str, Any]
+    program: Program, config: StrategyConfig, tasks: int, directory: Path, steps: int
 ) -> list[Any]:
     """Runs one job and reads the records of its tasks."""
     directory.mkdir()
-    program = Program(
-        script=shared["script"], args=shared["args"], config=config.to_json(), seed=_SEED
-    )
+    program = dataclasses.replace(program, config=config.to_json())
     with hold_ports(tasks) as held:
         plan = plan_local(
             program,
@@ -137,13 +139,13 @@ def _observe(
             gpus=gpu_lists.visible(),
             devices=1 if spec_of(config.strategy).one_device else config.devices,
         )
-        outcome = supervisor.run(_recording(plan, directory, shared["steps"]))
+        outcome = supervisor.run(_recording(plan, directory, steps))
     if outcome.status:
         raise TaskFailedError(outcome.message, outcome.status)
     observations = [read(path) for path in sorted(directory.glob("*.json"))]
     if not observations or not observations[0].logs:
         raise ConfigError(
-            f"{shared['script']!r} ended without a training step of `model.fit`, which is what "
+            f"{program.script!r} ended without a training step of `model.fit`, which is what "
             "verify compares. A loop written by hand cannot be verified."
         )
     return observations

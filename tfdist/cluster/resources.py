@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 #: The command that installs the CUDA libraries that TensorFlow needs.
-INSTALL_COMMAND = "pip install 'tensorflow[and-cuda]'"
+INSTALL_COMMAND = "pip install 'tfdist[cuda]'"
 
 _SECONDS_FOR_NVIDIA_SMI = 10.0
 _SECONDS_FOR_TENSORFLOW = 120.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -35,6 +35,8 @@ _PANEL = "Options of horovod"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HorovodOptions(TimelineOptions):
     """The reduction of gradients by Horovod, and its deadlines."""
+
+    lacking: ClassVar[str] = ": it is an option of Horovod."
 
     reduction: Annotated[
         Reduction, About(f"What the gradients become: {listed(REDUCTIONS)}", _PANEL)

@@ -13,7 +13,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, ClassVar, Union
 
 import msgspec
 
@@ -183,9 +183,14 @@ class Options:
 
     Checked when made.
 
+    Attributes:
+        lacking: the end of a sentence about a strategy that has none of them and was given one.
+
     Raises:
         ConfigError: for a value of another type or out of bounds, or values that conflict.
     """
+
+    lacking: ClassVar[str] = ", which does not have it."
 
     def __post_init__(self) -> None:
         for option in options_of(type(self)).values():

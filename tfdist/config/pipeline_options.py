@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tfdist.config.option import About, Positive, Seconds, listed
 from tfdist.config.timeline_options import TimelineOptions
@@ -29,6 +29,8 @@ _PANEL = "Options of pipeline"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineOptions(TimelineOptions):
     """The stages of a pipelined model, and the order in which they compute."""
+
+    lacking: ClassVar[str] = ", which does not cut the model into stages."
 
     stages: Annotated[
         Positive | None,

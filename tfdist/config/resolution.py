@@ -103,8 +103,6 @@ def _flag(name: str) -> str:
 
 def _goes_by_ring(values: Mapping[str, Any]) -> bool:
     """Whether Horovod is built here, and has all options that were set."""
-    if values.get("communication", "auto") != "auto":
-        return False  # It chooses among TensorFlow's collectives.
     try:
         config = StrategyConfig.of(**{**values, "strategy": "horovod"})
     except ConfigError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -23,6 +23,8 @@ _PANEL = "Options of parameter_server"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions(UpdateOptions):
     """The update of weights on servers by gradients, and the transport of both."""
+
+    lacking: ClassVar[str] = ", which has no parameter servers."
 
     ps: Annotated[
         Positive,

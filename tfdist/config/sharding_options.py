@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -40,6 +40,8 @@ _DIVIDED = {
 class ShardingOptions(Options):
     """The division of a model's state over the processes."""
 
+    lacking: ClassVar[str] = ", which keeps whole models."
+
     zero: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=3)],
         About(
@@ -63,6 +65,8 @@ class ShardingOptions(Options):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshOptions(Options):
     """The arrangement of the processes along axes, and the division of weights along one."""
+
+    lacking: ClassVar[str] = ", which keeps whole models."
 
     mesh: Annotated[
         str | None,

@@ -6,28 +6,25 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from tfdist.cluster.environments.base import Roles
 from tfdist.config.option import About, Option, Options, Positive, Seconds, options_of
 from tfdist.config.server_options import ServerOptions
-from tfdist.config.strategy_spec import StrategySpec, having, spec_of, specs
+from tfdist.config.strategy_spec import Refusal, StrategySpec, having, spec_of, specs
 from tfdist.config.update_options import Mode, UpdateOptions
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import check_choice
 
-__all__ = ["MODES", "STRATEGIES", "Communication", "StrategyConfig", "accepted", "all_options"]
+__all__ = ["MODES", "STRATEGIES", "StrategyConfig", "accepted", "all_options"]
 
 #: Every strategy with its devices, in the order in which they grow.
 STRATEGIES: dict[str, str] = {name: spec.summary for name, spec in specs().items()}
 
 #: The update modes of each strategy.
 MODES: dict[str, tuple[str, ...]] = {name: spec.modes for name, spec in specs().items()}
-
-#: The carriers of tensors between processes.
-Communication = Literal["auto", "ring", "nccl"]
 
 _Kind = TypeVar("_Kind", bound=Options)
 
@@ -66,9 +63,6 @@ class StrategyConfig(Options):
     devices: Annotated[
         Positive | None, About("GPUs of each process, or CPU devices where there are no GPUs.")
     ] = None
-    communication: Annotated[
-        Communication, About("What carries tensors between processes: auto, ring, nccl.")
-    ] = "auto"
     seed: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)] | None,
         About("Seed of all processes.", shown="drawn"),
@@ -222,18 +216,30 @@ def _check_mode(spec: StrategySpec, mode: str) -> None:
 
 
 def _refuse_foreign(spec: StrategySpec, options: Mapping[str, object]) -> None:
-    """Refuses options that a strategy does not have, unless they have their defaults."""
+    """Refuses options that a strategy does not have.
+
+    Those of its own classes of options may have their defaults, which they have if nothing is set.
+    """
     for name, value in options.items():
-        if value == all_options()[name].default:
+        own = name in spec.option_names
+        if value is None or (own and value == all_options()[name].default):
             continue
         refusal = next((each for each in spec.refuses if name in each.names), None)
-        if refusal is None and name in spec.option_names:
+        if refusal is None and own:
             continue
-        owner = next(each for each in specs().values() if name in each.option_names)
-        instead, why = (
-            (owner.name, owner.lacking) if refusal is None else (refusal.instead, refusal.why)
-        )
+        refusal = refusal or _refusal_of_foreign(name)
         raise ConfigError(
-            f"{name}={value!r} conflicts with strategy={spec.name!r}{why} "
-            f"Choose strategy={instead!r}, or leave {name} out."
+            f"{name}={value!r} conflicts with strategy={spec.name!r}{refusal.why} "
+            f"Choose strategy={refusal.instead!r}, or leave {name} out."
         )
+
+
+def _refusal_of_foreign(name: str) -> Refusal:
+    """The refusal of an option by a strategy that has none of its class."""
+    owner, kind = next(
+        (spec, kind)
+        for spec in specs().values()
+        for kind in spec.options
+        if name in options_of(kind)
+    )
+    return Refusal(names=(name,), instead=owner.name, why=kind.lacking)

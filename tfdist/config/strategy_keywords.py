@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
+from tfdist.config.collective_options import Communication
 from tfdist.config.gradient_options import Clipping, Compression, LrRule
 from tfdist.config.horovod_options import Reduction
 from tfdist.config.pipeline_options import Schedule
 from tfdist.config.server_options import WireDtype
 from tfdist.config.sharding_options import Checkpoints
-from tfdist.config.strategy_config import Communication
 from tfdist.config.update_options import Mode, OnStale
 
 __all__ = ["StrategyKeywords"]

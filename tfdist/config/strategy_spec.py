@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from tfdist.cluster.spec import ClusterUse, Topology
 from tfdist.config.gradient_options import OF_EXCHANGE, GradientOptions
-from tfdist.config.option import Options, options_of
+from tfdist.config.option import Option, Options, options_of
 from tfdist.errors import ConfigError
 from tfdist.utils.validation import check_choice
 
@@ -72,7 +72,6 @@ class StrategySpec:
         modes: its update modes.
         options: its options besides those of all strategies, in classes of them. Flags, keys of
             strategy files and arguments of `tfdist.strategy` follow from them.
-        lacking: the end of a sentence about another strategy that was given one of them.
         refuses: options of these classes that it does not have.
         check: raises a ConfigError for a `StrategyConfig` that conflicts with itself.
         exchanges_gradients: whether replicas exchange gradients by collectives.
@@ -97,7 +96,6 @@ class StrategySpec:
     topology: Topology = Topology.ONE_PROCESS
     modes: tuple[str, ...] = ("sync",)
     options: tuple[type[Options], ...] = (GradientOptions,)
-    lacking: str = ", which does not have it."
     refuses: Sequence[Refusal] = ()
     check: Callable[[Any], None] = lambda config: None
     exchanges_gradients: bool = False
@@ -120,6 +118,12 @@ class StrategySpec:
         known = {name: option for kind in self.options for name, option in options_of(kind).items()}
         refused = any(name in each.names for each in self.refuses)
         return not refused and name in known and known[name].about.mode in (None, *self.modes)
+
+    def help_of(self, option: Option) -> str:
+        """The help text of an option, with its own update modes instead of all."""
+        if option.name != "mode":
+            return option.about.help
+        return option.about.help.replace(", ".join(option.choices), ", ".join(self.modes))
 
     @property
     def use(self) -> ClusterUse:

@@ -39,9 +39,13 @@ class UpdateOptions(Options):
             mode="stale",
         ),
     ] = None
-    on_stale: Annotated[OnStale, About(f"With --mode stale: {listed(ON_STALE)}", mode="stale")] = (
-        "wait"
-    )
+    on_stale: Annotated[
+        OnStale,
+        About(
+            f"With --mode stale: {listed(ON_STALE)} Only parameter servers drop gradients.",
+            mode="stale",
+        ),
+    ] = "wait"
 
     def check(self) -> None:
         """Refuses options of one mode under another; see `Options.check`."""

@@ -81,8 +81,8 @@ class Order:
 
     @property
     def name(self) -> str:
-        """The job's name: the one that was given, or that of the script."""
-        return self.options.job_name or Path(self.request.script).stem
+        """The job's name: the one that was given, or that of the script or module."""
+        return self.options.job_name or Path(self.request.file_name).stem
 
     def engine_arguments(self) -> tuple[str, ...]:
         """The words of `--engine-args`.

@@ -49,7 +49,7 @@ class Kubernetes(Engine):
         options = order.options
         self._manifest = options.manifest
         self._job = ContainerJob(
-            name=options.job_name or kubernetes.name_of(order.request.script),
+            name=options.job_name or kubernetes.name_of(order.request.file_name),
             image=options.image or "",
             command=_command(order),
             counts=order.counts,

@@ -82,7 +82,6 @@ SPEC = StrategySpec(
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
     options=(GradientOptions, ShardingOptions, MeshOptions, HorovodOptions),
-    lacking=": it is an option of Horovod.",
     check=_check,
     describe=describe_mesh,
     exchanges_gradients=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tfdist.cluster.spec import Topology
+from tfdist.config.collective_options import CollectiveOptions
 from tfdist.config.gradient_options import GradientOptions
 from tfdist.config.sharding_options import (
     MeshOptions,
@@ -20,8 +21,7 @@ SPEC = StrategySpec(
     create="tfdist.strategies.multi_worker.strategy:create",
     topology=Topology.WORKERS,
     modes=("sync", "stale", "local"),
-    options=(GradientOptions, ShardingOptions, MeshOptions),
-    lacking=", which keeps whole models.",
+    options=(CollectiveOptions, GradientOptions, ShardingOptions, MeshOptions),
     check=check_mesh,
     describe=describe_mesh,
     exchanges_gradients=True,

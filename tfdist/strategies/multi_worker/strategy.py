@@ -8,6 +8,7 @@ from tfdist._tf.distribute import CollectiveExtended
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.comm.launchers import replace_launchers
 from tfdist.comm.replica_collectives import LineLink, Link
+from tfdist.config.collective_options import CollectiveOptions
 from tfdist.config.gradient_options import PLAIN, GradientOptions
 from tfdist.config.mesh import DATA, MODEL
 from tfdist.config.sharding_options import Checkpoints, MeshOptions, ShardingOptions
@@ -102,7 +103,7 @@ def create(config: StrategyConfig, member: Member | None) -> MultiWorker:
     seed_from(member)
     devices = prepare_devices(config.devices)
     gpus = sum(device.startswith("GPU") for device in devices)
-    implementation = communication_for(gpus, config.communication)
+    implementation = communication_for(gpus, config.part(CollectiveOptions).communication)
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
     )

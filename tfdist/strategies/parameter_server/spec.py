@@ -73,7 +73,6 @@ SPEC = StrategySpec(
     topology=Topology.SERVERS,
     modes=("sync", "async", "stale"),
     options=(ServerOptions,),
-    lacking=", which has no parameter servers.",
     refuses=(
         NO_EXCHANGE,
         Refusal(

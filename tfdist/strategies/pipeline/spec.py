@@ -47,7 +47,6 @@ SPEC = StrategySpec(
     create="tfdist.strategies.pipeline.strategy:create",
     topology=Topology.STAGES,
     options=(GradientOptions, PipelineOptions),
-    lacking=", which does not cut the model into stages.",
     refuses=(
         NO_EXCHANGE,
         Refusal(
