@@ -241,11 +241,104 @@ def test_the_parts_of_a_step_and_staleness(tmp_path: Path) -> None:
     record += line("served", 6, epoch=0, fit=0, seconds=2, **counts)
     (tmp_path / "worker-0.jsonl").write_text(record)
     page = parsed(tmp_path)
-    text = text_of(page)
-    assert "Parts of a step" in text
-    assert "exchange, waited for" in text
-    assert "are measured with --report" not in text
+    assert "are measured with --report" not in text_of(page)
+    assert rows_of(page, "Parts of a step")[1][:2] == ["worker 0", "20.0 ms"]
     assert rows_of(page, "Parameter servers")[1] == ["1", "20", "1", "12 · 8"]
+
+
+def measured(steps: int, **parts: float) -> str:
+    """A piece of the first epoch with its parts in milliseconds; of one step, the first."""
+    said = {"fit": 0, "epoch": 0, "steps": steps, "seconds": 0.1 * steps, "first": steps == 1}
+    named = {f"{name}_ms": value for name, value in parts.items()}
+    return line("steps", 2, **said, parts=named)
+
+
+#: Worker 1 takes 60 ms longer for its batch, which worker 0 waits for in its exchange.
+FIRST = measured(1, step=900, input=0, compute=100, exchange_waited=800)
+FAST = measured(9, step=100, input=2, compute=20, exchange_waited=70, exchange_hidden=3)
+SLOW = measured(9, step=100, input=62, compute=20, exchange_waited=10, exchange_hidden=3)
+
+
+def of_epoch(pieces: str) -> str:
+    """The same steps as one epoch, whose mean includes the first step."""
+    first, later = map(json.loads, pieces.splitlines())
+    logs = {
+        name: (first["parts"].get(name, 0) + 9 * later["parts"][name]) / 10
+        for name in later["parts"]
+    }
+    return line("epoch", 3, fit=0, epoch=0, steps=10, seconds=2, logs=logs)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_parts_of_a_step_by_task(tmp_path: Path, ended: bool) -> None:
+    launcher(tmp_path)
+    for index, later in enumerate((FAST, SLOW)):
+        record = FIRST + later + (of_epoch(FIRST + later) if ended else "")
+        (tmp_path / f"worker-{index}.jsonl").write_text(record)
+    page = parsed(tmp_path)
+    # Step, input, computation, wait, exchange, rest, hidden.
+    assert rows_of(page, "Parts of a step")[1:] == [
+        [
+            *("worker 0", "100.0 ms", "2.0 ms", "20.0 ms"),
+            *("\u2265 60.0 ms", "10.0 ms", "8.0 ms", "3.0 ms"),
+        ],
+        [
+            *("worker 1", "100.0 ms", "62.0 ms", "20.0 ms"),
+            *("\u2265 0.0 ms", "10.0 ms", "8.0 ms", "3.0 ms"),
+        ],
+    ]
+    assert "wait for other tasks: The time by which" in text_of(page)
+
+
+def test_a_wait_is_not_told_without_all_tasks(tmp_path: Path) -> None:
+    launcher(tmp_path)
+    (tmp_path / "worker-0.jsonl").write_text(FIRST + FAST)
+    page = parsed(tmp_path)
+    (row,) = rows_of(page, "Parts of a step")[1:]
+    assert row == ["worker 0", *(f"{each}.0 ms" for each in (100, 2, 20, 70, 8, 3))]
+    assert "the record of worker 1 is not here" in text_of(page)
+    launcher(tmp_path, tasks=[task(0)])
+    assert "here one task computes" in text_of(parsed(tmp_path))
+    launcher(tmp_path, tasks=[task(0)], elsewhere=["worker 1"])
+    assert "the record of worker 1 is not here" in text_of(parsed(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words", "timeline"),
+    [
+        ("horovod", "are measured with --report", "Timeline: none was asked for"),
+        (
+            "parameter_server",
+            "steps that the chief hands out",
+            "Timeline: parameter_server records",
+        ),
+        ("pipeline", "--timeline FILE.png draws a step", "Timeline: none was asked for"),
+    ],
+)
+def test_a_page_states_why_a_part_is_missing(
+    tmp_path: Path, strategy: str, words: str, timeline: str
+) -> None:
+    launcher(tmp_path, rows=[["strategy", strategy]])
+    (tmp_path / "worker-0.jsonl").write_text(epochs(2, range(2)))
+    page = parsed(tmp_path)
+    (section,) = [e for e in page.iter("section") if e.findtext("h2") == "Parts of a step"]
+    assert words in "".join(section.itertext())
+    assert timeline in text_of(page)
+    assert "Staleness: it is counted on parameter_server" in text_of(page)
+    launcher(tmp_path, rows=[["strategy", strategy]], timeline=str(tmp_path / "step.png"))
+    assert "step.png has not been written" in text_of(parsed(tmp_path))
+
+
+def test_a_script_s_own_strategy_is_not_described(tmp_path: Path) -> None:
+    launcher(tmp_path, rows=[["strategy", "the script's own: every task runs it"]])
+    (tmp_path / "worker-0.jsonl").write_text(epochs(2, range(2)))
+    assert "are measured with --report" in text_of(parsed(tmp_path))
+    assert not [each for each in run_data.load(tmp_path).lacks if each.startswith("Timeline")]
+
+
+def test_memory_of_tasks_that_run(tmp_path: Path) -> None:
+    launcher(tmp_path, end(9, "worker 1", 0))
+    assert "Memory of worker 0: it is known once" in text_of(parsed(tmp_path))
 
 
 def ticks(picture: str) -> list[str]:
@@ -386,13 +479,16 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     restart = line("event", 12, text="worker 1 failed; starting the job again (restart 1 of 3).")
     ends = [end(30, f"worker {index}", 0) for index in (0, 1)]
     launcher(tmp_path, restart, *ends, line("done", 30, status=0, message=""))
+    parts = {"step_ms": 50, "input_ms": 4, "compute_ms": 20, "exchange_waited_ms": 9}
     for index in (0, 1):
-        (tmp_path / f"worker-{index}.jsonl").write_text(epochs(2, range(12)))
+        logs = pairs({**parts, "exchange_waited_ms": 9 + 12 * index})
+        record = epochs(2, range(12)).replace('"mae": 0.1', f'"mae": 0.1, {logs}')
+        (tmp_path / f"worker-{index}.jsonl").write_text(record)
         (tmp_path / f"worker-{index}.log").write_text("a line of a log, " * 40 + "\n")
     (tmp_path / "report.html").write_text(run_page.page(run_data.load(tmp_path), tmp_path))
     seen = browser.look(tmp_path / "report.html", "report", tmp_path)
     assert (seen.width, seen.wide) == (browser.WIDTH, [])
-    assert len(seen.colours) == 5
+    assert len(seen.colours) == 7
     assert min(seen.colours) > 20, "a plot is empty"
 
 

@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from tests.jobs.test_jobs import TFDIST, log, run
-from tfdist.diagnostics import run_data
+from tfdist.diagnostics import run_data, run_parts
+from tfdist.diagnostics.run_data import STEP_PARTS
 
 SCRIPT = """
 import keras, numpy as np, tensorflow as tf
@@ -21,9 +22,9 @@ model.fit(data, epochs=3, validation_data=data, verbose=2)
 SVG = "{http://www.w3.org/2000/svg}svg"
 
 
-def page_of(folder, *words):
+def page_of(folder, *words, script=SCRIPT):
     """A job's end on the terminal, the page of its records, and these."""
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     done = run(folder, *TFDIST, "run", *words, "train.py", TF_CONFIG=None)
     assert done.returncode == 0, done.stderr
     made = run(folder, *TFDIST, "report")
@@ -53,7 +54,32 @@ def test_a_job_of_two_processes(tmp_path):
     shown = log(tmp_path, "worker-0")
     assert f"loss: {found.epochs[-1].logs['loss']:.4f}" in shown
     assert (found.state, found.restarts) == ("done", 0)
-    assert [each for each in found.lacks if "--report" not in each] == []
+    assert [each.partition(":")[0] for each in found.lacks] == ["Staleness", "Timeline"]
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+def test_the_parts_of_each_task_s_steps(tmp_path, strategy):
+    """Worker 1 takes 30 ms longer for each of its batches, so worker 0 waits for it."""
+    late = """
+import time
+delay = 0.03 * (tf.distribute.get_strategy().shard.worker == 1)
+def read(x):
+    time.sleep(delay)
+    return x
+data = data.map(lambda x, y: (tf.ensure_shape(tf.numpy_function(read, [x], x.dtype), x.shape), y))
+model ="""
+    script = SCRIPT.replace("\nmodel =", late).replace(".prefetch(2)", "")
+    _, page, found = page_of(tmp_path, "-s", strategy, "-n", "2", "--report", script=script)
+    for task in found.tasks:
+        assert task.windows[0].first
+        assert all(set(STEP_PARTS) <= set(each.parts) for each in (*task.windows, *task.epochs))
+    fast, slow = run_parts.by_task(found).values()
+    assert slow.input > 10 > fast.input
+    assert fast.wait > 10 > slow.wait
+    assert fast.step == pytest.approx(
+        fast.wait + fast.exchange + fast.input + fast.compute + fast.rest
+    )
+    assert "wait for other tasks" in "".join(page.itertext())
 
 
 def test_a_job_with_servers(tmp_path):

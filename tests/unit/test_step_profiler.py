@@ -55,3 +55,36 @@ def test_a_step_computes_after_its_batch_is_there(monkeypatch: pytest.MonkeyPatc
         return computed - marks.fed
 
     assert float(step(tf.ones([4]))) > 0
+
+
+def test_the_latest_steps_are_those_since_the_last_look() -> None:
+    meter = step_profiler.Meter()
+
+    def steps(count: int, seconds: float) -> None:
+        sums = [
+            1.0,
+            seconds,
+            *(count_of * seconds for count_of in (0.25, 0.5, 0.25, 0.1)),
+            8.0,
+            0.0,
+        ]
+        for _ in range(count):
+            meter._sums.assign_add(sums)
+
+    assert meter.latest() is None
+    steps(2, 0.1)
+    first = meter.latest()
+    steps(3, 0.2)
+    second, whole = meter.latest(), meter.split()
+    assert first is not None
+    assert second is not None
+    assert whole is not None
+    assert (first.steps, second.steps, whole.steps) == (2, 3, 5)
+    assert (round(first.step), round(second.step), round(whole.step)) == (100, 200, 160)
+    assert round(second.input) == 50
+    assert meter.latest() is None
+    meter.begin()
+    steps(1, 0.3)
+    latest = meter.latest()
+    assert latest is not None
+    assert round(latest.step) == 300

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.config.strategy_spec import StrategySpec, having, specs
 from tfdist.errors import ConfigError
 from tfdist.launcher.elastic_directory import RESUME_STATUS
 from tfdist.utils import run_record
 
 __all__ = [
-    "PARTS",
+    "STEP_PARTS",
     "End",
     "Epoch",
     "Event",
@@ -30,17 +31,13 @@ __all__ = [
     "pace",
 ]
 
-#: The parts of a step that `--report` measures, by their names in the logs.
-PARTS = {
-    "input_ms": "input",
-    "compute_ms": "compute",
-    "exchange_waited_ms": "exchange, waited for",
-}
+#: The step and its parts that `--report` measures, by their names in the logs.
+STEP_PARTS = ("step_ms", "input_ms", "compute_ms", "exchange_waited_ms", "exchange_hidden_ms")
 
 #: Logs that are not metrics of the model.
 _NOT_METRICS = {
-    *PARTS,
-    *("step_ms", "exchange_hidden_ms", "sent_bytes_per_step"),
+    *STEP_PARTS,
+    "sent_bytes_per_step",
     *("gradients_dropped", "updates_per_second", "staleness_mean", "staleness_max"),
 }
 
@@ -62,6 +59,7 @@ class Sample:
         batch: the examples of a step, if that is known.
         first: whether this is the first step of a `fit`, which includes the tracing.
         logs: the metrics after them.
+        parts: milliseconds of the parts of their mean step, if `--report` has measured them.
     """
 
     at: float
@@ -73,6 +71,7 @@ class Sample:
     batch: int | None
     first: bool
     logs: dict[str, float]
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def step_ms(self) -> float:
@@ -190,6 +189,7 @@ class Run:
         message: the launcher's message at the end.
         tasks: the tasks, in the launcher's order.
         events: restarts and other events.
+        elsewhere: tasks that other launchers started, with records in other directories.
         lacks: sentences about the data that is missing.
     """
 
@@ -202,6 +202,7 @@ class Run:
     message: str = ""
     tasks: list[TaskRun] = dataclasses.field(default_factory=list)
     events: list[Event] = dataclasses.field(default_factory=list)
+    elsewhere: list[str] = dataclasses.field(default_factory=list)
     lacks: list[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -224,6 +225,27 @@ class Run:
         names = dict.fromkeys(name for each in samples for name in each.logs)
         own = dict.fromkeys(n.removeprefix("val_") for n in names if n not in _NOT_METRICS)
         return sorted(own, key=lambda name: name != "loss")
+
+    def row(self, name: str) -> str:
+        """A row of the table that `tfdist run` shows; nothing if it has none of this name."""
+        return next((str(value) for key, value in self.job.get("rows", ()) if key == name), "")
+
+    @property
+    def strategy(self) -> str:
+        """The name of the strategy; words if the script makes its own."""
+        return self.row("strategy").partition(" (")[0]
+
+    @property
+    def spec(self) -> StrategySpec | None:
+        """The description of the strategy; None if it is not known here."""
+        return specs().get(self.strategy)
+
+    @property
+    def timeline(self) -> Path | None:
+        """The file of a timeline, if one was recorded since the job began."""
+        path = Path(self.job["timeline"]) if self.job.get("timeline") else None
+        recorded = path is not None and path.is_file() and path.stat().st_mtime >= self.begun
+        return path if recorded else None
 
     @property
     def restarts(self) -> int:
@@ -277,7 +299,9 @@ def load(directory: Path) -> Run:
     for task in run.tasks:
         _add_record(run, task)
     _conclude(run, jobs, launchers)
-    run.lacks = list(_lacks(run, jobs))
+    here = {task.name for task in run.tasks}
+    run.elsewhere = sorted({name for job in jobs for name in job.get("elsewhere", ())} - here)
+    run.lacks = [*_lacks(run), *_absent(run)]
     return run
 
 
@@ -342,6 +366,7 @@ def _add_record(run: Run, task: TaskRun) -> None:
 
 
 def _sample(entry: dict[str, Any], begun: float, attempt: int) -> Sample:
+    logs = entry.get("logs", {})
     return Sample(
         at=entry["t"] - begun,
         attempt=attempt,
@@ -351,7 +376,8 @@ def _sample(entry: dict[str, Any], begun: float, attempt: int) -> Sample:
         seconds=entry.get("seconds", 0.0),
         batch=entry.get("batch"),
         first=entry.get("first", False),
-        logs={clean(name): value for name, value in entry.get("logs", {}).items()},
+        logs={clean(name): value for name, value in logs.items()},
+        parts=entry.get("parts") or {name: logs[name] for name in STEP_PARTS if name in logs},
     )
 
 
@@ -392,7 +418,7 @@ def _has_gone(job: dict[str, Any]) -> bool:
     return False
 
 
-def _lacks(run: Run, jobs: Sequence[dict[str, Any]]) -> Iterable[str]:
+def _lacks(run: Run) -> Iterable[str]:
     """Sentences about the data that is missing."""
     for task in run.tasks:
         name = task.log.with_suffix(run_record.SUFFIX).name
@@ -410,15 +436,31 @@ def _lacks(run: Run, jobs: Sequence[dict[str, Any]]) -> Iterable[str]:
                 f"Steps of {task.name}: there is no record {name}. Either the task has not begun "
                 "to train, or it runs without a strategy of tfdist (--env-only, --every-task)."
             )
-    here = {task.name for task in run.tasks}
-    others = sorted({name for job in jobs for name in job.get("elsewhere", ())} - here)
-    if others:
-        yield f"All of {', '.join(others)}: other launchers started them, with other directories."
+    if run.elsewhere:
+        names = ", ".join(run.elsewhere)
+        yield f"All of {names}: other launchers started them, with other directories."
     samples = run.chief.samples if run.chief else []
     if samples and all(each.batch is None for each in samples):
         yield "Examples a second: the data set does not show the size of its batches."
-    if samples and not any("step_ms" in each.logs for each in run.epochs):
-        yield (
-            "The parts of a step (input, computation, exchange): they are measured with --report, "
-            "on single, mirrored, multi_worker and horovod."
-        )
+    unknown = [task.name for task in run.tasks if task.host is None and task.peak_rss is None]
+    if unknown and run.state == "running":
+        yield f"Memory of {', '.join(unknown)}: it is known once they train, or have ended."
+
+
+def _absent(run: Run) -> Iterable[str]:
+    """Sentences about sections that a page of this strategy does not have."""
+    spec = run.spec
+    if spec is None or run.chief is None:
+        return
+    if not any(sum(each.get("staleness", ())) for each in run.chief.server_epochs):
+        servers = " and ".join(having(lambda each: each.has_servers))
+        yield f"Staleness: it is counted on {servers}, at the end of each epoch."
+    if run.timeline is not None:
+        return
+    if run.job.get("timeline"):
+        yield f"Timeline: {run.job['timeline']} has not been written."
+    elif spec.has_option("timeline"):
+        yield "Timeline: none was asked for. Run the job with --timeline FILE."
+    else:
+        others = " and ".join(having(lambda each: each.has_option("timeline")))
+        yield f"Timeline: {spec.name} records none. --timeline is an option of {others}."

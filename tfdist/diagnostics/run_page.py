@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from tfdist.diagnostics import run_plots
+from tfdist.diagnostics import run_parts, run_plots
 from tfdist.diagnostics.run_data import Run, TaskRun, clean, examples_a_second, pace
 from tfdist.strategies.pipeline.trace import draw, read_trace
 
@@ -61,6 +61,7 @@ def page(run: Run, folder: Path) -> str:
         ends if troubled else Html(),
         _training(run),
         _speed(run),
+        _parts(run),
         _server_updates(run),
         _timeline(run, folder),
         _memory(run),
@@ -127,7 +128,7 @@ def _summary(run: Run) -> Html:
         words = "stopped" if stopped else f"failed with exit status {run.status}"
     begun = datetime.datetime.fromtimestamp(run.begun)
     cards = [
-        ("strategy", _row(run, "strategy").partition(" (")[0]),
+        ("strategy", run.strategy),
         ("ran for" if run.state != "running" else "runs for", _duration(run.seconds)),
         ("epochs", str(len(run.epochs))),
         *_headline(run),
@@ -158,11 +159,6 @@ def _pace(run: Run) -> list[tuple[str, str]]:
         ("examples a second", "" if rate is None else f"{rate:,.0f}"),
         ("mean step", _ms(1e3 * seconds / steps if steps else math.nan)),
     ]
-
-
-def _row(run: Run, name: str) -> str:
-    """A row of the table that `tfdist run` shows."""
-    return next((str(value) for key, value in run.job.get("rows", ()) if key == name), "")
 
 
 def _duration(seconds: float) -> str:
@@ -248,7 +244,6 @@ def _speed(run: Run) -> Html:
     figures = [
         _figure(name, run_plots.examples(run), note),
         _figure("Step time by task", run_plots.step_times(run), "ms, from step to step"),
-        _figure("Parts of a step", run_plots.parts(run), "ms, the chief's, measured by --report"),
     ]
     rows = [_speed_row(task) for task in run.tasks if task.windows or task.epochs]
     names = ("task", "steps", "mean step", "first step", "slowest second")
@@ -266,6 +261,42 @@ def _speed_row(task: TaskRun) -> tuple[str, ...]:
         _ms(1e3 * seconds / steps if steps else math.nan),
         _ms(math.nan if first is None else first.step_ms),
         _ms(slowest),
+    )
+
+
+def _parts(run: Run) -> Html:
+    """The parts of a step of each task and their meanings, or the reason why there are none."""
+    title = "Parts of a step"
+    if run.chief is None:
+        return Html()
+    parts, epochs = run_parts.by_task(run), run_parts.by_epoch(run)
+    if not parts:
+        return _section(title, _tag("p", run_parts.absence(run), class_="muted"))
+    known = all(each.wait is not None for each in parts.values())
+    rows = [
+        (
+            name,
+            *map(_ms, (each.step, each.input, each.compute)),
+            *([] if each.wait is None else [f"≥ {_ms(each.wait)}"]),
+            *map(_ms, (each.exchange, each.rest, each.hidden)),
+        )
+        for name, each in parts.items()
+    ]
+    exchange = ("wait for others", "exchange") if known else ("exchange with wait",)
+    head = ("task", "step", "input", "computation", *exchange, "the rest", "exchange, hidden")
+    note = "ms of the mean step, without first steps"
+    figures = (
+        _figure("By task", run_plots.parts_by_task(parts), note),
+        _figure("By epoch", run_plots.parts_by_epoch(epochs), f"ms, of {run.chief.name}"),
+    )
+    lines = [
+        _tag("li", _tag("b", name), f": {text}") for name, text in run_parts.meanings(run, parts)
+    ]
+    return _section(
+        title,
+        _tag("div", *figures, class_="grid"),
+        _table(head, rows, "numbers"),
+        _tag("ul", *lines, class_="muted"),
     )
 
 
@@ -296,9 +327,8 @@ def _server_updates(run: Run) -> Html:
 
 def _timeline(run: Run, folder: Path) -> Html:
     """The timeline of a pipeline, if one was recorded since the job began."""
-    name = run.job.get("timeline")
-    path = Path(name) if name else None
-    if path is None or not path.is_file() or path.stat().st_mtime < run.begun:
+    path = run.timeline
+    if path is None:
         return Html()
     link = _tag("a", str(path), href=quote(os.path.relpath(path, folder)))
     try:
@@ -319,7 +349,7 @@ def _drawn(path: Path, run: Run) -> bytes:
     boxes, names = read_trace(path.read_text())
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory, "step.png")
-        draw(str(target), boxes, title=_row(run, "schedule").partition(" (")[0], names=names)
+        draw(str(target), boxes, title=run.row("schedule").partition(" (")[0], names=names)
         return target.read_bytes()
 
 

@@ -10,17 +10,26 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tfdist.diagnostics.run_data import PARTS, Run, Sample, TaskRun
+from tfdist.diagnostics.run_data import Run, Sample, TaskRun
+from tfdist.diagnostics.run_parts import Parts
 from tfdist.utils.imports import matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["examples", "memory", "metric", "parts", "staleness", "step_times"]
+__all__ = [
+    "examples",
+    "memory",
+    "metric",
+    "parts_by_epoch",
+    "parts_by_task",
+    "staleness",
+    "step_times",
+]
 
 #: Colours that stand in the pictures for variables of the style sheet.
 _INK, _MUTED, _GRID, _BAD = "#010101", "#010102", "#010103", "#010104"
@@ -207,31 +216,63 @@ def step_times(run: Run) -> str | None:
         return picture.svg()
 
 
-def parts(run: Run) -> str | None:
-    """The parts of the mean step of each epoch, if `--report` has measured them."""
-    epochs = [each for each in run.epochs if "step_ms" in each.logs]
+def parts_by_task(parts: Mapping[str, Parts]) -> str | None:
+    """The parts of the mean step of each task, a bar for each."""
+    if not parts:
+        return None
+    with _style():
+        picture = _Picture(1.0 + 0.3 * len(parts))
+        axes, places = picture.axes, range(len(parts))
+        left = [0.0] * len(parts)
+        for name, colour, values in _layers(list(parts.values())):
+            axes.barh(places, values, left=left, color=colour, height=0.65, label=name)
+            left = [sum(pair) for pair in zip(left, values, strict=True)]
+        axes.set_yticks(places, list(parts))
+        axes.set_ylim(len(parts) - 0.5, -0.5)
+        axes.set_xlabel("ms")
+        axes.grid(axis="y", visible=False)
+        picture.figure.legend(loc="outside upper left", ncols=3)
+        return picture.svg()
+
+
+def parts_by_epoch(epochs: Sequence[Parts]) -> str | None:
+    """The parts of the mean step of each epoch, in milliseconds."""
     if not epochs:
         return None
     with _style():
         picture = _Picture()
-        axes, names = picture.axes, (*PARTS.values(), "the rest")
+        axes = picture.axes
         # Steps of an area: a bar for each epoch would be an element of the page each.
         every = -(-len(epochs) // _DOTS)
         starts = range(0, len(epochs), every)
         edges = [edge + 0.5 for start in starts for edge in (start, start + every)]
-        twice = [epochs[start] for start in starts for _ in range(2)]
-        layers = [[each.logs.get(name, 0.0) for each in twice] for name in PARTS]
-        whole = [each.logs["step_ms"] for each in twice]
-        known = map(sum, zip(*layers, strict=True))
-        layers.append([max(all_ - some, 0.0) for all_, some in zip(whole, known, strict=True)])
-        axes.stackplot(edges, *layers, colors=(*_SERIES[:3], _GRID), labels=names)
+        layers = _layers([epochs[start] for start in starts for _ in range(2)])
+        names, colours, values = zip(*layers, strict=True)
+        axes.stackplot(edges, *values, colors=colours, labels=names)
         axes.set_xlim(0.5, len(epochs) + 0.5)
         axes.set_xlabel("epoch")
         axes.set_ylabel("ms")
         axes.grid(axis="x", visible=False)
         _whole_numbers(axes.xaxis)
-        picture.figure.legend(loc="outside upper left", ncols=4)
+        picture.figure.legend(loc="outside upper left", ncols=3)
         return picture.svg()
+
+
+def _layers(parts: Sequence[Parts]) -> list[tuple[str, str, list[float]]]:
+    """Names, colours and values of the parts, from the first to the last of a step."""
+    known = all(each.wait is not None for each in parts)
+    waits = [("wait for other tasks", _SERIES[5], [each.wait or 0.0 for each in parts])]
+    return [
+        ("input", _SERIES[0], [each.input for each in parts]),
+        ("computation", _SERIES[1], [each.compute for each in parts]),
+        *(waits if known else []),
+        (
+            "exchange" if known else "exchange with wait",
+            _SERIES[2],
+            [each.exchange for each in parts],
+        ),
+        ("the rest", _GRID, [each.rest for each in parts]),
+    ]
 
 
 def staleness(task: TaskRun) -> str | None:

@@ -76,7 +76,7 @@ class Split:
         steps: how many steps there were.
         step: from the end of one step to the end of the next.
         input: waiting for the batch.
-        compute: forward and backward pass and optimizer.
+        compute: forward and backward pass, with exchanges of their own.
         waited: waiting for an exchange, with nothing else to do.
         hidden: exchange while gradients were computed.
         sent: bytes that a replica of this process sent in a step.
@@ -108,6 +108,7 @@ class Meter:
     def __init__(self) -> None:
         with eagerly_outside_of_scope(), tf.device("CPU:0"):
             self._sums = tf.Variable(tf.zeros([8], tf.float64), trainable=False)
+        self._seen = np.zeros(8)
 
     @contextlib.contextmanager
     def step(self, batch: Structure) -> Iterator[None]:
@@ -145,23 +146,34 @@ class Meter:
     def begin(self) -> None:
         """Starts anew, as at the beginning of an epoch."""
         self._sums.assign(tf.zeros([8], tf.float64))
+        self._seen = np.zeros(8)
 
     def split(self) -> Split | None:
         """The mean step since `begin`; None if there was none."""
+        return _mean(self._sums.numpy())
+
+    def latest(self) -> Split | None:
+        """The mean step since the last call, or since `begin`; None if there was none."""
         sums = self._sums.numpy()
-        steps = int(sums[_STEPS])
-        if not steps:
-            return None
-        mean = [float(total) / steps for total in sums]
-        return Split(
-            steps=steps,
-            step=1e3 * mean[_STEP],
-            input=1e3 * mean[_INPUT],
-            compute=1e3 * mean[_COMPUTE],
-            waited=1e3 * mean[_WAITED],
-            hidden=1e3 * mean[_HIDDEN],
-            sent=mean[_SENT],
-        )
+        latest, self._seen = sums - self._seen, sums
+        return _mean(latest)
+
+
+def _mean(sums: np.ndarray) -> Split | None:
+    """The mean of the steps that a meter's sums are of."""
+    steps = int(sums[_STEPS])
+    if not steps:
+        return None
+    mean = [float(total) / steps for total in sums]
+    return Split(
+        steps=steps,
+        step=1e3 * mean[_STEP],
+        input=1e3 * mean[_INPUT],
+        compute=1e3 * mean[_COMPUTE],
+        waited=1e3 * mean[_WAITED],
+        hidden=1e3 * mean[_HIDDEN],
+        sent=mean[_SENT],
+    )
 
 
 def _costs(marks: Marks) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tfdist import types
+from tfdist.gradients.step_profiler import Split
 from tfdist.keras import feeding
 from tfdist.types import Logs
 from tfdist.utils.run_record import Record
@@ -52,13 +54,20 @@ class Progress:
         self._begins = self._done = self._noted = 0
         self._epoch_begun = self._step_ended = self._last = now
 
-    def batch_ends(self, callbacks: types.CallbackList, batch: int, logs: Logs | None) -> None:
+    def batch_ends(
+        self,
+        callbacks: types.CallbackList,
+        batch: int,
+        logs: Logs | None,
+        measured: Callable[[], Split | None],
+    ) -> None:
         """Writes a line if the last one is long enough ago.
 
         Args:
             callbacks: those of the `fit`.
             batch: the number of the last step, from 0.
             logs: the logs of the epoch so far.
+            measured: returns the parts of the steps since its last call, if they are measured.
         """
         if self._first_of_epoch:
             # A `fit` that resumes begins within an epoch.
@@ -72,8 +81,12 @@ class Progress:
             return
         steps, seconds = self._done - self._noted, now - self._last
         more = {"first": True} if self._first else {}
+        split = measured()
+        parts = {} if split is None else {"parts": split.logs()}
         self._first, self._noted, self._last = False, self._done, now
-        self._add("steps", step=self._done, steps=steps, seconds=seconds, logs=logs, **more)
+        self._add(
+            "steps", step=self._done, steps=steps, seconds=seconds, logs=logs, **more, **parts
+        )
 
     def epoch_ends(self, logs: Logs | None) -> None:
         """Writes the line of an epoch. Its seconds end with its last step, before a validation."""

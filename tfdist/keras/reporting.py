@@ -34,6 +34,11 @@ def _meter() -> Meter | None:
     return getattr(tf.distribute.get_strategy(), "meter", None)
 
 
+def _latest() -> Split | None:
+    meter = _meter()
+    return None if meter is None else meter.latest()
+
+
 def _begin(original: Callable[..., None]) -> Callable[..., None]:
     """Counts the exchanges and the time of an epoch from its first step."""
 
@@ -51,14 +56,14 @@ def _begin(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _note_step(original: Callable[..., None]) -> Callable[..., None]:
-    """Notes steps in the task's record."""
+    """Notes steps in the task's record, with their parts if they are measured."""
 
     @functools.wraps(original)
     def on_train_batch_end(self: types.CallbackList, batch: int, logs: Logs | None = None) -> None:
         original(self, batch, logs)
         noted = progress.current()
         if noted is not None:
-            noted.batch_ends(self, batch, logs)
+            noted.batch_ends(self, batch, logs, _latest)
 
     return on_train_batch_end
 
