@@ -252,6 +252,16 @@ def regularized(strategy: Any) -> dict[str, Any]:
     return {"weights": common.weights(model), "loss": history.history["loss"]}
 
 
+def assigned_by_value(strategy: Any) -> list[np.ndarray]:
+    """Weights that are assigned through their values, which are TensorFlow's variables in Keras."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+    for weight in [*model.weights, *model.optimizer.variables[2:]]:
+        weight.value.assign(0.5 * weight.value)
+        weight.value.assign_add(tf.ones(weight.shape))
+        weight.value.assign_sub(0.25 * tf.ones(weight.shape))
+    return [*common.weights(model), *map(np.asarray, model.optimizer.variables[2:])]
+
+
 class Loop(keras.layers.Layer):
     """Calls layers in a loop and, of its steps, in a branch; another is called step by step."""
 
@@ -382,6 +392,41 @@ def computes_with_gradients(strategy: Any, kind: str) -> str:
             lambda: (Centring if kind == "optimizer" else keras.optimizers.SGD)(0.1),
             model,
         )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class Mapping(keras.layers.Layer):
+    """Calls a layer on each example by itself."""
+
+    def build(self, shape: Any) -> None:
+        self.dense = keras.layers.Dense(8)
+        self.dense.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return tf.vectorized_map(lambda row: self.dense(row[None])[0], x)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+def mapped_by_example(strategy: Any) -> str:
+    """The error of a layer that is called within `tf.vectorized_map`."""
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Mapping(), keras.layers.Dense(3)])
+    try:
+        _fit(strategy, OPTIMIZERS["adam"], model)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def saved_by_tensorflow(strategy: Any) -> str:
+    """The error of `tf.saved_model.save`."""
+    model, _ = _fit(strategy, OPTIMIZERS["adam"])
+    try:
+        tf.saved_model.save(model, "/nowhere")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

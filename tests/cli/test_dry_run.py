@@ -52,6 +52,38 @@ made[0].fit(np.zeros((8, 8)), np.zeros((8, 4)), verbose=0)
 """
 
 
+GAN = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class Gan(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.artist = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4096)])
+        self.judge = keras.Sequential([keras.Input((4096,)), keras.layers.Dense(16)])
+
+    def compile(self, artist, judge):
+        super().compile(jit_compile=False)
+        self.of_artist, self.of_judge = artist, judge
+
+    def train_step(self, noise):
+        for part, optimizer in ((self.judge, self.of_judge), (self.artist, self.of_artist)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.judge(self.artist(noise)))
+            weights = part.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+gan = Gan()
+gan.compile(keras.optimizers.Adam(), keras.optimizers.SGD(momentum=0.9))
+gan.fit(np.zeros((8, 8), "float32"), verbose=0)
+open("trained", "w").close()
+"""
+
+
 @pytest.fixture(autouse=True)
 def _script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,6 +124,18 @@ def test_weights_of_two_models_of_one_name_are_both_shown() -> None:
     result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "3")
     assert "bytes of 4 weights" in result.stdout
     assert len(re.findall(r"^#   net/dense/kernel ", result.stdout, re.M)) == 2
+
+
+def test_all_optimizers_of_a_step_are_counted() -> None:
+    Path("train.py").write_text(GAN)
+    result = dry_run("-s", "multi_worker", "-n", "2", "--zero", "3", "--json")
+    assert not Path("trained").exists()
+    layouts = json.loads(result.stdout)["layouts"]
+    sizes = [each["bytes"] for each in layouts["weights"]]
+    whole = [8 * 4096 * 4 // 2, 4096 * 4, 4096 * 16 * 4 // 2, 16 * 4]
+    assert sizes == whole
+    # Adam's two moments, SGD's one; and the iterations and the learning rate of each.
+    assert layouts["optimizer"] == 2 * sum(whole[:2]) + sum(whole[2:]) + 2 * 12
 
 
 def test_zero_divides_what_the_optimizer_keeps() -> None:

@@ -156,7 +156,11 @@ def test_loop_that_checks_its_values(agree: Agree, inside: bool) -> None:
 @TWICE
 @pytest.mark.needs("loops")
 @pytest.mark.parametrize(
-    ("form", "start"), [("replicas", 10), ("function", 10), ("function", 127), ("eager", 127)]
+    ("form", "start"),
+    [
+        *(("replicas", 10), ("function", 10), ("function", 127)),
+        pytest.param("eager", 127, marks=pytest.mark.needs("eager")),
+    ],
 )
 def test_loop_that_scales_its_losses(agree: Agree, form: str, start: int) -> None:
     """The scale grows, or a gradient of a replica or of the whole batch is too large at first."""

@@ -131,6 +131,23 @@ def test_a_llama_in_parts_writes_what_a_whole_one_writes(folder):
     assert "'The statement" in results[0][0]
 
 
+def epochs(printed: str) -> list[float]:
+    """The loss of each epoch that `fit` has printed."""
+    return [
+        float(re.findall(r"loss: (\d+\.\d+)", each)[-1]) for each in printed.split("Epoch ")[1:]
+    ]
+
+
+def test_a_language_model_in_parts_learns_as_a_whole_one(folder):
+    small = "examples/language_model.py --steps 4 --epochs 2 --length 16 --width 128 --blocks 1"
+    alone = run(folder, f"tfdist run {small}")
+    for parts in ("--zero 3", "--mesh model=2"):
+        printed = run(folder, f"tfdist run --strategy multi_worker -n 2 {parts} {small}")
+        assert len(epochs(printed)) == 2
+        assert epochs(printed) == pytest.approx(epochs(alone), abs=2e-4)
+        assert number(r"(\d+\.\d+) bits", printed) == number(r"(\d+\.\d+) bits", alone)
+
+
 def test_tables_on_servers(folder):
     small = "--rows 20000 --visitors 300 --films 100 --ratings 30000 --batch-size 512 --epochs 5"
     command = COMMANDS[[script_of(c) for c in COMMANDS].index("recommender.py") + 1]

@@ -88,6 +88,15 @@ TARGETS: dict[str, Target] = {
             turns=2,
         ),
         Target(
+            name="zero1",
+            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
+            processes=2,
+            options={"zero": 1},
+            contract=True,
+            slow=True,
+            lacks=frozenset({"collectives", "eager", "any optimizer"}),
+        ),
+        Target(
             name="zero",
             strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=2,
@@ -189,12 +198,6 @@ TARGETS: dict[str, Target] = {
             name="multi_worker3",
             strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
             processes=3,
-        ),
-        Target(
-            name="zero1",
-            strategy="tfdist.strategies.multi_worker.strategy:MultiWorker",
-            processes=2,
-            options={"zero": 1},
         ),
         Target(
             name="horovod_zero",

@@ -234,6 +234,28 @@ def test_what_needs_whole_weights_outside_of_steps_is_named(
         assert bool(said) is bool(error)
 
 
+@pytest.mark.parametrize("target", ["zero3", pytest.param("zero", marks=pytest.mark.seldom)])
+def test_a_weight_is_assigned_through_its_value(cluster: Pool, target: str) -> None:
+    expected = cluster.plain(f"{CASES}:assigned_by_value")
+    for worker, result in enumerate(cluster(target).call(f"{CASES}:assigned_by_value")):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
+@pytest.mark.parametrize("target", ["zero3", "mesh"])
+def test_a_layer_within_a_vectorized_map_is_refused(cluster: Pool, target: str) -> None:
+    """A collective would run for each example; a stand-in of `deferred` would not be found."""
+    for error in cluster(target).call(f"{CASES}:mapped_by_example"):
+        assert " conflicts with tf.vectorized_map of a function that reads '" in error
+        assert "Use tf.map_fn instead" in error
+
+
+@pytest.mark.parametrize("target", ["zero", "zero3"])
+def test_a_model_that_tensorflow_saves_is_refused(cluster: Pool, target: str) -> None:
+    for error in cluster(target).call(f"{CASES}:saved_by_tensorflow"):
+        assert error.startswith("ConfigError: tf.saved_model.save conflicts with zero=")
+        assert "keras.models.load_model(path).export(directory)" in error
+
+
 def test_state_that_one_process_reads_alone_is_named(cluster: Pool) -> None:
     for error in cluster("zero").call(f"{CASES}:read_on_one"):
         assert 'The workers are at different places of the program: worker 0 at "reading ' in error

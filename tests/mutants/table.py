@@ -93,7 +93,7 @@ MUTANTS: list[Mutant] = [
     *_of(
         "tfdist/strategies/multi_worker/strategy.py",
         _WIRING,
-        ("communication_for(gpus, config.communication)", 'communication_for(gpus, "auto")'),
+        ("config.part(CollectiveOptions).communication)", '"auto")'),
         ("                len(devices),\n", "                1,\n"),
     ),
     *_of(
@@ -763,6 +763,7 @@ MUTANTS: list[Mutant] = [
         "tests/unit/test_sharding.py",
         ("value = tf.transpose(tf.reshape(value, [before, shards, after]), [1, 0, 2])", "pass"),
         ("(value.indices < cut.stop)", "(value.indices <= cut.stop)"),
+        ("tf.control_dependencies(sums[-1:])", "tf.control_dependencies([])"),
     ),
     *_of(
         "tfdist/sharding/gathering.py",

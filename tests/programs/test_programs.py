@@ -64,6 +64,7 @@ NAMED = {"contrastive": "The examples of a batch meet in the loss"}
 
 #: Programs whose steps run eagerly or are loops of their own, which divided models refuse by name.
 REFUSED = {
+    "zero1": ("actor_critic",),
     "zero": ("actor_critic",),
     "zero3": ("actor_critic", "own_loop"),
     "mesh": ("actor_critic", "own_loop"),

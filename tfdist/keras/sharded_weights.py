@@ -18,7 +18,7 @@ from tfdist._keras import RNN, BaseOptimizer, TFOptimizer, Variable
 from tfdist.comm.batch_dependence import is_symbolic
 from tfdist.config.mesh import MODEL
 from tfdist.errors import ConfigError
-from tfdist.keras.hooks import Hook, on_gradients
+from tfdist.keras.hooks import Hook, by_example, on_gradients
 from tfdist.keras.layouts import layout_of
 from tfdist.keras.parts import part_behind
 from tfdist.keras.replica_context import current_step
@@ -181,7 +181,23 @@ def _weigh(gradient: Gradient) -> Gradient:
     return step.weigh_gradient(gradient, scaled[0] if scaled else None)
 
 
-_IN_STEP = InStep(_weigh, note_assigned, warn_of_own_start)
+def _note_read(weight: KerasVariable) -> None:
+    """Notes that a step reads a weight.
+
+    Raises:
+        ConfigError: within a `tf.vectorized_map`, which can neither repeat an exchange for each
+            example, nor follow one that is made after the trace (`tfdist.sharding.deferred`).
+    """
+    if by_example.is_up:
+        raise ConfigError(
+            f"{asked(tf.distribute.get_strategy())} conflicts with tf.vectorized_map of a function "
+            f"that reads {weight.path!r}: the weight is divided over the processes, which cannot "
+            "exchange its parts there. Use tf.map_fn instead, or leave the option out."
+        )
+    warn_of_own_start(weight)
+
+
+_IN_STEP = InStep(_weigh, note_assigned, _note_read)
 
 
 def _gathered_for_the_call(original: Callable[..., Any]) -> Callable[..., Any]:

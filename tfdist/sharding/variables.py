@@ -62,6 +62,9 @@ class InStep(NamedTuple):
 #: The attribute of a value for its variable.
 _VARIABLE = "_tfdist_variable"
 
+#: The methods of TensorFlow's variables, which are the values of Keras's, that a value has too.
+_ASSIGNING = ("assign", "assign_add", "assign_sub")
+
 #: Seconds that a process waits for the others at a divided variable that it reads.
 READ_SECONDS = 300.0
 
@@ -193,6 +196,8 @@ class ShardedVariable(_Shard):
     def _whole(self) -> Any:
         whole = self._read_whole()
         setattr(whole, _VARIABLE, self)
+        for name in _ASSIGNING:
+            setattr(whole, name, getattr(self, name))
         return whole
 
     def _read_whole(self) -> Any:
@@ -323,6 +328,19 @@ class ShardedVariable(_Shard):
         own = tf.cast(own_shard(tf.convert_to_tensor(value), self.kept_layout), self.kept.dtype)
         # A slice may be a view, which would keep the whole value alive.
         self.kept.assign(tf.raw_ops.DeepCopy(x=own))
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> Mapping[str, object]:
+        """Refuses `tf.saved_model.save`, which takes TensorFlow's variables for whole weights."""
+        if save_type == "savedmodel":
+            raise ConfigError(
+                f"tf.saved_model.save conflicts with {asked(self._strategy)}, which divides "
+                f"{self.path!r} over the processes. Save the model as a .keras file, and export "
+                "that in one process: keras.models.load_model(path).export(directory)."
+            )
+        children: Mapping[str, object] = super()._trackable_children(save_type, **kwargs)
+        return children
 
     def _serialize_to_tensors(self) -> dict[str, Tensor]:
         return {"VARIABLE_VALUE": tf.convert_to_tensor(self.value)}

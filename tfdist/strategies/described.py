@@ -1,8 +1,8 @@
 """The first process of a job that divides a model, without the others.
 
 It makes the model as that process would, with its parts of the weights and of the optimizer's
-variables, and ends before the first update. Exchanges return values of the right shapes, without
-a meaning.
+variables, and ends with the first step, which updates nothing. Exchanges return values of the right
+shapes, without a meaning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Description(TypedDict):
 
     Attributes:
         weights: each weight's layout.
-        optimizer: the bytes of the optimizer's variables; None if the program makes none.
+        optimizer: the bytes of the variables of the optimizers that the first step applies; None
+            if the program trains nothing.
     """
 
     weights: list[WeightLayout]
@@ -62,7 +63,7 @@ class _ShapesAlone:
 
 
 class Described(MultiWorker):
-    """The first process of a mesh, alone; ends the program when an optimizer is to update weights.
+    """The first process of a mesh, alone; ends the program after the first step.
 
     Args:
         config: the configuration of the job.
@@ -76,13 +77,21 @@ class Described(MultiWorker):
         self.mesh = parsed or Mesh(((DATA, config.processes),))
         self.layouts = parse_layouts(None if mesh is None else mesh.layouts)
         self.default_layouts = () if parsed is None else self.layouts
-        self._optimizer: int | None = None
-        self._hooks = HookSet(lambda: [Hook(BaseOptimizer, "apply", self._ended)], priority=10)
+        self._optimizers: dict[int, int] = {}
+        self._hooks = HookSet(lambda: [Hook(BaseOptimizer, "apply", self._built)], priority=10)
 
     @property
     def description(self) -> Description:
-        """The parts of the weights and of the optimizer that this process keeps."""
-        return {"weights": weight_layouts(self), "optimizer": self._optimizer}
+        """The parts of the weights and of the optimizers that this process keeps."""
+        kept = sum(self._optimizers.values()) if self._optimizers else None
+        return {"weights": weight_layouts(self), "optimizer": kept}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a step; the first that has applied an optimizer ends the program."""
+        result = super().run(*args, **kwargs)
+        if self._optimizers:
+            raise SystemExit
+        return result
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[object]:
@@ -111,7 +120,7 @@ class Described(MultiWorker):
         """Takes another mesh, as `keras.distribution` asks for."""
         self.mesh, self.layouts = mesh, layouts
 
-    def _ended(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _built(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """An optimizer that is going to update weights has all of its variables."""
 
         @functools.wraps(original)
@@ -123,7 +132,8 @@ class Described(MultiWorker):
             kept = [
                 v.kept if isinstance(v, ShardedVariable) else v._value for v in optimizer.variables
             ]
-            self._optimizer = sum(map(size_of, kept))
-            raise SystemExit
+            self._optimizers[id(optimizer)] = sum(map(size_of, kept))
+            if tf.distribute.in_cross_replica_context():
+                raise SystemExit
 
         return apply
