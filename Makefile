@@ -35,7 +35,7 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(STAMP)docs
 	rm -rf build/pages && mkdir -p build/pages
 	find *.md LICENSE docs strategies benchmarks/results -name '*.md' -o -name '*.png' \
-	    -o -name '*.toml' -o -name LICENSE | xargs cp --parents -t build/pages
+	    -o -name '*.css' -o -name '*.toml' -o -name LICENSE | xargs cp --parents -t build/pages
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

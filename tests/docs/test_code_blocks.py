@@ -8,10 +8,15 @@ hold what the script needs besides, and the command that runs it:
     <!-- python
     model = ...
     -->
+
+A block of code that needs a package which is not installed is left out:
+
+    <!-- needs: mlflow -->
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -23,7 +28,10 @@ import pytest
 from tfdist import environment
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```$|^<!-- python\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- needs: (\w+) -->\n+)?(?:^```python\n(.*?)^```$|^<!-- python\n(.*?)^-->$)",
+    re.MULTILINE | re.DOTALL,
+)
 COMMAND = re.compile(r"^<!-- run: (.*) -->$", re.MULTILINE)
 PAGES = {
     path.name: path
@@ -35,7 +43,11 @@ PAGES = {
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     text = PAGES[page].read_text()
-    blocks = [shown or hidden for shown, hidden in BLOCK.findall(text)]
+    blocks = [
+        shown or hidden
+        for package, shown, hidden in BLOCK.findall(text)
+        if not package or importlib.util.find_spec(package)
+    ]
     (tmp_path / "script.py").write_text("\n\n".join(blocks))
     found = COMMAND.search(text)
     words = shlex.split(found[1]) if found else ["python"]

@@ -19,7 +19,8 @@ from tfdist import environment
 
 #: Those that train any program; a seed draws one of them.
 STRATEGIES = ("single", "mirrored", "multi_worker", "horovod", "parameter_server")
-SEEDS = range(25)
+#: Some of them in each run of everything; `make fuzz` searches.
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.seldom) for seed in range(6, 25))]
 CASES = sorted((pathlib.Path(__file__).parent / "cases").glob("*.json"))
 
 

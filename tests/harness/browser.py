@@ -33,12 +33,16 @@ _FLAGS = (
 _MEASURE = """
 <script id="measure">//<![CDATA[
 window.addEventListener("load", function () { setTimeout(function () {
-  var edge = document.documentElement.clientWidth, wide = [], pictures = [];
+  var edge = document.documentElement.clientWidth, wide = [], pictures = [], broken = [];
   document.querySelectorAll("main *").forEach(function (each) {
     var box = each.getBoundingClientRect();
     var inner = each.closest("svg, pre, .md-typeset__scrollwrap");
     if (each.checkVisibility() && box.right > edge + 1 && (!inner || inner === each))
       wide.push(each.tagName + "." + each.getAttribute("class") + " to " + Math.round(box.right));
+  });
+  document.querySelectorAll("main td code").forEach(function (each) {
+    if (/^--?[\\w-]+$/.test(each.textContent) && each.getClientRects().length > 1)
+      broken.push(each.textContent);
   });
   document.querySelectorAll("main svg, main img").forEach(function (each) {
     var box = each.getBoundingClientRect();
@@ -49,7 +53,8 @@ window.addEventListener("load", function () { setTimeout(function () {
   found.id = "found";
   found.textContent = JSON.stringify({
     width: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight,
-    wide: wide.slice(0, 10), pictures: pictures, text: document.body.innerText.length
+    wide: wide.slice(0, 10), broken: broken, pictures: pictures,
+    text: document.body.innerText.length
   });
   document.documentElement.appendChild(found);
 }, 500); });
@@ -64,6 +69,7 @@ class Look:
     Attributes:
         width: of the whole page, in pixels.
         wide: elements that reach beyond the window.
+        broken: flags in tables that take more than one line.
         colours: for each picture of the page, how many colours a screenshot of it has.
         letters: how much text there is.
         screenshot: the picture of the page.
@@ -71,6 +77,7 @@ class Look:
 
     width: int
     wide: list[str]
+    broken: list[str]
     colours: list[int]
     letters: int
     screenshot: Path
@@ -114,7 +121,8 @@ def look(page: Path, name: str, folder: Path) -> Look:
     print(f"Screenshot: {screenshot}")
     picture = (255 * matplotlib.image.imread(screenshot)[..., :3]).astype(np.uint8)
     colours = [_colours(picture[y : y + h, x : x + w]) for x, y, w, h in found["pictures"]]
-    return Look(found["width"], found["wide"], colours, found["text"], screenshot)
+    wide, broken = found["wide"], found["broken"]
+    return Look(found["width"], wide, broken, colours, found["text"], screenshot)
 
 
 def _chromium(folder: Path, *words: str) -> str:
