@@ -763,7 +763,6 @@ MUTANTS: list[Mutant] = [
         "tests/unit/test_sharding.py",
         ("value = tf.transpose(tf.reshape(value, [before, shards, after]), [1, 0, 2])", "pass"),
         ("(value.indices < cut.stop)", "(value.indices <= cut.stop)"),
-        ("tf.control_dependencies(sums[-1:])", "tf.control_dependencies([])"),
     ),
     *_of(
         "tfdist/sharding/gathering.py",

@@ -177,29 +177,6 @@ class Doubling:
         return tensor
 
 
-def test_a_large_gradient_is_summed_in_pieces_one_after_the_other() -> None:
-    """All at once, an all-to-all would hold a copy of the gradient until after the sum."""
-    cut = Cut((1024, 1536), 0, axis(2, 0))
-    pieces: list[tf.Tensor] = []
-
-    class Noting(Doubling):
-        def all_to_all(self, tensor: tf.Tensor) -> tf.Tensor:
-            pieces.append(tf.identity(tensor))
-            return pieces[-1]
-
-    @tf.function(autograph=False)
-    def summed(value: tf.Tensor) -> tf.Tensor:
-        shard: tf.Tensor = reduce_scatter(Noting(), [value], [cut])[0]
-        return shard
-
-    value = tf.random.stateless_normal(cut.shape, [1, 2])
-    np.testing.assert_array_equal(summed(value), value[:512] + value[512:])
-    assert [each.shape for each in pieces] == [(2, 262144)] * 3  # Of 2 MiB each.
-    sums = [each for each in pieces[0].graph.get_operations() if each.type == "AddN"]
-    for before, piece in zip(sums, pieces[1:], strict=False):
-        assert _is_after(piece.op.inputs[0].op, [before])
-
-
 def test_the_backward_pass_reads_a_weight_that_is_gathered_again() -> None:
     """That of the forward pass would be kept until then. The last one is needed at once."""
     strategy: Any = SimpleNamespace(link=Doubling, sum_gradients=list)

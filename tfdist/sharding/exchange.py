@@ -6,7 +6,6 @@ Small tensors travel together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,11 +30,6 @@ __all__ = ["gather", "own_shard", "reduce_scatter", "slice_of"]
 #: Small tensors are exchanged together up to so many bytes.
 _BUCKET_BYTES = 4 << 20
 
-#: A large tensor is summed in pieces of at least so many bytes, one after the other. TensorFlow's
-#: all-to-all holds what it sends and all that it receives until after the sum, so that a process
-#: would have each gradient twice.
-_PIECE_BYTES = 2 << 20
-
 
 def reduce_scatter(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     """The sums over the replicas of dense tensors, of each the shard of this one.
@@ -50,28 +44,13 @@ def reduce_scatter(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> li
 
 def _reduced_slices(link: Link, values: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
     def exchange(bucket: list[Tensor]) -> list[Tensor]:
-        if len(bucket) == 1:
-            return [_own_sum(link, bucket[0])]
-        own = _own_sum(link, tf.concat(bucket, 1))
-        parts: list[Tensor] = tf.split(own, [each.shape[1] for each in bucket])
-        return parts
+        packed = tf.concat(bucket, 1) if len(bucket) > 1 else bucket[0]
+        own = tf.add_n(tf.unstack(link.all_to_all(packed), link.count))
+        return tf.split(own, [each.shape[1] for each in bucket]) if len(bucket) > 1 else [own]
 
     rows = [_to_rows(value, cut) for value, cut in zip(values, cuts, strict=True)]
     shards = by_group(rows, _buckets(rows), exchange)
     return [tf.reshape(s, cut.shard_shape) for s, cut in zip(shards, cuts, strict=True)]
-
-
-def _own_sum(link: Link, rows: Tensor) -> Tensor:
-    """The sum over the replicas of this one's row of a tensor with a row for each."""
-    width = rows.shape[1]
-    step = math.ceil(width / max(1, size_of(rows) // _PIECE_BYTES))
-    sums: list[Tensor] = []
-    for begin in range(0, width, step):
-        with tf.control_dependencies(sums[-1:]):
-            piece = rows[:, begin : begin + step] if step < width else rows
-        sums.append(tf.add_n(tf.unstack(link.all_to_all(piece), link.count)))
-    own: Tensor = tf.concat(sums, 0) if len(sums) > 1 else sums[0]
-    return own
 
 
 def gather(link: Link, shards: Sequence[Any], cuts: Sequence[Cut]) -> list[Tensor]:
