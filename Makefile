@@ -19,7 +19,7 @@ $(TESTS): export PATH := $(CURDIR)/$(BIN):$(PATH)
 $(TESTS): $(STAMP)dev
 	$(BIN)/tfdist build-horovod
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder \
-	    --durations=10 --tier=$(@:test-%=%) $(PYTEST_ARGS)
+	    --durations=40 --tier=$(@:test-%=%) $(PYTEST_ARGS)
 
 # Breaks one place after the other and lists what no test notices: ARGS="-k WORD --seconds 300".
 mutants: $(STAMP)dev
@@ -69,11 +69,12 @@ versions: $(STAMP)dev
 with = $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/other/$(1) $(1) && \
 	    PYTHONPATH=$(CURDIR)/$(VENV)/other/$(1) $(BIN)/python -m pytest -p no:cacheprovider
 
-# The command with the lowest versions of what it is made with, as setup.cfg has them.
+# The command and a launch with the lowest versions of what they are made with, as setup.cfg has them.
 lowest: $(STAMP)dev
 	sed -n '/^install_requires/,/^$$/s/^    \([a-z]*\) >=\([0-9.]*\)$$/\1==\2/p' setup.cfg | \
 	    xargs $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/other/lowest
-	PYTHONPATH=$(CURDIR)/$(VENV)/other/lowest $(BIN)/python -m pytest -p no:cacheprovider tests/cli tests/unit
+	PYTHONPATH=$(CURDIR)/$(VENV)/other/lowest $(BIN)/python -m pytest -p no:cacheprovider \
+	    tests/cli tests/unit "tests/jobs/test_launch.py::test_a_model_of_the_programs_own_classes_comes_back"
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

@@ -138,6 +138,7 @@ def epochs(printed: str) -> list[float]:
     ]
 
 
+@pytest.mark.seldom
 def test_a_language_model_in_parts_learns_as_a_whole_one(folder):
     small = "examples/language_model.py --steps 4 --epochs 2 --length 16 --width 128 --blocks 1"
     alone = run(folder, f"tfdist run {small}")

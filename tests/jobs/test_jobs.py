@@ -317,6 +317,7 @@ def test_verify_compares_one_process_with_two(folder):
     assert report["examples_one"] == report["examples_many"] == 8 * 64
 
 
+@pytest.mark.seldom
 def test_verify_takes_a_module(folder):
     (folder / "program").mkdir()
     shutil.copy(TRAINING_SCRIPT, folder / "program/train.py")

@@ -271,7 +271,7 @@ def test_an_optimizer_in_that_of_horovod_comes_back_as_itself(tmp_path: Path) ->
     assert "OWN True" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("folder", ["logs", ""])
+@pytest.mark.parametrize("folder", ["logs", pytest.param("", marks=pytest.mark.seldom)])
 def test_a_result_that_cannot_be_loaded_is_kept(custom: Path, folder: str) -> None:
     done = run(custom, sys.executable, "custom.py", "refuse", folder)
     expected = "ERROR The result of type Refusing cannot be loaded here: ValueError: not yet"

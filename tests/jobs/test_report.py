@@ -57,7 +57,9 @@ def test_a_job_of_two_processes(tmp_path):
     assert [each.partition(":")[0] for each in found.lacks] == ["Staleness", "Timeline"]
 
 
-@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.parametrize(
+    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.seldom)]
+)
 def test_the_parts_of_each_task_s_steps(tmp_path, strategy):
     """Worker 1 takes 30 ms longer for each of its batches, so worker 0 waits for it."""
     late = """
