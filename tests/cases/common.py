@@ -212,3 +212,12 @@ class SeenOnce(keras.metrics.Metric):
         """The share, a scalar."""
         once = keras.ops.equal(keras.ops.round(self.seen.value), 1.0)
         return keras.ops.mean(keras.ops.cast(once, "float32"))
+
+
+def error_of(action: Callable[[], object]) -> str:
+    """The error that an action ends in, with its type; empty if it ends in none."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -80,11 +80,7 @@ def held(strategy: Any, optimizer: str) -> dict[str, Any]:
 
 def refused(strategy: Any, optimizer: str) -> str:
     """The error of training with an optimizer; empty if it trains."""
-    try:
-        _fit(strategy, OPTIMIZERS[optimizer])
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return common.error_of(lambda: _fit(strategy, OPTIMIZERS[optimizer]))
 
 
 def of_whole_weights(
@@ -132,22 +128,14 @@ def state_of_file(strategy: Any, path: str) -> list[np.ndarray]:
 def another_optimizer(strategy: Any, first: str, second: str) -> str:
     """The error of a model that is trained with one optimizer and then with another."""
     model, _ = _fit(strategy, OPTIMIZERS[first])
-    try:
-        _fit(strategy, OPTIMIZERS[second], model)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return common.error_of(lambda: _fit(strategy, OPTIMIZERS[second], model))
 
 
 def one_weight(strategy: Any) -> str:
     """The error of fewer weights than processes."""
     with scope(strategy):
         model = _with_given_weights(keras.layers.Dense(3, use_bias=False))
-    try:
-        _fit(strategy, OPTIMIZERS["lamb"], model)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return common.error_of(lambda: _fit(strategy, OPTIMIZERS["lamb"], model))
 
 
 def infinity_in_one_shard(strategy: Any, of_whole_weights: bool = False) -> dict[str, Any]:
@@ -386,15 +374,8 @@ def computes_with_gradients(strategy: Any, kind: str) -> str:
         model = (
             keras.Sequential([keras.layers.Dense(3)]) if kind == "optimizer" else Computing(kind)
         )
-    try:
-        _fit(
-            strategy,
-            lambda: (Centring if kind == "optimizer" else keras.optimizers.SGD)(0.1),
-            model,
-        )
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    kind_of = Centring if kind == "optimizer" else keras.optimizers.SGD
+    return common.error_of(lambda: _fit(strategy, lambda: kind_of(0.1), model))
 
 
 class Mapping(keras.layers.Layer):
@@ -415,21 +396,13 @@ def mapped_by_example(strategy: Any) -> str:
     """The error of a layer that is called within `tf.vectorized_map`."""
     with scope(strategy):
         model = keras.Sequential([keras.Input((8,)), Mapping(), keras.layers.Dense(3)])
-    try:
-        _fit(strategy, OPTIMIZERS["adam"], model)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return common.error_of(lambda: _fit(strategy, OPTIMIZERS["adam"], model))
 
 
 def saved_by_tensorflow(strategy: Any) -> str:
     """The error of `tf.saved_model.save`."""
     model, _ = _fit(strategy, OPTIMIZERS["adam"])
-    try:
-        tf.saved_model.save(model, "/nowhere")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    return common.error_of(lambda: tf.saved_model.save(model, "/nowhere"))
 
 
 def weights_held(strategy: Any) -> dict[str, Any]:

@@ -73,6 +73,10 @@ class Target:
         return self.processes * self.devices // parts
 
 
+#: What ZeRO lacks at each stage, and what a model axis does.
+_BY_ZERO = frozenset({"collectives", "eager", "any optimizer"})
+_BY_MESH = frozenset({"collectives", "eager", "loops", "own data", "whole gradients"})
+
 PLAIN = "plain"
 
 TARGETS: dict[str, Target] = {
@@ -94,7 +98,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 1},
             contract=True,
             slow=True,
-            lacks=frozenset({"collectives", "eager", "any optimizer"}),
+            lacks=_BY_ZERO,
         ),
         Target(
             name="zero",
@@ -103,7 +107,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 2},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "eager", "any optimizer"}),
+            lacks=_BY_ZERO,
         ),
         Target(
             name="zero3",
@@ -112,7 +116,7 @@ TARGETS: dict[str, Target] = {
             options={"zero": 3},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "eager", "loops", "whole gradients", "any optimizer"}),
+            lacks=_BY_ZERO | {"loops", "whole gradients"},
         ),
         Target(
             name="mesh",
@@ -121,7 +125,7 @@ TARGETS: dict[str, Target] = {
             options={"mesh": "model=2"},
             contract=True,
             turns=1,
-            lacks=frozenset({"collectives", "eager", "loops", "own data", "whole gradients"}),
+            lacks=_BY_MESH,
         ),
         Target(
             name="mesh4",
@@ -130,7 +134,7 @@ TARGETS: dict[str, Target] = {
             options={"mesh": "data=2,model=2"},
             contract=True,
             slow=True,
-            lacks=frozenset({"collectives", "eager", "loops", "own data", "whole gradients"}),
+            lacks=_BY_MESH,
         ),
         Target(
             name="parameter_server",
@@ -158,12 +162,7 @@ TARGETS: dict[str, Target] = {
             rests=True,
             contract=True,
             slow=True,
-            lacks=frozenset(
-                {
-                    *("collectives", "eager", "loops", "own data", "whole gradients"),
-                    "any optimizer",
-                }
-            ),
+            lacks=_BY_ZERO | _BY_MESH,
         ),
         Target(
             name="mirrored",
