@@ -74,7 +74,7 @@ lowest: $(STAMP)dev
 	sed -n '/^install_requires/,/^$$/s/^    \([a-z]*\) >=\([0-9.]*\)$$/\1==\2/p' setup.cfg | \
 	    xargs $(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/other/lowest
 	PYTHONPATH=$(CURDIR)/$(VENV)/other/lowest $(BIN)/python -m pytest -p no:cacheprovider \
-	    tests/cli tests/unit "tests/jobs/test_launch.py::test_a_model_of_the_programs_own_classes_comes_back"
+	    tests/cli tests/unit "tests/jobs/test_launch.py::test_modules_of_the_callers_own_path"
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness import PLAIN, STRATEGIES, TARGETS, Pool, turns
+from tests.harness import PLAIN, STRATEGIES, Pool, turns
 
 #: Absolute and relative difference that is allowed between one process and several.
 TOLERANCE = 1e-5
@@ -19,12 +19,11 @@ Agree = Callable[..., list[Any]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Makes a case of each test on each strategy; on two in `all`, unless a marker says it."""
+    """Makes a case of each test on each strategy; each runs on one, unless a marker says more."""
     if "target" in metafunc.fixturenames and not hasattr(metafunc.module, "target"):
         marked = metafunc.definition.get_closest_marker("turns")
-        marks = [] if marked else [pytest.mark.turns("test", "all")]
-        slow = {name: [pytest.mark.slow] if TARGETS[name].slow else [] for name in STRATEGIES}
-        targets = [pytest.param(name, marks=[*marks, *slow[name]]) for name in STRATEGIES]
+        marks = [] if marked else [pytest.mark.turns("test")]
+        targets = [pytest.param(name, marks=marks) for name in STRATEGIES]
         metafunc.parametrize("target", targets, scope="function")
 
 

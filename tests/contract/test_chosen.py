@@ -7,9 +7,6 @@ import pytest
 from tests.cases.chosen_cases import LOSSES
 from tests.contract.conftest import Agree
 
-# The hooks into losses are the same on all strategies.
-pytestmark = pytest.mark.turns("test")
-
 
 @pytest.mark.needs("whole batch")
 @pytest.mark.parametrize("kind", LOSSES)

@@ -16,10 +16,6 @@ from tests.harness import TARGETS, CallError, Pool
 
 CASES = "contract_cases"
 
-# The hooks into Keras's losses and metrics are the same on all strategies.
-pytestmark = pytest.mark.turns("test")
-
-
 #: Targets on which a process sees a whole batch, parameter servers where a step asks for it.
 _WHOLE = ("single", "mesh", "parameter_server")
 

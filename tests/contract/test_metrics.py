@@ -8,9 +8,6 @@ from tests.cases.metric_cases import CONSTANTS, HIDDEN, METRICS
 from tests.contract.conftest import Agree
 from tests.harness import TARGETS
 
-# Metrics are looked into by the same code on all strategies.
-pytestmark = pytest.mark.turns("test")
-
 
 @pytest.mark.needs("any model")
 @pytest.mark.parametrize("kind", METRICS)

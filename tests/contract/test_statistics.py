@@ -13,9 +13,6 @@ from tests.cases.statistic_cases import CENTERS, EXAMPLES, MOMENTS
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, CallError, Pool
 
-# Statistics are looked for in the graph by the same code on all strategies.
-pytestmark = pytest.mark.turns("test")
-
 
 def seldom(kinds: Iterable[str], *often: str) -> list[Any]:
     """Kinds of which all but some run in `make test-everything` only: unit tests have them too."""

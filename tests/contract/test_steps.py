@@ -9,8 +9,7 @@ import pytest
 from tests.contract.conftest import Agree, assert_same
 from tests.harness import TARGETS, Pool
 
-# The hooks into a step are the same code on all strategies; loops by hand meet code of each.
-pytestmark = pytest.mark.turns("test")
+# Loops by hand meet code of each strategy.
 TWICE = pytest.mark.turns("test", "all")
 
 #: Strategies whose workers or stages run graphs.

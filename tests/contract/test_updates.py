@@ -14,9 +14,8 @@ from tests.harness import CallError, Pool
 
 TRAIN = "update_cases:train"
 
-# The rules are the same code on all collectives. A checkpoint and a report are made of what the
-# replicas have in one process, or in several: these tests take turns on two strategies.
-pytestmark = [pytest.mark.needs("collectives"), pytest.mark.turns("test")]
+pytestmark = pytest.mark.needs("collectives")
+# A checkpoint and a report are made of what the replicas have in one process, or in several.
 TWICE = pytest.mark.turns("test", "all")
 
 

@@ -121,6 +121,7 @@ def test_two_optimizers_and_a_train_step_on_two_devices(folder):
     assert "mean drawing" in printed
 
 
+@pytest.mark.seldom  # tests/keras/test_mesh.py: the same layers, small.
 def test_a_llama_in_parts_writes_what_a_whole_one_writes(folder):
     small = "examples/kerashub_llama.py --steps 12 --width 32 --length 32"
     results = [
@@ -149,6 +150,7 @@ def test_a_language_model_in_parts_learns_as_a_whole_one(folder):
         assert number(r"(\d+\.\d+) bits", printed) == number(r"(\d+\.\d+) bits", alone)
 
 
+@pytest.mark.seldom  # tests/servers/test_sparse.py has tables on servers.
 def test_tables_on_servers(folder):
     small = "--rows 20000 --visitors 300 --films 100 --ratings 30000 --batch-size 512 --epochs 5"
     command = COMMANDS[[script_of(c) for c in COMMANDS].index("recommender.py") + 1]
@@ -156,7 +158,6 @@ def test_tables_on_servers(folder):
     check_recommender(run(folder, f"{command} {small}"))
 
 
-@pytest.mark.core
 def test_a_training_that_is_ended_goes_on_at_its_backup(folder):
     """Two runs, of which the first loses its power, come to what one run comes to."""
     alone = run(folder, "tfdist run --seed 1 examples/resumable.py --backup other")

@@ -45,7 +45,7 @@ class Target:
         turns: how often the target is due, beside others, at cases that run on one strategy; 0
             where it is due at none, and runs those only that run on every strategy.
         contract: whether the contract suite runs on it.
-        slow: whether what is core runs on it in `make test-all` only.
+        slow: whether what is core takes turns on it and others in `make test-all`.
         lacks: keys of `CAPABILITIES`: cases that need one of them do not run on it.
     """
 

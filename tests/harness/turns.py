@@ -1,19 +1,20 @@
 """On which strategies a case runs in which tier.
 
 A test with a parameter `target` is a case for each value of its other parameters. A case that is
-marked `core` runs on every strategy in `make test`. The others take turns, file by file and in the
-order in which they are written. Its marker `turns` has the tier in which a case runs on the
-strategy that is due, and, if it has two, that in which it runs on a second one too: on
-`multi_worker`, or, where that was due, on the next. `make test-everything` runs it on all. A
-strategy that lacks what a case needs is never due. Of a test with many cases the first `PROMPT` do
-so, and the others run in `make test-all`, on one strategy: the most telling ones come first.
+marked `core` runs on every strategy in `make test`, and in `make test-all` on one of the slow
+ones. The others take turns, file by file and in the order in which they are written. A case's
+marker `turns` has the tier in which it runs on the strategy that is due, and, if it has two, that
+in which it runs on a second one too: on `multi_worker`, or, where that was due, on the next. A
+strategy that lacks what a case needs is never due. Of a test with many cases the first does so, the
+next `LATER` run in `make test-all`, on one strategy, and the others in `make test-everything`, as
+all do on all strategies: the most telling ones come first. A case whose marker says `all` runs
+there wherever it stands.
 
-The contract suite's files on training, data and batches have two tiers: feeding, placing and
-updating are code of each strategy. Those on losses, steps, statistics and update modes have one,
-but for loops by hand, and checkpoints and reports of a mode: the hooks into steps and losses and
-the rules of an exchange are one code for all, and neighbours are due on the other strategies. What
-is lost is a fault in one such case that only a certain strategy has, and that has no turn there;
-`make test-everything` finds it.
+The contract suite's file on data has two tiers, as have loops by hand, and checkpoints and reports
+of a mode: feeding is code of each strategy. The others have one: the hooks into steps and losses
+and the rules of an exchange are one code for all, and neighbours are due on the other strategies.
+What is lost is a fault in one such case that only a certain strategy has, and that has no turn
+there; `make test-everything` finds it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from tests.harness.targets import CAPABILITIES, TARGETS, Target
 
 #: The second strategy of each case: several processes, and stock Keras's rules.
 ALWAYS = "multi_worker"
-#: The most cases of one test that `make test` runs, beside those that are core.
-PROMPT = 3
+#: How many cases of one test `make test-all` runs beside its first and those that are core.
+LATER = 3
 
 Cases = Mapping[tuple[Any, ...], dict[str, pytest.Item]]
 
@@ -96,22 +97,50 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 def take_turns(items: Iterable[pytest.Item]) -> None:
     """Gives the tests of one file the tiers of their turns."""
     met: collections.Counter[str] = collections.Counter()
-    taken: dict[bool, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    taken: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     cases = cases_of(item for item in items if item.get_closest_marker("turns"))
     for (test, *_), case in cases.items():
-        mark = next(iter(case.values())).get_closest_marker("turns")
-        assert mark is not None
-        core = any(item.get_closest_marker("core") for item in case.values())
-        seldom = all(item.get_closest_marker("seldom") for item in case.values())
-        met[test] += not (core or seldom)
-        is_prompt = core or met[test] <= PROMPT
-        first = _due(case, taken[is_prompt])
-        taken[is_prompt][first] += not (core or seldom)
-        second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken[is_prompt])
-        ranks = mark.args if is_prompt else ("all",)
-        places = dict(zip((first, second), ranks, strict=False))
+        if any(item.get_closest_marker("core") for item in case.values()):
+            places = _places_of_core(case, taken["core"])
+        else:
+            ranks = _asked(case)
+            if ranks[0] == "test":
+                met[test] += 1
+                ranks = ranks if met[test] == 1 else ("all",)
+                ranks = ranks if met[test] <= 1 + LATER else ()
+            places = _places(case, ranks, taken[ranks[0]]) if ranks else {}
         for name, item in case.items():
-            tiers.give(item, "test" if core else places.get(name, "everything"))
+            tiers.give(item, places.get(name, "everything"))
+
+
+def _asked(case: Mapping[str, pytest.Item]) -> tuple[str, ...]:
+    """The tiers that a case's marker has; `everything` where all of it is marked seldom."""
+    if all(item.get_closest_marker("seldom") for item in case.values()):
+        return ("everything",)
+    mark = next(iter(case.values())).get_closest_marker("turns")
+    assert mark is not None
+    return mark.args
+
+
+def _places(
+    case: Mapping[str, pytest.Item], ranks: tuple[str, ...], taken: collections.Counter[str]
+) -> dict[str, str]:
+    """The tiers of the strategies that are due at a case."""
+    first = _due(case, taken)
+    taken[first] += 1
+    second = ALWAYS if first != ALWAYS else _due(case.keys() - {first}, taken)
+    return dict(zip((first, second), ranks, strict=False))
+
+
+def _places_of_core(
+    case: Mapping[str, pytest.Item], taken: collections.Counter[str]
+) -> dict[str, str]:
+    """The same of a case that is core: slow strategies take turns at it."""
+    slow = [name for name in case if TARGETS[name].slow]
+    due = min(slow, key=lambda name: taken[name], default=None)
+    if due:
+        taken[due] += 1
+    return {name: "test" for name in case if name not in slow} | ({due: "all"} if due else {})
 
 
 def _due(names: Collection[str], taken: Mapping[str, int]) -> str:

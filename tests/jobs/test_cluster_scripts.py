@@ -41,6 +41,7 @@ def test_local_ps(folder):
     assert arguments == "['--own'] __main__"
 
 
+@pytest.mark.seldom  # test_horovod.py has a job of mpirun.
 def test_mpirun(folder):
     root = "--allow-run-as-root --oversubscribe"
     found = run(folder, SCRIPTS / "mpirun.sh", "train.py", MPI_ARGS=root)

@@ -104,24 +104,33 @@ FILES = {
 }
 
 
-@pytest.mark.core
-def test_every_launcher_trains_the_same(folder, alone):
-    """`tfdist run` alone, mpirun and horovodrun, and one process."""
-    train = ["--seed", 3, "train.py"]
-    tools = f"{BIN}:{environment.snapshot()['PATH']}"
-    mpi = ["--on", "mpi", "-n", 2, "--engine-args", "--allow-run-as-root --oversubscribe"]
-    done = [
-        run(folder, *HOROVOD, "-n", 2, "--timeline", "timeline.json", *train),
-        run(folder, *HOROVOD, *mpi, *train, PATH=tools),
-        run(folder, BIN / "horovodrun", "-np", 2, *HOROVOD, *train, PATH=tools),
-    ]
-    for each in done:
-        assert each.returncode == 0, each.stderr
-    losses = [re.findall(r"RESULT (\S+)", each.stdout) for each in done]
-    assert [len(found) for found in losses] == [1, 2, 2]
-    numbers = [float(number) for found in losses for number in found]
-    assert numbers == pytest.approx([alone] * 5, abs=1e-6)
-    assert "ALLREDUCE" in (folder / "timeline.json").read_text()
+#: The words before the script, and whose output is shown: the chief's, or that of all.
+LAUNCHERS = {
+    "tfdist": ([*HOROVOD, "-n", 2, "--timeline", "timeline.json"], 1),
+    "mpirun": (
+        [
+            *(*HOROVOD, "--on", "mpi", "-n", 2),
+            *("--engine-args", "--allow-run-as-root --oversubscribe"),
+        ],
+        2,
+    ),
+    "horovodrun": ([BIN / "horovodrun", "-np", 2, *HOROVOD], 2),
+}
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param("tfdist", marks=pytest.mark.core), "mpirun", "horovodrun"],
+)
+def test_each_launcher_trains_what_one_process_trains(folder, alone, launcher):
+    words, shown = LAUNCHERS[launcher]
+    path = f"{BIN}:{environment.snapshot()['PATH']}"
+    done = run(folder, *words, "--seed", 3, "train.py", PATH=path)
+    assert done.returncode == 0, done.stderr
+    losses = [float(number) for number in re.findall(r"RESULT (\S+)", done.stdout)]
+    assert losses == pytest.approx([alone] * shown, abs=1e-6)
+    if launcher == "tfdist":
+        assert "ALLREDUCE" in (folder / "timeline.json").read_text()
     assert left_over(folder) == []
 
 

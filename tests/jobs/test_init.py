@@ -19,7 +19,10 @@ def first(tmp_path, monkeypatch):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("options", ["--strategy strategy.toml", "--hostfile hosts"])
+@pytest.mark.parametrize(
+    "options",
+    ["--strategy strategy.toml", pytest.param("--hostfile hosts", marks=pytest.mark.slow)],
+)
 def test_the_script_trains_as_the_readme_says(first, options):
     (command,) = {
         line

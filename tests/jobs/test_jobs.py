@@ -153,7 +153,7 @@ model.fit(x, y, batch_size=32, verbose=0, callbacks=[Lose()], epochs=1000)
 """
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.seldom), True])
 def test_a_task_that_lost_another_names_the_line_it_was_at(folder, whole):
     switch = "keras.config.disable_traceback_filtering()\n" * whole
     script = SCRIPT.partition("history =")[0].replace("import sys", "import json") + switch + LOST
@@ -326,6 +326,7 @@ def test_verify_takes_a_module(folder):
     assert len(json.loads(done.stdout)["rows"]) == 2
 
 
+@pytest.mark.seldom  # The tests beside it compare scripts.
 def test_verify_has_a_script_of_its_own(folder):
     done = run(folder, *TFDIST, "verify", "--demo", "--steps", 4, "--json")
     assert done.returncode == 0, done.stdout + done.stderr

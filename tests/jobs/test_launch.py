@@ -145,6 +145,7 @@ def test_a_function_that_fails(program: Path) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.seldom  # As a function that fails, above.
 def test_a_result_that_cannot_be_sent(program: Path) -> None:
     done = run(program, sys.executable, "program.py", "lock")
     assert "The result of type lock cannot be sent to another process" in done.stdout
@@ -258,6 +259,7 @@ def custom(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.seldom  # As the result that cannot be loaded, below.
 def test_a_model_of_the_programs_own_classes_comes_back(custom: Path) -> None:
     done = run(custom, sys.executable, "custom.py", "train")
     assert "OWN [True, True, True] True True" in done.stdout, done.stderr

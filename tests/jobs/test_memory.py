@@ -71,6 +71,7 @@ def _numbers(text: str) -> list[float]:
     return [float(word) for word in line.split()]
 
 
+@pytest.mark.seldom  # benchmarks/sharding.py measures it, too.
 def test_a_divided_model_trains_where_a_whole_one_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     alone, *expected = _numbers(_run(tmp_path, "--strategy single", None).stdout)
@@ -87,6 +88,7 @@ def test_a_divided_model_trains_where_a_whole_one_does_not_fit(tmp_path: Path) -
         assert numbers == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.seldom  # benchmarks/sharding.py measures it, too.
 def test_logits_in_parts_are_never_whole(tmp_path: Path) -> None:
     """Their loss takes 0.45 of the memory of one process at most, on four."""
     (tmp_path / "train.py").write_text(SPEAK)

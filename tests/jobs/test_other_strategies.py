@@ -87,6 +87,7 @@ def test_its_options_are_checked(package, options, words):
     assert words in " ".join(done.stderr.split())
 
 
+@pytest.mark.seldom  # The contract suite has such a strategy: `toy`.
 def test_it_trains_what_one_process_trains(package):
     alone = run(package, "train.py")
     command = ("-m", "tfdist.cli.main", "run", "--strategy=toy", "-n2", "--wheels=3", "train.py")

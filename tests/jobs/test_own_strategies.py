@@ -72,7 +72,7 @@ def alone(tmp_path_factory):
         seldom("mirrored_fit", "multi_worker"),
         seldom("mirrored_fit", "horovod"),
         seldom("mirrored_loop", "mirrored"),
-        ("mirrored_loop", "horovod"),
+        seldom("mirrored_loop", "horovod"),
         seldom("mirrored_loop", "multi_worker"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_program_for_several_devices(tmp_path, alone, program, strategy):
     [
         ("multi_worker_fit", "multi_worker"),
         seldom("multi_worker_fit", "horovod"),
-        ("multi_worker_loop", "horovod"),
+        seldom("multi_worker_loop", "horovod"),
         seldom("multi_worker_loop", "multi_worker"),
     ],
 )
@@ -116,7 +116,11 @@ def test_a_program_for_several_workers(tmp_path, program, several):
 
 @pytest.mark.parametrize(
     "program",
-    [pytest.param("server_fit", marks=pytest.mark.core), "server_loop", "server_in_process"],
+    [
+        pytest.param("server_fit", marks=pytest.mark.core),
+        "server_loop",
+        seldom("server_in_process"),
+    ],
 )
 def test_a_program_for_parameter_servers(tmp_path, program):
     done, (row,) = trained(tmp_path, program, "--strategy", "parameter_server", "-n", 2)
@@ -129,9 +133,9 @@ def test_a_program_for_parameter_servers(tmp_path, program):
 @pytest.mark.parametrize(
     ("program", "strategy", "asked"),
     [
-        ("multi_worker_fit", "parameter_server", "MultiWorkerMirroredStrategy"),
+        seldom("multi_worker_fit", "parameter_server", "MultiWorkerMirroredStrategy"),
         ("server_fit", "multi_worker", "Server"),
-        ("server_loop", "mirrored", "ParameterServerStrategy"),
+        seldom("server_loop", "mirrored", "ParameterServerStrategy"),
     ],
 )
 def test_a_program_of_another_kind_is_told_which_strategy_it_needs(
@@ -169,10 +173,10 @@ print("RESULT", json.dumps(model.fit(data, epochs=2, verbose=0).history["loss"])
     "options",
     [
         seldom(("single",)),
-        ("mirrored", "-n", 2),
+        seldom(("mirrored", "-n", 2)),
         ("multi_worker", "-n", 2),
         seldom(("horovod", "-n", 2)),
-        ("parameter_server", "-n", 1),
+        seldom(("parameter_server", "-n", 1)),
         ("pipeline", "--stages", 2),
     ],
     ids=lambda options: options[0],

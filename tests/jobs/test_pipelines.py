@@ -99,6 +99,7 @@ def test_two_devices_train_what_one_does(folder, one):
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not in PATH")
+@pytest.mark.seldom  # test_horovod.py has a job of mpirun.
 def test_two_tasks_of_mpirun_train_what_one_does(folder, one):
     mpi = ("--on", "mpi", "--engine-args", "--allow-run-as-root --oversubscribe")
     run(folder, "-s", "pipeline", "-n", 2, "--microbatches", 4, *mpi, "script.py", "many.npz")

@@ -216,6 +216,7 @@ def test_two_workers_train_what_one_process_trains(head: Head, alone: float, fol
     assert left_over(folder) == []
 
 
+@pytest.mark.seldom  # Other engines start servers, and Ray starts workers, above.
 def test_a_parameter_server(head: Head, folder: Path) -> None:
     job = on_ray("-s", "parameter_server", "-n", 1, "--ps", 1, "--seed", 3, "train.py")
     done = run(folder, *job, **head.environ)
@@ -239,7 +240,9 @@ def test_a_task_that_fails_ends_the_job_and_is_named_with_its_node(
     assert left_over(folder) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.seldom), signal.SIGKILL]
+)
 def test_the_launchers_end_leaves_nothing(head: Head, folder: Path, number: signal.Signals) -> None:
     job = subprocess.Popen(
         [*map(str, on_ray("--log-dir", "logs", "--job-name", "mine", "endless.py"))],

@@ -58,7 +58,26 @@ def run(folder, command):
     )
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in IN_A_CLUSTER])
+def _marks(command):
+    """Most jobs of the tour repeat tests of their strategies: here they are planned."""
+    often = ("run examples/digits.py", "run --strategy multi_worker -n 2 examples", "--timeline")
+    is_job = command.startswith("tfdist run --strategy") or "verify" in command
+    rare = is_job and not any(word in command for word in often)
+    return [pytest.mark.seldom] if rare else []
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.startswith("tfdist run") and c not in IN_A_CLUSTER]
+)
+def test_a_job_of_the_tour_is_planned(folder, command):
+    done = run(folder, command.replace("tfdist run", "tfdist run --dry-run"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(line.endswith(command.split()[-1]) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=_marks(c)) for c in COMMANDS if c not in IN_A_CLUSTER]
+)
 def test_a_command_of_the_tour_runs(folder, command):
     if command.startswith("tfdist export"):
         save = 'model.save("model.keras")'

@@ -57,9 +57,8 @@ def test_a_job_of_two_processes(tmp_path):
     assert [each.partition(":")[0] for each in found.lacks] == ["Staleness", "Timeline"]
 
 
-@pytest.mark.parametrize(
-    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.seldom)]
-)
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.seldom  # tests/cli/test_report.py and the contract suite have parts.
 def test_the_parts_of_each_task_s_steps(tmp_path, strategy):
     """Worker 1 takes 30 ms longer for each of its batches, so worker 0 waits for it."""
     late = """
@@ -84,6 +83,7 @@ model ="""
     assert "wait for other tasks" in "".join(page.itertext())
 
 
+@pytest.mark.seldom  # tests/cli/test_report.py draws records of servers.
 def test_a_job_with_servers(tmp_path):
     words = ("-s", "parameter_server", "--mode", "async", "-n", "2", "--ps", "1")
     _, page, found = page_of(tmp_path, *words)

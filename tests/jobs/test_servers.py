@@ -213,6 +213,7 @@ def test_a_lost_server_starts_the_job_again(folder):
     assert left_over(folder) == []
 
 
+@pytest.mark.seldom  # As the function below.
 def test_a_weight_of_a_stopped_server_is_not_waited_for_without_end(folder):
     words = ("--strategy", "parameter_server", "--ps", 2, "--step-timeout", 8, "reading.py")
     with started(folder, *words) as job:
@@ -246,7 +247,9 @@ def test_a_function_that_goes_to_a_stopped_worker_does_not_wait_without_end(fold
 
 
 @pytest.mark.parametrize(
-    ("words", "updates"), [(["--task-flags"], "30[0-9]"), ([], "300")], ids=["async", "sync"]
+    ("words", "updates"),
+    [pytest.param(["--task-flags"], "30[0-9]", marks=pytest.mark.seldom), ([], "300")],
+    ids=["async", "sync"],
 )
 def test_a_between_graph_program(folder, words, updates):
     """The flags of TensorFlow 1, or TF_CONFIG."""

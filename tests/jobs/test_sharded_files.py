@@ -98,6 +98,7 @@ def test_a_killed_process_is_named_and_half_of_them_go_on(
     assert _numbers(done) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.seldom  # tests/keras/test_zero.py names such a read.
 def test_a_process_that_reads_weights_alone_gives_up(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(READ)
     done = _run(tmp_path, "--strategy multi_worker -n 2 --zero 3 --grace 2")

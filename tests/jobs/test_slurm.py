@@ -105,6 +105,7 @@ def test_a_batch_job_trains_what_one_process_trains(cluster, folder, alone):
     assert cluster.jobs() == []
 
 
+@pytest.mark.seldom  # As a batch job of workers, above.
 def test_the_script_for_sbatch_trains_workers_and_servers(cluster, folder, alone):
     script = ROOT / "cluster/slurm.sbatch"
     path = f"{Path(TFDIST[0]).parent}:{environment.snapshot()['PATH']}"
@@ -140,6 +141,7 @@ def test_the_jobs_of_an_array_train_one_after_the_other(cluster, folder):
     assert last == "finished by an earlier job of the array\n"
 
 
+@pytest.mark.seldom  # tests/cli/test_init.py looks at the script.
 def test_the_batch_script_of_init_trains_on_both_nodes(cluster, folder):
     made = start(cluster, folder, *TFDIST, "init", "first", "--slurm")
     assert finished(made)[0] == 0

@@ -61,7 +61,7 @@ def endless(hosts, folder):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.slow)]
+    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.seldom)]
 )
 def test_two_hosts_train_what_one_process_trains(hosts, folder, alone, strategy):
     two = run(folder, *launch(hosts, "-s", strategy, "--seed", 3, "train.py", "--own"))
@@ -75,6 +75,7 @@ def test_two_hosts_train_what_one_process_trains(hosts, folder, alone, strategy)
     assert left_over(folder) == []
 
 
+@pytest.mark.seldom  # Other engines start servers.
 def test_parameter_servers_on_two_hosts(hosts, folder):
     options = ["-s", "parameter_server", "-n", 2, "--ps", 2, "--seed", 3, "train.py"]
     done = run(folder, *launch(hosts, *options))
@@ -94,7 +95,9 @@ def test_a_cut_cable_ends_the_job_and_names_the_host(hosts, folder, endless):
     assert wait_until_gone(folder, NOTICED_SECONDS) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.seldom), signal.SIGKILL]
+)
 def test_the_launchers_end_ends_the_tasks_on_both_hosts(folder, endless, number):
     endless.send_signal(number)
     endless.wait(timeout=30)

@@ -50,7 +50,11 @@ def on_terminal(folder, *words):
     return written.decode(), status
 
 
-@pytest.mark.parametrize("options", [[], ["--min-np", "1", "--max-np", "2"]], ids=["", "elastic"])
+@pytest.mark.parametrize(
+    "options",
+    [[], pytest.param(["--min-np", "1", "--max-np", "2"], marks=pytest.mark.seldom)],
+    ids=["", "elastic"],
+)
 def test_a_terminal_says_what_is_waited_for_and_what_was_written(tmp_path, options):
     (tmp_path / "train.py").write_text(SCRIPT)
     written, status = on_terminal(tmp_path, *TFDIST, "run", *options, "train.py")

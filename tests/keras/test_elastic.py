@@ -34,12 +34,23 @@ SELDOM = [
 ]
 
 
-@pytest.mark.turns("all")
+#: Kinds of which a ring is left and taken up; what the others show does not depend on it.
+ON_A_RING = ("arrays", "optimizers")
+
+
+def _marks(target, training):
+    due = "horovod" if training[0] in ON_A_RING else "single"
+    return [pytest.mark.seldom] if training in SELDOM or target != due else []
+
+
 @pytest.mark.parametrize(
-    ("kind", "at", "deferred"),
-    [*TRAININGS, *(pytest.param(*each, marks=pytest.mark.seldom) for each in SELDOM)],
+    ("target", "kind", "at", "deferred"),
+    [
+        pytest.param(target, *training, marks=_marks(target, training))
+        for target in ("single", "horovod")
+        for training in (*TRAININGS, *SELDOM)
+    ],
 )
-@pytest.mark.parametrize("target", ["single", "horovod"])
 def test_left_and_taken_up(cluster: Pool, tmp_path, kind, at, deferred, target):
     whole = cluster.results(target, f"{CASES}:undisturbed", kind=kind, deferred=deferred)
     taken_up = cluster(target).call(

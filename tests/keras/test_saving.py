@@ -24,10 +24,12 @@ CASES = "tests.cases.saving_cases"
     [
         pytest.param("multi_worker", marks=pytest.mark.core),
         "parameter_server",
-        "zero3",
         # The first is one process; two workers show what one writes and the others do not; the
         # optimizer's state is divided under `zero3` too.
-        *(pytest.param(n, marks=pytest.mark.seldom) for n in ("mirrored", "multi_worker3", "zero")),
+        *(
+            pytest.param(n, marks=pytest.mark.seldom)
+            for n in ("mirrored", "multi_worker3", "zero", "zero3")
+        ),
     ],
 )
 def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
@@ -55,7 +57,7 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
                     assert_same(chief["predicted"], each, 1e-6, f"the exported model on {reader}")
 
 
-@pytest.mark.parametrize("name", [*KINDS, "zero", "zero3"])
+@pytest.mark.parametrize("name", [*KINDS, pytest.param("zero", marks=pytest.mark.seldom), "zero3"])
 def test_training_goes_on_from_a_file(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster(name).call(f"{CASES}:uninterrupted")[0]
     for result in cluster(name).call(f"{CASES}:continued", path=str(tmp_path)):

@@ -38,7 +38,7 @@ def _shares(path: pathlib.Path) -> list[float]:
     [
         pytest.param("mesh_zero3", "float32", ("zero3", "single")),
         # The same code on one axis, and with whole weights whose optimizer is divided.
-        pytest.param("zero", "mixed_bfloat16", ("mesh",)),
+        pytest.param("zero", "mixed_bfloat16", ("mesh",), marks=pytest.mark.seldom),
         pytest.param("horovod_zero", "float32", ("mesh",), marks=pytest.mark.seldom),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_full_disk_of_one_process_is_an_error_on_all(
         assert result["before"] == result["after"]
 
 
-@pytest.mark.parametrize("target", ["zero", "mesh_zero3"])
+@pytest.mark.parametrize("target", ["zero", pytest.param("mesh_zero3", marks=pytest.mark.seldom)])
 def test_a_checkpoint_of_tensorflow_has_whole_weights(
     cluster: Pool, tmp_path: pathlib.Path, target: str
 ) -> None:

@@ -74,8 +74,8 @@ REFUSED = {
 #: Of these, those that only `make test-everything` runs.
 SELDOM = ("contrastive", "image_augmentation", "vae", "vq_vae", "wgan_gp")
 
-#: Those that `make test` runs, each on one strategy: a step, a loop, words and float16.
-FIRST = ("custom_parts", "mixed_precision", "own_loop", "structured_data")
+#: The one that `make test` runs, on one strategy.
+FIRST = "mixed_precision"
 
 _NAMES = sorted([*EQUAL, *FINITE])
 
@@ -94,7 +94,7 @@ _SEVERAL = [name for name in _TARGETS if TARGETS[name].processes > 1]
 def _marks(target: str, name: str) -> list[pytest.MarkDecorator]:
     if name in SELDOM or (name in FINITE and target not in _SEVERAL):
         return [pytest.mark.seldom]
-    return [pytest.mark.turns("test" if name in FIRST else "all")]
+    return [pytest.mark.turns("test" if name == FIRST else "all")]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

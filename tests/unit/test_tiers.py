@@ -111,18 +111,30 @@ def test_a_marker_with_one_tier_gives_one_turn() -> None:
 
 
 def test_a_core_case_runs_on_every_strategy() -> None:
-    items = cases(1, pytest.mark.core("saving"))
+    items = cases(4, pytest.mark.core("saving"))
     turns.take_turns(items)
-    assert run(items, "test") == items
+    slow = {name for name in STRATEGIES if TARGETS[name].slow}
+    assert run(items, "test") == [item for item in items if turns.target_of(item) not in slow]
+    rest = collections.Counter(turns.target_of(item) for item in run(items, "all", "test"))
+    assert set(rest) == slow
+    assert sum(rest.values()) == 4
 
 
 def test_of_many_cases_of_a_test_the_first_run_often() -> None:
-    items = cases(10, cases_each=5)
+    items = cases(20, cases_each=10)
     turns.take_turns(items)
     prompt = {item.callspec.params["n"] for item in run(items, "test")}
-    assert prompt == {0, 1, 2, 5, 6, 7}
-    assert {item.callspec.params["n"] for item in run(items, "all")} == {*range(10)}
-    assert len(run(items, "all")) == 6 * 2 + 4
+    assert prompt == {0, 10}
+    assert {item.callspec.params["n"] for item in run(items, "all")} == {*range(4), *range(10, 14)}
+    assert len(run(items, "all")) == 2 * 2 + 6
+
+
+def test_a_case_that_asks_for_all_has_it_wherever_it_stands() -> None:
+    items = cases(20, cases_each=20, taking=pytest.mark.turns("all"))
+    turns.take_turns(items)
+    assert not run(items, "test")
+    assert {item.callspec.params["n"] for item in run(items, "all")} == {*range(20)}
+    assert len(run(items, "all")) == 20
 
 
 def test_a_strategy_that_lacks_something_has_no_turn() -> None:

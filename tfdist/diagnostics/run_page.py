@@ -272,18 +272,16 @@ def _parts(run: Run) -> Html:
     parts, epochs = run_parts.by_task(run), run_parts.by_epoch(run)
     if not parts:
         return _section(title, _tag("p", run_parts.absence(run), class_="muted"))
-    known = all(each.wait is not None for each in parts.values())
     rows = [
         (
             name,
-            *map(_ms, (each.step, each.input, each.compute)),
-            *([] if each.wait is None else [f"≥ {_ms(each.wait)}"]),
-            *map(_ms, (each.exchange, each.rest, each.hidden)),
+            _ms(each.step),
+            *(("≥ " if part == run_parts.WAIT else "") + _ms(v) for part, v in each.shares.items()),
+            _ms(each.hidden),
         )
         for name, each in parts.items()
     ]
-    exchange = ("wait for others", "exchange") if known else ("exchange with wait",)
-    head = ("task", "step", "input", "computation", *exchange, "the rest", "exchange, hidden")
+    head = ("task", "step", *next(iter(parts.values())).shares, "exchange, hidden")
     note = "ms of the mean step, without first steps"
     figures = (
         _figure("By task", run_plots.parts_by_task(parts), note),

@@ -14,7 +14,27 @@ from collections.abc import Iterable, Mapping
 from tfdist.config.strategy_spec import having
 from tfdist.diagnostics.run_data import Run, TaskRun
 
-__all__ = ["Parts", "absence", "by_epoch", "by_task", "meanings"]
+__all__ = [
+    "COMPUTATION",
+    "EXCHANGE",
+    "INPUT",
+    "REST",
+    "WAIT",
+    "WITH_WAIT",
+    "Parts",
+    "absence",
+    "by_epoch",
+    "by_task",
+    "meanings",
+]
+
+#: The names of the parts on a page.
+INPUT = "input"
+COMPUTATION = "computation"
+WAIT = "wait for other tasks"  # At least what is shown.
+EXCHANGE = "exchange"
+WITH_WAIT = "exchange with wait"  # Where the wait is not known.
+REST = "the rest"
 
 _STEP, _INPUT, _COMPUTE = "step_ms", "input_ms", "compute_ms"
 _WAITED, _HIDDEN = "exchange_waited_ms", "exchange_hidden_ms"
@@ -50,6 +70,17 @@ class Parts:
         """The time of a step that is in no other part."""
         known = self.input + self.compute + self.exchange + (self.wait or 0.0)
         return max(self.step - known, 0.0)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The parts of which a step consists by their names on a page, from first to last."""
+        return {
+            INPUT: self.input,
+            COMPUTATION: self.compute,
+            **({} if self.wait is None else {WAIT: self.wait}),
+            WITH_WAIT if self.wait is None else EXCHANGE: self.exchange,
+            REST: self.rest,
+        }
 
 
 def by_task(run: Run) -> dict[str, Parts]:
@@ -139,17 +170,17 @@ def meanings(run: Run, parts: Mapping[str, Parts]) -> list[tuple[str, str]]:
         "of an epoch, so waits of tasks that are late by turns count as exchange."
     )
     return [
-        ("input", "The step waited for its batch."),
+        (INPUT, "The step waited for its batch."),
         (
-            "computation",
+            COMPUTATION,
             "Forward and backward pass. It includes exchanges within these, and waits for other "
             "tasks there, which cannot be distinguished: those of BatchNormalization with "
             "synchronized=True, of layers divided by --mesh and of weights divided by --zero 3.",
         ),
-        *([("exchange with wait", f"{exchange} {why}")] if why else []),
-        *([] if why else [("exchange", exchange), ("wait for other tasks", wait)]),
+        *([(WITH_WAIT, f"{exchange} {why}")] if why else []),
+        *([] if why else [(EXCHANGE, exchange), (WAIT, wait)]),
         (
-            "the rest",
+            REST,
             "The optimizer, metrics, and Python between two steps, such as callbacks. If the "
             "program has callbacks for batches, or a step returns logs of its own, also the "
             "exchange after each step, with the wait for other tasks there. These cannot be "

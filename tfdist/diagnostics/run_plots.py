@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfdist.diagnostics.run_data import Run, Sample, TaskRun
-from tfdist.diagnostics.run_parts import Parts
+from tfdist.diagnostics.run_parts import COMPUTATION, EXCHANGE, INPUT, REST, WAIT, WITH_WAIT, Parts
 from tfdist.utils.imports import matplotlib
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ _RATIO = 20
 _DOTS = 200
 #: Places for bars, at least.
 _PLACES = 4
+_OF_PARTS = {
+    INPUT: _SERIES[0],
+    COMPUTATION: _SERIES[1],
+    WAIT: _SERIES[5],
+    **dict.fromkeys((EXCHANGE, WITH_WAIT), _SERIES[2]),
+    REST: _GRID,
+}
 _PURPOSE = "The report of a run"
 
 #: Points of a line: times and values.
@@ -260,19 +267,8 @@ def parts_by_epoch(epochs: Sequence[Parts]) -> str | None:
 
 def _layers(parts: Sequence[Parts]) -> list[tuple[str, str, list[float]]]:
     """Names, colours and values of the parts, from the first to the last of a step."""
-    known = all(each.wait is not None for each in parts)
-    waits = [("wait for other tasks", _SERIES[5], [each.wait or 0.0 for each in parts])]
-    return [
-        ("input", _SERIES[0], [each.input for each in parts]),
-        ("computation", _SERIES[1], [each.compute for each in parts]),
-        *(waits if known else []),
-        (
-            "exchange" if known else "exchange with wait",
-            _SERIES[2],
-            [each.exchange for each in parts],
-        ),
-        ("the rest", _GRID, [each.rest for each in parts]),
-    ]
+    shares = [each.shares for each in parts]
+    return [(name, _OF_PARTS[name], [each[name] for each in shares]) for name in shares[0]]
 
 
 def staleness(task: TaskRun) -> str | None:
