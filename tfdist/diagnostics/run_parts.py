@@ -33,7 +33,7 @@ INPUT = "input"
 COMPUTATION = "computation"
 WAIT = "wait for other tasks"  # At least what is shown.
 EXCHANGE = "exchange"
-WITH_WAIT = "exchange with wait"  # Where the wait is not known.
+WITH_WAIT = "exchange with wait"  # If the wait is not known.
 REST = "the rest"
 
 _STEP, _INPUT, _COMPUTE = "step_ms", "input_ms", "compute_ms"
