@@ -87,6 +87,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
+# Setuptools warns of each editable installation of a package that lies in the project's folder.
+$(STAMP)%: export PYTHONWARNINGS := ignore
 $(STAMP)%: setup.cfg pyproject.toml | $(BIN)/python
 	@echo "installing tfdist[$*] (TensorFlow is about 600 MB) ..."
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'

@@ -111,7 +111,7 @@ def test_one_flag_and_the_same_numbers(folder):
     )
     assert single.returncode == 0, single.stderr
     assert multi.returncode == 0, multi.stderr
-    assert "global batch: 32 → 16 + 16 examples a step" in multi.stderr
+    assert "global batch: 32 examples a step → 16 + 16" in multi.stderr
     assert "global batch" not in single.stderr
     (one,) = results(single.stdout)
     assert one[1] == "['--own', '-n', '7'] __main__"

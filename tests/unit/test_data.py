@@ -24,7 +24,7 @@ SHARD = batch_sharding.Shard(workers=2, worker=1, local=1)
         (64, 3, "22 + 21 + 21"),
         (1, 2, "1 + 0"),
         (64, 16, "4 on each of 16"),
-        (64, 9, "7 or 8 on each"),
+        (64, 9, "7 or 8 on each of 9"),
     ],
 )
 def test_how_a_batch_is_split_in_words(batch: int, replicas: int, text: str) -> None:

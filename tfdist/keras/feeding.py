@@ -132,7 +132,7 @@ def _say_batch(iterator: EpochIterator) -> None:
     batch = _first_batch(iterator.data_adapter)
     if batch and getattr(strategy, "is_chief", True):
         parts = split_in_words(batch, replicas)
-        logger.info(f"global batch: {batch} → {parts} examples a step")
+        logger.info(f"global batch: {batch} examples a step → {parts}")
 
 
 def _first_batch(adapter: DataAdapter) -> int | None:
