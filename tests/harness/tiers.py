@@ -51,6 +51,12 @@ def tier_of(item: pytest.Item) -> str:
     return FOLDERS.get(folder, "all")
 
 
+def seldom(*values: object) -> list[object]:
+    """Values of one parameter, or tuples of several, that are marked seldom."""
+    rows = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*row, marks=pytest.mark.seldom) for row in rows]
+
+
 def add_options(parser: pytest.Parser) -> None:
     """Adds `--tier` and `--rest-of`."""
     parser.addoption("--tier", choices=TIERS, default="all", help="how much to run")

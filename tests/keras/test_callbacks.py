@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import CallError, Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.callback_cases"
 
@@ -22,7 +23,7 @@ STEPS = 10
 #: On one process, which the chief of servers is, too, a callback writes as on stock Keras.
 WRITERS = [
     "multi_worker",
-    *(pytest.param(n, marks=pytest.mark.seldom) for n in ("mirrored", "parameter_server")),
+    *seldom("mirrored", "parameter_server"),
 ]
 
 EVERYTHING: dict[str, Any] = {
@@ -34,24 +35,20 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def seldom(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.seldom)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
         # What acts on one kind of strategy acts on the other by the same lines.
-        seldom("mirrored", "early_stopping"),
-        seldom("mirrored", "ema_epoch"),
+        *seldom(("mirrored", "early_stopping")),
+        *seldom(("mirrored", "ema_epoch")),
         ("multi_worker", "early_stopping"),
         ("multi_worker", "plateau"),
-        ("multi_worker", "schedule"),
         ("multi_worker", "nan"),
-        ("multi_worker", "ema"),
         ("zero3", "ema_epoch"),
-        seldom("mesh", "ema"),
-        seldom("multi_worker", "ema_epoch"),
+        *seldom(("mesh", "ema")),
+        *seldom(("multi_worker", "schedule")),
+        *seldom(("multi_worker", "ema")),
+        *seldom(("multi_worker", "ema_epoch")),
     ],
 )
 def test_callbacks_act_as_on_one_device(cluster: Pool, name: str, kind: str) -> None:
@@ -60,8 +57,8 @@ def test_callbacks_act_as_on_one_device(cluster: Pool, name: str, kind: str) -> 
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("readers", ["none", "chief", "loop", seldom("single")])
-@pytest.mark.parametrize("name", ["multi_worker", seldom("horovod")])
+@pytest.mark.parametrize("readers", ["none", "chief", "loop", *seldom("single")])
+@pytest.mark.parametrize("name", ["multi_worker", *seldom("horovod")])
 def test_logs_of_batches_are_exchanged_if_they_are_read(
     cluster: Pool, name: str, readers: str
 ) -> None:
@@ -134,9 +131,9 @@ def test_one_worker_stops_all(cluster: Pool) -> None:
         ("multi_worker", "outside", STEPS),
         # The workers tell each other by the same lines, over other connections.
         ("horovod", "one", 4),
-        seldom("horovod", "all", 4),
-        seldom("horovod", "only_there", 4),
-        seldom("horovod", "outside", STEPS),
+        *seldom(("horovod", "all", 4)),
+        *seldom(("horovod", "only_there", 4)),
+        *seldom(("horovod", "outside", STEPS)),
     ],
 )
 def test_workers_stop_together_within_an_epoch(
@@ -173,9 +170,9 @@ def test_an_error_on_one_worker_reaches_all(
         pytest.param(
             *("multi_worker", {"die": ("latest.weights.h5", 2)}, STEPS), marks=pytest.mark.core
         ),
-        seldom("multi_worker", {"die": ("training_metadata.json", 2)}, 2 * STEPS),
+        *seldom(("multi_worker", {"die": ("training_metadata.json", 2)}, 2 * STEPS)),
         ("multi_worker", {"die": ("batch", 17), "save_freq": 3}, 15),
-        seldom("mirrored", {"die": ("batch", 9), "save_freq": 4, "model": "lazy"}, 8),
+        *seldom(("mirrored", {"die": ("batch", 9), "save_freq": 4, "model": "lazy"}, 8)),
     ],
 )
 def test_resumes_after_a_kill(

@@ -18,7 +18,7 @@ EXPECTED = [float(i + SAVES) for i in range(12)]
     ("name", "where"),
     [
         ("multi_worker", "all"),
-        ("multi_worker3", "all"),
+        pytest.param("multi_worker3", "all", marks=pytest.mark.seldom),
         ("multi_worker", "each"),
         ("horovod", "chief"),
         ("mirrored", "all"),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.mesh_cases"
 NETWORKS = ("network", "transformer", "groups", "recurrent", "subclassed")
@@ -40,7 +41,7 @@ def test_layers_in_parts_train_what_whole_ones_train(
 
 @pytest.mark.parametrize(
     "target",
-    ["mesh", *(pytest.param(n, marks=pytest.mark.seldom) for n in ("mesh_zero1", "mesh_zero3"))],
+    ["mesh", *seldom("mesh_zero1", "mesh_zero3")],
 )
 def test_a_process_keeps_and_updates_parts(cluster: Pool, target: str) -> None:
     """Of each kind of layer: an embedding, heads, columns, rows, and a norm, which is whole."""

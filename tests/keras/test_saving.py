@@ -15,6 +15,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import KINDS, CallError, Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.saving_cases"
 
@@ -57,7 +58,9 @@ def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
                     assert_same(chief["predicted"], each, 1e-6, f"the exported model on {reader}")
 
 
-@pytest.mark.parametrize("name", [*KINDS, pytest.param("zero", marks=pytest.mark.seldom), "zero3"])
+@pytest.mark.parametrize(
+    "name", ["multi_worker", "zero3", *seldom("mirrored", "parameter_server", "zero")]
+)
 def test_training_goes_on_from_a_file(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:
     expected = cluster(name).call(f"{CASES}:uninterrupted")[0]
     for result in cluster(name).call(f"{CASES}:continued", path=str(tmp_path)):

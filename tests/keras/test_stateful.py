@@ -10,7 +10,7 @@ from tests.harness import CallError, Pool
 CASES = "tests.cases.step_cases"
 
 
-@pytest.mark.turns("all", "all")
+@pytest.mark.turns("all")
 @pytest.mark.parametrize("target", ["single", "mirrored", "multi_worker", "horovod"])
 @pytest.mark.parametrize("given", ["input", "lazy"])
 def test_states_go_on_as_on_one_device(cluster: Pool, target: str, given: str) -> None:

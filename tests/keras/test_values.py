@@ -7,6 +7,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.batch_cases"
 
@@ -27,21 +28,21 @@ def test_other_values_on_each_worker_are_refused(cluster: Pool, method: str) -> 
         assert error.endswith("untrained")
 
 
-@pytest.mark.parametrize("target", ["mirrored", "multi_worker", "horovod"])
+@pytest.mark.parametrize("target", ["multi_worker", *seldom("mirrored", "horovod")])
 def test_predictions_of_few_rows(cluster: Pool, target: str) -> None:
     expected = cluster.plain(f"{CASES}:few_rows")
     for worker, result in enumerate(cluster(target).call(f"{CASES}:few_rows")):
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
-@pytest.mark.parametrize("target", ["mirrored", "multi_worker"])
+@pytest.mark.parametrize("target", ["multi_worker", *seldom("mirrored")])
 def test_eager_predictions_may_have_any_number_of_rows(cluster: Pool, target: str) -> None:
     expected = cluster.plain(f"{CASES}:predicted_rows", run_eagerly=True)
     for result in cluster(target).call(f"{CASES}:predicted_rows", run_eagerly=True):
         assert_same(expected, result, 0.0, target)
 
 
-@pytest.mark.parametrize("target", ["mirrored", "multi_worker", "horovod"])
+@pytest.mark.parametrize("target", ["multi_worker", *seldom("mirrored", "horovod")])
 def test_replicas_gather_rows_of_any_type_and_none(cluster: Pool, target: str) -> None:
     """TensorFlow's gather ends in a segmentation fault if there are no rows."""
     for found in cluster(target).call(f"{CASES}:gathered_types"):
