@@ -32,7 +32,7 @@ from tests.harness.targets import CAPABILITIES, TARGETS, Target
 #: The second strategy of each case: several processes, and stock Keras's rules.
 ALWAYS = "multi_worker"
 #: How many cases of one test `make test-all` runs beside its first and those that are core.
-LATER = 3
+LATER = 2
 
 Cases = Mapping[tuple[Any, ...], dict[str, pytest.Item]]
 
