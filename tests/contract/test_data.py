@@ -9,9 +9,6 @@ import pytest
 
 from tests.contract.conftest import Agree, assert_same
 
-# Feeding is code of each strategy.
-pytestmark = pytest.mark.turns("test", "all")
-
 #: Kinds of input whose order one process draws anew each time; only the coverage is compared.
 RANDOM = ("dataset_shuffled", "sequence_two_workers")
 

@@ -158,6 +158,7 @@ def test_tables_on_servers(folder):
     check_recommender(run(folder, f"{command} {small}"))
 
 
+@pytest.mark.seldom  # tests/keras/test_callbacks.py has backups.
 def test_a_training_that_is_ended_goes_on_at_its_backup(folder):
     """Two runs, of which the first loses its power, come to what one run comes to."""
     alone = run(folder, "tfdist run --seed 1 examples/resumable.py --backup other")

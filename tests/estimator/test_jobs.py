@@ -144,6 +144,7 @@ def test_synchronous_workers_equal_one_process(job, cluster, tmp_path):
     np.testing.assert_allclose(found["weights"], descended(30), atol=1e-5)
 
 
+@pytest.mark.seldom  # tests/servers has backup workers.
 def test_a_backup_worker_is_not_waited_for(job, cluster, tmp_path):
     job("-n", 2, "--ps", 1, steps=30, sync=True, spare=1)
     assert written(cluster, tmp_path, None)["step"] == 30

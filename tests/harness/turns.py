@@ -10,9 +10,9 @@ next `LATER` run in `make test-all`, on one strategy, and the others in `make te
 all do on all strategies: the most telling ones come first. A case whose marker says `all` runs
 there wherever it stands.
 
-The contract suite's file on data has two tiers, as have loops by hand, and checkpoints and reports
-of a mode: feeding is code of each strategy. The others have one: the hooks into steps and losses
-and the rules of an exchange are one code for all, and neighbours are due on the other strategies.
+Loops by hand, and checkpoints and reports of a mode, have two tiers. The others have one: the hooks
+into steps and losses and the rules of an exchange are one code for all, and neighbours are due on
+the other strategies.
 What is lost is a fault in one such case that only a certain strategy has, and that has no turn
 there; `make test-everything` finds it.
 """

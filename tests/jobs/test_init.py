@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import TFDIST, log, run
 
 
@@ -21,7 +22,7 @@ def first(tmp_path, monkeypatch):
 @pytest.mark.core
 @pytest.mark.parametrize(
     "options",
-    ["--strategy strategy.toml", pytest.param("--hostfile hosts", marks=pytest.mark.slow)],
+    ["--strategy strategy.toml", *seldom("--hostfile hosts")],
 )
 def test_the_script_trains_as_the_readme_says(first, options):
     (command,) = {

@@ -283,6 +283,7 @@ def test_a_result_that_cannot_be_loaded_is_kept(custom: Path, folder: str) -> No
     assert f"It is kept in {str(kept.relative_to(custom))!r}" in done.stdout
 
 
+@pytest.mark.seldom  # One that returns or fails is above.
 def test_a_function_that_exits_returns_none(custom: Path) -> None:
     done = run(custom, sys.executable, "custom.py", "end")
     assert "RESULT None" in done.stdout, done.stderr

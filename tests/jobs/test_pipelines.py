@@ -92,6 +92,7 @@ def test_two_tasks_train_what_one_does(folder, one):
     assert (folder / "many.keras").exists()
 
 
+@pytest.mark.seldom  # tests/pipelines trains on devices.
 def test_two_devices_train_what_one_does(folder, one):
     cut = ("--devices", 2, "--cuts", "dense2")
     run(folder, "-s", "pipeline", *cut, "script.py", "many.npz")
@@ -106,6 +107,7 @@ def test_two_tasks_of_mpirun_train_what_one_does(folder, one):
     check_trained(one, folder)
 
 
+@pytest.mark.seldom  # test_jobs.py has verify.
 def test_verify_compares_a_pipeline_with_one_process(folder):
     options = ("--strategy", "pipeline", "--steps", 4, "--json")
     done = run_command(folder, *TFDIST, "verify", *options, "script.py", "x.npz")

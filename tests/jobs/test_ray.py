@@ -287,6 +287,7 @@ def test_a_ray_that_does_not_answer_is_named(folder: Path) -> None:
     assert f"No Ray answers at {address}" in done.stderr
 
 
+@pytest.mark.seldom  # Slow: another Ray is started.
 def test_without_a_ray_one_is_started_for_the_job(on_own_ray: Alone) -> None:
     said = "No Ray was started on this machine: one is started for this job alone."
     assert said in on_own_ray.done.stderr

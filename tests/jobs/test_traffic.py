@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.pods import missing, network
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import DEADLINE, TFDIST, printed
 from tfdist import environment
 
@@ -81,7 +82,7 @@ def _sent(folder: Path, flags: list[str], optimizer: str) -> list[float]:
     ("flags", "optimizer", "slices"),
     [
         # A ring's all-reduce: sums in slices, which are then gathered.
-        ([], "Adam", 2),
+        *seldom(([], "Adam", 2)),
         # The same, and the new weights are gathered.
         pytest.param(["--zero", "1"], "Adam", 3, marks=pytest.mark.seldom),
         # Sums in slices; the new weights.

@@ -70,6 +70,7 @@ def test_any_mesh_goes_on_from_what_another_has_written(
             assert_same(expected, result["on"], tolerance, f"training on {where}")
 
 
+@pytest.mark.seldom  # tests/jobs/test_sharded_files.py: after a kill.
 def test_training_goes_on_from_a_backup_on_half_the_processes(
     cluster: Pool, tmp_path: pathlib.Path
 ) -> None:

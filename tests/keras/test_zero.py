@@ -12,6 +12,7 @@ import pytest
 from tests.cases.common import BATCH, UNEVEN
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.zero_cases"
 CHECKED = (
@@ -53,7 +54,7 @@ def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
             "zero3": CHECKED,
             # A mesh divides the same weights; stages 2 and 3 differ in their gradients.
             "mesh": ("whole_weights", "centred"),
-            "zero": ("clipped_rows",),
+            "zero": (),
             **dict.fromkeys(("mesh4", "horovod_zero3", "mesh_zero1", "mesh_zero3"), ()),
         }.items()
         for case in CHECKED
@@ -133,6 +134,7 @@ def test_optimizers_of_whole_weights_update_each_at_its_owner(
     assert abs(np.subtract(*here.sum(1))) <= 0.25 * whole.sum()
 
 
+@pytest.mark.seldom  # test_sharded.py saves what is divided.
 def test_what_has_an_owner_is_saved_in_sharded_files(cluster: Pool, tmp_path: pathlib.Path) -> None:
     case, options = f"{CASES}:of_whole_weights", {"optimizer": "adafactor"}
     expected = dict(cluster("multi_worker").call(case, **options)[0])
@@ -206,9 +208,7 @@ def test_weights_are_kept_in_parts(cluster: Pool) -> None:
         assert "model.export conflicts with zero=3" in result["exported"]
 
 
-@pytest.mark.parametrize(
-    "target", ["zero3", "mesh", pytest.param("mesh_zero3", marks=pytest.mark.seldom)]
-)
+@pytest.mark.parametrize("target", ["zero3", *seldom("mesh", "mesh_zero3")])
 def test_functions_outside_of_steps_read_whole_weights(cluster: Pool, target: str) -> None:
     """As programs that generate text do: the weights of each call, not those of the trace."""
     expected = cluster.plain(f"{CASES}:generated")

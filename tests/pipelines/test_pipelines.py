@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.tiers import seldom
+
 CASES = "tests.cases.pipeline_cases"
 DELAYED = "tests.cases.delay_cases"
 
@@ -53,7 +55,8 @@ def test_models_that_are_no_chain(cluster, name):
 
 
 @pytest.mark.parametrize(
-    ("how", "optimizer"), [("interleaved", "adam"), ("recomputed", "sgd"), ("replicated", "adam")]
+    ("how", "optimizer"),
+    [("replicated", "adam"), *seldom(("interleaved", "adam"), ("recomputed", "sgd"))],
 )
 def test_layers_that_several_stages_call_have_one_update(cluster, how, optimizer):
     """The tied embeddings of a language model: the first stage keeps them, the last reads them."""

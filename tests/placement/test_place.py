@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.harness.tiers import seldom
+
 CASES = "tests.cases.placement_cases"
 MODELS = ("branched", "convolutional", "subclassed")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("subclassed", marks=pytest.mark.core), "branched", "convolutional"]
+    "name",
+    [pytest.param("subclassed", marks=pytest.mark.core), *seldom("branched"), "convolutional"],
 )
 def test_placed_equals_unplaced(cluster, name):
     (found,) = cluster("devices").call(f"{CASES}:equals_unplaced", name=name)

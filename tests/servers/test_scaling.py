@@ -8,6 +8,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.scaling_cases"
 RULES: dict[str, dict[str, Any]] = {
@@ -47,7 +48,7 @@ def test_a_gradient_that_overflows_halves_its_scale_once(cluster: Pool, mode: st
 @pytest.mark.parametrize(
     "target", ["parameter_server", "multi_worker", "pipeline", "zero", "zero3"]
 )
-@pytest.mark.parametrize(("large", "alike"), [(1.0, True), (3e3, True), (300.0, False)])
+@pytest.mark.parametrize(("large", "alike"), [(1.0, True), (300.0, False), *seldom((3e3, True))])
 def test_mixed_float16_in_sync_is_one_process(
     cluster: Pool, target: str, large: float, alike: bool
 ) -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.sparse_cases"
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
-@pytest.mark.parametrize("vocabulary", [2, 3])
+@pytest.mark.parametrize("optimizer", ["adam", *seldom("rmsprop"), "adagrad"])
+@pytest.mark.parametrize("vocabulary", [2, *seldom(3)])
 def test_an_embedding_of_few_categories(cluster: Pool, vocabulary: int, optimizer: str) -> None:
     given = {"vocabulary": vocabulary, "optimizer": optimizer}
     expected = cluster.plain(f"{CASES}:categories", **given)
