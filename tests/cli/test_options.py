@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tfdist.cli import task
 from tfdist.cli.options import in_flags
+from tfdist.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,26 @@ def test_options_of_a_file_stay_as_they_are_written() -> None:
     assert in_flags(message, {"staleness"}) == (
         "staleness=3 conflicts with --mode sync. Leave staleness out."
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("strategy,zero", "--zero 3 conflicts with mesh='data=2'."),
+        ("mesh,strategy", "zero=3 conflicts with --mesh data=2."),
+        (None, "zero=3 conflicts with mesh='data=2'."),
+    ],
+)
+def test_an_error_of_a_task_has_the_words_of_its_command(
+    flags: str | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise ConfigError("zero=3 conflicts with mesh='data=2'.")
+
+    if flags is not None:
+        monkeypatch.setenv("TFDIST_FLAGS", flags)
+    assert task.main(["train.py"], refuse) == ConfigError.exit_status
+    assert capsys.readouterr().err == f"tfdist: {words}\n"

@@ -218,6 +218,7 @@ def test_environment_variables():
         "TFDIST_CLUSTER",
         "TFDIST_CONFIG",
         "TFDIST_ELASTIC",
+        "TFDIST_FLAGS",
         "TFDIST_LAUNCHED",
         "TFDIST_PODS",
         "TFDIST_RECORD",

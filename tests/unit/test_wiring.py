@@ -266,6 +266,7 @@ def test_flags_reach_the_tasks(here: Path, case: str) -> None:
     config, given = of_case(case)
     told = planned("-s", config.strategy, *flags_of(given))
     assert StrategyConfig.from_json(told["TFDIST_CONFIG"]) == config
+    assert told["TFDIST_FLAGS"].split(",") == sorted({"strategy", *given})
     if config.seed is not None:
         assert told["TFDIST_SEED"] == str(config.seed)
 
@@ -277,6 +278,7 @@ def test_keys_of_a_file_reach_the_tasks(here: Path, case: str) -> None:
     (here / "s.toml").write_text("\n".join([f'strategy = "{config.strategy}"', *lines]))
     told = planned("-s", "s.toml")
     assert StrategyConfig.from_json(told["TFDIST_CONFIG"]) == config
+    assert "TFDIST_FLAGS" not in told
 
 
 def test_a_strategy_file_is_read_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

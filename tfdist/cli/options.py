@@ -150,6 +150,8 @@ def in_flags(message: str, written: Collection[str] = ()) -> str:
         written: the options whose values stand in a strategy file: these stay as they are.
     """
     flags = {name: each.flags[0] for name, each in all_options().items() if name not in written}
+    if not flags:
+        return message
     names = "|".join(flags)
     before = rf"\b([Ll]eave|[Uu]nknown|needs) ({names})\b(?! ?=)"
     message = re.sub(before, lambda m: f"{m[1]} {flags[m[2]]}", message)

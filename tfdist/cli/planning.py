@@ -41,6 +41,8 @@ __all__ = ["check_runnable", "planned", "program_of", "resolved_for", "seed_of"]
 
 # `tfdist run --every-task`: between-graph programs, which each task runs by itself.
 
+#: The module that runs a function of `tfdist.launch` in each task.
+_LAUNCH = "tfdist.cli.launch"
 #: The options with which `--every-task` goes.
 _OF_EVERY_TASK = ("processes", "ps")
 
@@ -357,6 +359,8 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
         seed=seed,
         env_only=request.env_only,
         roles=_roles(config),
+        # The options of `tfdist.launch`, which makes a command of them, are written in Python.
+        flags=() if request.script == _LAUNCH else tuple(sorted(request.flags)),
     )
 
 

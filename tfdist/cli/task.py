@@ -24,7 +24,7 @@ from tfdist import environment
 from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.machine import versions
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import root_cause
@@ -90,10 +90,20 @@ def main(argv: Sequence[str], make: Callable[[], Any] | None = None) -> int:
         with _recording():
             return _run_script(strategy, argv)
     except TfdistError as error:
-        print(f"tfdist: {error}", file=sys.stderr, flush=True)
+        print(f"tfdist: {_as_typed(error)}", file=sys.stderr, flush=True)
         return error.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _as_typed(error: TfdistError) -> str:
+    """The message of an error, in which options that were given as flags are flags."""
+    given = (environment.read("TFDIST_FLAGS") or "").split(",")
+    if not isinstance(error, ConfigError):
+        return str(error)
+    from tfdist.cli.options import in_flags  # Takes time to load.
+
+    return in_flags(str(error), all_options().keys() - given)
 
 
 def _make_strategy() -> Any:
