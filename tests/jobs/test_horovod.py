@@ -108,10 +108,7 @@ FILES = {
 LAUNCHERS = {
     "tfdist": ([*HOROVOD, "-n", 2, "--timeline", "timeline.json"], 1),
     "mpirun": (
-        [
-            *(*HOROVOD, "--on", "mpi", "-n", 2),
-            *("--engine-args", "--allow-run-as-root --oversubscribe"),
-        ],
+        [*HOROVOD, "--on", "mpi", "-n", 2, "--engine-args", "--allow-run-as-root --oversubscribe"],
         2,
     ),
     "horovodrun": ([BIN / "horovodrun", "-np", 2, *HOROVOD], 2),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.targets import free_ports
+from tests.harness.tiers import seldom
 from tfdist import environment
 from tfdist.cli.init import TRAINING_SCRIPT
 from tfdist.launcher.root_cause import is_consequence
@@ -153,7 +154,7 @@ model.fit(x, y, batch_size=32, verbose=0, callbacks=[Lose()], epochs=1000)
 """
 
 
-@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.seldom), True])
+@pytest.mark.parametrize("whole", [*seldom(False), True])
 def test_a_task_that_lost_another_names_the_line_it_was_at(folder, whole):
     switch = "keras.config.disable_traceback_filtering()\n" * whole
     script = SCRIPT.partition("history =")[0].replace("import sys", "import json") + switch + LOST

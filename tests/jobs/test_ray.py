@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.harness.targets import free_ports
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import SCRIPT, TFDIST, left_over, log, run, wait_until_gone
 from tfdist import environment
 
@@ -240,9 +241,7 @@ def test_a_task_that_fails_ends_the_job_and_is_named_with_its_node(
     assert left_over(folder) == []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.seldom), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [*seldom(signal.SIGTERM), signal.SIGKILL])
 def test_the_launchers_end_leaves_nothing(head: Head, folder: Path, number: signal.Signals) -> None:
     job = subprocess.Popen(
         [*map(str, on_ray("--log-dir", "logs", "--job-name", "mine", "endless.py"))],

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.targets import free_ports
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import DEADLINE, ROOT, TFDIST, left_over, printed, run
 from tfdist import environment
 
@@ -248,7 +249,7 @@ def test_a_function_that_goes_to_a_stopped_worker_does_not_wait_without_end(fold
 
 @pytest.mark.parametrize(
     ("words", "updates"),
-    [pytest.param(["--task-flags"], "30[0-9]", marks=pytest.mark.seldom), ([], "300")],
+    [*seldom((["--task-flags"], "30[0-9]")), ([], "300")],
     ids=["async", "sync"],
 )
 def test_a_between_graph_program(folder, words, updates):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.harness.hosts import FAR, NEAR, missing, two_hosts
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import ENDLESS, SCRIPT, TFDIST, left_over, run, wait_until_gone
 from tfdist import environment
 
@@ -60,9 +61,7 @@ def endless(hosts, folder):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "strategy", ["multi_worker", pytest.param("horovod", marks=pytest.mark.seldom)]
-)
+@pytest.mark.parametrize("strategy", ["multi_worker", *seldom("horovod")])
 def test_two_hosts_train_what_one_process_trains(hosts, folder, alone, strategy):
     two = run(folder, *launch(hosts, "-s", strategy, "--seed", 3, "train.py", "--own"))
     assert two.returncode == 0, two.stderr
@@ -95,9 +94,7 @@ def test_a_cut_cable_ends_the_job_and_names_the_host(hosts, folder, endless):
     assert wait_until_gone(folder, NOTICED_SECONDS) == []
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.seldom), signal.SIGKILL]
-)
+@pytest.mark.parametrize("number", [*seldom(signal.SIGINT), signal.SIGKILL])
 def test_the_launchers_end_ends_the_tasks_on_both_hosts(folder, endless, number):
     endless.send_signal(number)
     endless.wait(timeout=30)

@@ -12,6 +12,7 @@ import termios
 
 import pytest
 
+from tests.harness.tiers import seldom
 from tests.jobs.test_jobs import TFDIST
 from tfdist import environment
 
@@ -52,7 +53,7 @@ def on_terminal(folder, *words):
 
 @pytest.mark.parametrize(
     "options",
-    [[], pytest.param(["--min-np", "1", "--max-np", "2"], marks=pytest.mark.seldom)],
+    [[], *seldom(["--min-np", "1", "--max-np", "2"])],
     ids=["", "elastic"],
 )
 def test_a_terminal_says_what_is_waited_for_and_what_was_written(tmp_path, options):

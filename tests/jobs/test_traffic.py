@@ -84,10 +84,10 @@ def _sent(folder: Path, flags: list[str], optimizer: str) -> list[float]:
         # A ring's all-reduce: sums in slices, which are then gathered.
         *seldom(([], "Adam", 2)),
         # The same, and the new weights are gathered.
-        pytest.param(["--zero", "1"], "Adam", 3, marks=pytest.mark.seldom),
+        *seldom((["--zero", "1"], "Adam", 3)),
         # Sums in slices; the new weights.
-        pytest.param(["--zero", "2"], "Adam", 2, marks=pytest.mark.seldom),
-        pytest.param(["--zero", "2"], "Lamb", 2, marks=pytest.mark.seldom),
+        *seldom((["--zero", "2"], "Adam", 2)),
+        *seldom((["--zero", "2"], "Lamb", 2)),
         # The weights twice, but for the first layer's, whose inputs need no gradients; sums.
         (["--zero", "3"], "Adam", 3 - 1 / LAYERS),
     ],

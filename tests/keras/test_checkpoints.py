@@ -9,6 +9,7 @@ import pytest
 
 from tests.cases.checkpoint_cases import SAVES
 from tests.harness import Pool
+from tests.harness.tiers import seldom
 
 CASES = "tests.cases.checkpoint_cases"
 EXPECTED = [float(i + SAVES) for i in range(12)]
@@ -18,7 +19,7 @@ EXPECTED = [float(i + SAVES) for i in range(12)]
     ("name", "where"),
     [
         ("multi_worker", "all"),
-        pytest.param("multi_worker3", "all", marks=pytest.mark.seldom),
+        *seldom(("multi_worker3", "all")),
         ("multi_worker", "each"),
         ("horovod", "chief"),
         ("mirrored", "all"),

@@ -86,7 +86,7 @@ def test_models_that_cannot_be_divided_as_asked_are_refused(
         assert error in message
 
 
-@pytest.mark.parametrize("target", ["mesh", pytest.param("mesh_zero3", marks=pytest.mark.seldom)])
+@pytest.mark.parametrize("target", ["mesh", *seldom("mesh_zero3")])
 def test_files_are_whole(cluster: Pool, target: str, tmp_path: pathlib.Path) -> None:
     """Plain Keras reads the same bits; training goes on from them as if it had not stopped."""
     path = str(tmp_path / "model.keras")

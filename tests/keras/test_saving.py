@@ -27,10 +27,7 @@ CASES = "tests.cases.saving_cases"
         "parameter_server",
         # The first is one process; two workers show what one writes and the others do not; the
         # optimizer's state is divided under `zero3` too.
-        *(
-            pytest.param(n, marks=pytest.mark.seldom)
-            for n in ("mirrored", "multi_worker3", "zero", "zero3")
-        ),
+        *seldom("mirrored", "multi_worker3", "zero", "zero3"),
     ],
 )
 def test_every_format(cluster: Pool, tmp_path: pathlib.Path, name: str) -> None:

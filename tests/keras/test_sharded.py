@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.conftest import assert_same
 from tests.harness import CallError, Pool
+from tests.harness.tiers import seldom
 from tfdist.sharding.checkpoint import Checkpoint
 from tfdist.sharding.consolidation import consolidate
 
@@ -36,10 +37,10 @@ def _shares(path: pathlib.Path) -> list[float]:
 @pytest.mark.parametrize(
     ("writer", "policy", "readers"),
     [
-        pytest.param("mesh_zero3", "float32", ("zero3", "single"), marks=pytest.mark.seldom),
+        *seldom(("mesh_zero3", "float32", ("zero3", "single"))),
         # The same code on one axis, and with whole weights whose optimizer is divided.
         pytest.param("zero", "mixed_bfloat16", ("mesh",)),
-        pytest.param("horovod_zero", "float32", ("mesh",), marks=pytest.mark.seldom),
+        *seldom(("horovod_zero", "float32", ("mesh",))),
     ],
 )
 def test_any_mesh_goes_on_from_what_another_has_written(
@@ -96,7 +97,7 @@ def test_training_goes_on_from_a_backup_on_half_the_processes(
     [
         (1, "put"),
         # All parts are written, and the index is not: to a reader the same.
-        pytest.param(0, "_replace", marks=pytest.mark.seldom),
+        *seldom((0, "_replace")),
     ],
 )
 def test_a_kill_in_the_middle_of_a_save_loses_nothing(
@@ -118,7 +119,7 @@ def test_a_full_disk_of_one_process_is_an_error_on_all(
         assert result["before"] == result["after"]
 
 
-@pytest.mark.parametrize("target", ["zero", pytest.param("mesh_zero3", marks=pytest.mark.seldom)])
+@pytest.mark.parametrize("target", ["zero", *seldom("mesh_zero3")])
 def test_a_checkpoint_of_tensorflow_has_whole_weights(
     cluster: Pool, tmp_path: pathlib.Path, target: str
 ) -> None:

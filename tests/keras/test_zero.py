@@ -32,7 +32,7 @@ CHECKED = (
         ("zero", "adam"),
         ("zero3", "ema"),
         ("horovod_zero3", "ema"),
-        *(pytest.param(t, "ema", marks=pytest.mark.seldom) for t in ("zero", "horovod_zero")),
+        *seldom(("zero", "ema"), ("horovod_zero", "ema")),
     ],
 )
 def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
@@ -54,8 +54,7 @@ def test_a_process_holds_its_part_of_the_state_and_shows_the_whole(
             "zero3": CHECKED,
             # A mesh divides the same weights; stages 2 and 3 differ in their gradients.
             "mesh": ("whole_weights", "centred"),
-            "zero": (),
-            **dict.fromkeys(("mesh4", "horovod_zero3", "mesh_zero1", "mesh_zero3"), ()),
+            **dict.fromkeys(("zero", "mesh4", "horovod_zero3", "mesh_zero1", "mesh_zero3"), ()),
         }.items()
         for case in CHECKED
     ],
@@ -103,7 +102,7 @@ def _apart(weights: list[Any], others: list[Any]) -> float:
     ("target", "optimizer"),
     [
         ("zero", "adafactor"),
-        pytest.param("zero", "scaled", marks=pytest.mark.seldom),
+        *seldom(("zero", "scaled")),
         *(
             pytest.param(target, name, marks=pytest.mark.seldom)
             for target in ("zero", "zero1")

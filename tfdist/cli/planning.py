@@ -41,8 +41,6 @@ __all__ = ["check_runnable", "planned", "program_of", "resolved_for", "seed_of"]
 
 # `tfdist run --every-task`: between-graph programs, which each task runs by itself.
 
-#: The module that runs a function of `tfdist.launch` in each task.
-_LAUNCH = "tfdist.cli.launch"
 #: The options with which `--every-task` goes.
 _OF_EVERY_TASK = ("processes", "ps")
 
@@ -347,6 +345,10 @@ def _roles(config: StrategyConfig) -> Mapping[str, Role]:
 def seed_of(config: StrategyConfig) -> int:
     """The seed of a job, drawn here if none is given."""
     return secrets.randbelow(2**32) if config.seed is None else config.seed
+
+
+#: The module that runs a function of `tfdist.launch` in each task; it is not loaded for its name.
+_LAUNCH = "tfdist.cli.launch"
 
 
 def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Program:

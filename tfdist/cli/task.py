@@ -98,11 +98,11 @@ def main(argv: Sequence[str], make: Callable[[], Any] | None = None) -> int:
 
 def _as_typed(error: TfdistError) -> str:
     """The message of an error, in which options that were given as flags are flags."""
-    given = (environment.read("TFDIST_FLAGS") or "").split(",")
     if not isinstance(error, ConfigError):
         return str(error)
     from tfdist.cli.options import in_flags  # Takes time to load.
 
+    given = (environment.read("TFDIST_FLAGS") or "").split(",")
     return in_flags(str(error), all_options().keys() - given)
 
 

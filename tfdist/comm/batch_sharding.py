@@ -91,7 +91,8 @@ def split_in_words(batch: int, parts: int) -> str:
     each, more = divmod(batch, parts)
     if parts <= _LISTED:
         return " + ".join(str(each + (number < more)) for number in range(parts))
-    return f"{each} or {each + 1} on each of {parts}" if more else f"{each} on each of {parts}"
+    sizes = f"{each} or {each + 1}" if more else f"{each}"
+    return f"{sizes} on each of {parts}"
 
 
 def slice_batch(batch: Structure, position: Tensor | int, parts: int) -> Structure:

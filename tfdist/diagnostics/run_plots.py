@@ -70,6 +70,7 @@ _RATIO = 20
 _DOTS = 200
 #: Places for bars, at least.
 _PLACES = 4
+#: The colours of the parts of a step.
 _OF_PARTS = {
     INPUT: _SERIES[0],
     COMPUTATION: _SERIES[1],
