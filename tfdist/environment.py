@@ -14,7 +14,7 @@ VARIABLES: dict[str, str] = {
     "TFDIST_CLUSTER": "A file that lists a cluster too large for TF_CONFIG; with TFDIST_TASK.",
     "TFDIST_TASK": "This task of TFDIST_CLUSTER, such as worker:0.",
     "TFDIST_CONFIG": "The job's strategy configuration, as JSON; set by `tfdist run`.",
-    "TFDIST_FLAGS": "The options that are flags of `tfdist run`; errors of tasks call them so.",
+    "TFDIST_WRITTEN": "The options that are not flags of the command; errors keep their names.",
     "TFDIST_LAUNCHED": "Set to 1 in the tasks that `tfdist run` starts.",
     "TFDIST_RECORD": "The file to which a task that `tfdist run` starts writes its progress.",
     "TFDIST_ELASTIC": "The directory in which the tasks of an elastic job leave their state.",

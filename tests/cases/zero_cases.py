@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow as tf
 from tests.cases import common
 from tests.cases.common import BATCH, UNEVEN, scope
 from tests.cases.harness_cases import rank
+from tfdist.sharding import variables
 
 
 class Rounded(keras.optimizers.SGD):
@@ -238,6 +240,19 @@ def regularized(strategy: Any) -> dict[str, Any]:
         )
     model, history = _fit(strategy, lambda: keras.optimizers.SGD(0.1), model)
     return {"weights": common.weights(model), "loss": history.history["loss"]}
+
+
+def traced_readings(strategy: Any) -> list[int]:
+    """How many gatherings are traced when all weights are read for the first and second time."""
+    with scope(strategy):
+        # Of a size that no other case has, as functions are kept as long as the strategy.
+        model = keras.Sequential([keras.Input((22,)), *(keras.layers.Dense(22) for _ in range(4))])
+    counts = []
+    for _ in range(2):
+        with mock.patch.object(variables, "gather", wraps=variables.gather) as gather:
+            model.get_weights()
+        counts.append(gather.call_count)
+    return counts
 
 
 def assigned_by_value(strategy: Any) -> list[np.ndarray]:

@@ -27,6 +27,7 @@ from tfdist.errors import ConfigError
         ("mesh='data=2,model=2' makes 4.", "--mesh data=2,model=2 makes 4."),
         ("layouts='a b -> model' is", "--layouts 'a b -> model' is"),
         ("Unknown clip 'befor'.", "Unknown --clip 'befor'."),
+        ("layouts has two rules. Its mode has", "--layouts has two rules. Its mode has"),
         (
             "lr_rule='linear' needs base_batch, a number",
             "--lr-rule linear needs --base-batch, a number",
@@ -46,15 +47,15 @@ def test_options_of_a_file_stay_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("written", "words"),
     [
-        ("strategy,zero", "--zero 3 conflicts with mesh='data=2'."),
-        ("mesh,strategy", "zero=3 conflicts with --mesh data=2."),
+        ("mesh,strategy", "--zero 3 conflicts with mesh='data=2'."),
+        ("", "--zero 3 conflicts with --mesh data=2."),
         (None, "zero=3 conflicts with mesh='data=2'."),
     ],
 )
 def test_an_error_of_a_task_has_the_words_of_its_command(
-    flags: str | None,
+    written: str | None,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -62,7 +63,8 @@ def test_an_error_of_a_task_has_the_words_of_its_command(
     def refuse() -> None:
         raise ConfigError("zero=3 conflicts with mesh='data=2'.")
 
-    if flags is not None:
-        monkeypatch.setenv("TFDIST_FLAGS", flags)
+    if written is not None:
+        monkeypatch.setenv("TFDIST_LAUNCHED", "1")
+        monkeypatch.setenv("TFDIST_WRITTEN", written)
     assert task.main(["train.py"], refuse) == ConfigError.exit_status
     assert capsys.readouterr().err == f"tfdist: {words}\n"

@@ -514,24 +514,27 @@ def test_the_cause_may_have_been_stopped_before_it_could_exit() -> None:
 
 
 KEY_ERROR = [*TRACE, "KeyError: 'missing'"]
+CONFLICT = "tfdist: --zero 3 conflicts with the optimizer Lamb."
 
 
 @pytest.mark.parametrize(
-    ("of_shown", "same"),
+    ("lines", "of_shown", "same"),
     [
-        (["Epoch 1/3", *TRACE, "KeyError: 'missing'"], True),
-        ([*TRACE, "KeyError: 'other'"], False),
-        (["Epoch 1/3"], False),
+        (KEY_ERROR, ["Epoch 1/3", *TRACE, "KeyError: 'missing'"], True),
+        (KEY_ERROR, [*TRACE, "KeyError: 'other'"], False),
+        (KEY_ERROR, ["Epoch 1/3"], False),
+        ([CONFLICT], ["tfdist: global batch: 32 examples a step", CONFLICT], True),
+        ([CONFLICT], ["tfdist: global batch: 32 examples a step"], False),
     ],
 )
 def test_an_error_that_is_on_the_terminal_is_not_shown_again(
-    of_shown: list[str], same: bool
+    lines: list[str], of_shown: list[str], same: bool
 ) -> None:
-    root = root_cause.Ending(Task("worker", 1), 1, None, KEY_ERROR)
+    root = root_cause.Ending(Task("worker", 1), 1, None, lines)
     shown = root_cause.Ending(Task("worker", 0), 1, None, of_shown, shown=True)
     message = root_cause.describe(root, [root, shown])
     assert ("Its error is the one of worker 0 above." in message) is same
-    assert ("KeyError: 'missing'" in message) is not same
+    assert (lines[-1] in message) is not same
     assert message.startswith("worker 1 failed with exit status 1.")
     assert message.endswith("worker 0 failed with exit status 1 too")
 

@@ -234,6 +234,12 @@ def test_what_needs_whole_weights_outside_of_steps_is_named(
         assert bool(said) is bool(error)
 
 
+def test_a_gathering_is_traced_for_each_layout_and_not_for_each_weight(cluster: Pool) -> None:
+    """Four kernels and four biases; tracing takes longer than a gathering, and a model has many."""
+    for counts in cluster("zero3").call(f"{CASES}:traced_readings"):
+        assert counts == [2, 0]
+
+
 @pytest.mark.parametrize("target", ["zero3", pytest.param("zero", marks=pytest.mark.seldom)])
 def test_a_weight_is_assigned_through_its_value(cluster: Pool, target: str) -> None:
     expected = cluster.plain(f"{CASES}:assigned_by_value")

@@ -138,7 +138,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/strategies/horovod/strategy.py",
-        "tests/keras/test_mesh.py -k horovod_mesh-recurrent",
+        "tests/keras/test_mesh.py --tier=everything -k horovod_mesh-recurrent",
         (
             "self._gradients(self.extended.rings[DATA], values)",
             "self._gradients(self._ring, values)",
@@ -731,7 +731,7 @@ MUTANTS: list[Mutant] = [
         "tfdist/sharding/relayout.py",
         "return part_of(link, tf.convert_to_tensor(upstream), part.dimension)",
         "return upstream",
-        "tests/keras/test_mesh.py -k mesh_zero3-network",
+        "tests/keras/test_mesh.py --tier=everything -k mesh_zero3-network",
     ),
     Mutant(
         "tfdist/sharding/relayout.py",
@@ -777,7 +777,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_of(
         "tfdist/comm/launchers.py",
-        "tests/keras/test_zero.py -k mesh-within_control_flow",
+        "tests/keras/test_zero.py --tier=everything -k mesh-within_control_flow",
         ("return None if gradients_of_control_flow() else token", "return token"),
         ("key = graph.capture(key)", "pass"),
     ),

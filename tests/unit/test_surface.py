@@ -218,7 +218,6 @@ def test_environment_variables():
         "TFDIST_CLUSTER",
         "TFDIST_CONFIG",
         "TFDIST_ELASTIC",
-        "TFDIST_FLAGS",
         "TFDIST_LAUNCHED",
         "TFDIST_PODS",
         "TFDIST_RECORD",
@@ -228,6 +227,7 @@ def test_environment_variables():
         "TFDIST_SERVICE",
         "TFDIST_TASK",
         "TFDIST_VERIFY_STEPS",
+        "TFDIST_WRITTEN",
     ]
 
 

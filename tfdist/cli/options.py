@@ -155,6 +155,7 @@ def in_flags(message: str, written: Collection[str] = ()) -> str:
     names = "|".join(flags)
     before = rf"\b([Ll]eave|[Uu]nknown|needs) ({names})\b(?! ?=)"
     message = re.sub(before, lambda m: f"{m[1]} {flags[m[2]]}", message)
+    message = re.sub(rf"^({names})(?= has )", lambda m: flags[m[1]], message)
     return re.sub(rf"\b({names}) ?= ?{_VALUE}", lambda m: _as_typed(flags[m[1]], m[2]), message)
 
 

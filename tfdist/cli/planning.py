@@ -17,7 +17,7 @@ from tfdist.cluster.environments import detection
 from tfdist.cluster.spec import ClusterSpec, Task
 from tfdist.cluster.tf_config import check_tf_config, own_tf_config, parse_tf_config, refuse_gaps
 from tfdist.config.resolution import Resolved, resolve
-from tfdist.config.strategy_config import StrategyConfig
+from tfdist.config.strategy_config import StrategyConfig, all_options
 from tfdist.config.strategy_spec import having, spec_of
 from tfdist.config.timeline_options import TimelineOptions, is_picture
 from tfdist.errors import ConfigError
@@ -362,7 +362,7 @@ def program_of(request: Request, config: StrategyConfig, seed: int | None) -> Pr
         env_only=request.env_only,
         roles=_roles(config),
         # The options of `tfdist.launch`, which makes a command of them, are written in Python.
-        flags=() if request.script == _LAUNCH else tuple(sorted(request.flags)),
+        written=tuple(sorted(all_options() if request.script == _LAUNCH else request.written)),
     )
 
 
@@ -392,8 +392,7 @@ def _of_flags_and_file(
     try:
         return resolve(flags, request.file, environ, gpus, on_this_machine=on_this_machine)
     except ConfigError as error:
-        written = () if request.file is None else request.file.values.keys() - request.flags.keys()
-        raise ConfigError(in_flags(str(error), written)) from error
+        raise ConfigError(in_flags(str(error), request.written)) from error
 
 
 def _counts_of_cluster(text: str | None, options: Mapping[str, Any]) -> dict[str, int]:

@@ -100,6 +100,11 @@ class Request:
         return flags
 
     @property
+    def written(self) -> set[str]:
+        """The options that the file has, and no flag."""
+        return set() if self.file is None else self.file.values.keys() - self.flags.keys()
+
+    @property
     def asked(self) -> dict[str, Any]:
         """The options that are given, in the file or by flags, which win."""
         return {**(self.file.values if self.file is not None else {}), **self.flags}

@@ -24,7 +24,7 @@ from tfdist import environment
 from tfdist.cluster.rendezvous import liveness
 from tfdist.cluster.tf_config import own_tf_config
 from tfdist.cluster.validation.machine import versions
-from tfdist.config.strategy_config import StrategyConfig, all_options
+from tfdist.config.strategy_config import StrategyConfig
 from tfdist.config.strategy_spec import spec_of
 from tfdist.errors import ConfigError, TfdistError
 from tfdist.launcher import root_cause
@@ -97,13 +97,13 @@ def main(argv: Sequence[str], make: Callable[[], Any] | None = None) -> int:
 
 
 def _as_typed(error: TfdistError) -> str:
-    """The message of an error, in which options that were given as flags are flags."""
-    if not isinstance(error, ConfigError):
+    """The message of an error, in the words of the command if one has started this task."""
+    if environment.read("TFDIST_LAUNCHED") is None or not isinstance(error, ConfigError):
         return str(error)
     from tfdist.cli.options import in_flags  # Takes time to load.
 
-    given = (environment.read("TFDIST_FLAGS") or "").split(",")
-    return in_flags(str(error), all_options().keys() - given)
+    written = environment.read("TFDIST_WRITTEN") or ""
+    return in_flags(str(error), written.split(","))
 
 
 def _make_strategy() -> Any:

@@ -99,7 +99,7 @@ class Program:
             itself, and besides TF_CONFIG only what serves its log is set.
         roles: the roles of task types other than `Role.MAIN`. Unless `env_only`, these tasks run a
             server instead of the script.
-        flags: the options that were given as flags; go to the tasks as TFDIST_FLAGS.
+        written: the options that are not written as flags; go to the tasks as TFDIST_WRITTEN.
         task_flags: whether the script gets its place as the flags of TensorFlow 1's tutorials.
         python: the interpreter.
     """
@@ -111,7 +111,7 @@ class Program:
     module: bool = False
     env_only: bool = False
     roles: Mapping[str, Role] = dataclasses.field(default_factory=dict)
-    flags: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     task_flags: bool = False
     python: str = sys.executable
 
@@ -155,8 +155,8 @@ class Program:
         changes.update(TFDIST_CONFIG=self.config, TFDIST_LAUNCHED="1")
         if self.seed is not None:
             changes["TFDIST_SEED"] = str(self.seed)
-        if self.flags:
-            changes["TFDIST_FLAGS"] = ",".join(self.flags)
+        if self.written:
+            changes["TFDIST_WRITTEN"] = ",".join(self.written)
         return changes
 
 

@@ -202,8 +202,12 @@ def _shown_error_of(root: Ending, endings: Sequence[Ending]) -> Ending | None:
 
 
 def _last_error(lines: Sequence[str]) -> list[str]:
-    """The last exception in a task's output and all after it; empty if there is none."""
-    starts = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
+    """The last error of Python or tfdist in a task's output and all after it; or nothing."""
+    starts = [
+        number
+        for number, line in enumerate(lines)
+        if _EXCEPTION.match(line) or line.startswith("tfdist: ")
+    ]
     return list(lines[starts[-1] :]) if starts else []
 
 

@@ -7,6 +7,7 @@ saved of it. To an optimizer that runs in a block of `as_shards` it is this proc
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -26,7 +27,16 @@ from tfdist.sharding.exchange import gather, own_shard, slice_of
 from tfdist.sharding.gathering import gathered
 from tfdist.sharding.layout import Cut, Layout
 from tfdist.sharding.relayout import remembered, whole_weight_of
-from tfdist.types import AnyStrategy, Array, Gradient, KerasVariable, Strategy, Tensor, Variable
+from tfdist.types import (
+    AnyStrategy,
+    Array,
+    DType,
+    Gradient,
+    KerasVariable,
+    Strategy,
+    Tensor,
+    Variable,
+)
 from tfdist.utils.thread_state import Current, Flag
 
 __all__ = [
@@ -284,13 +294,11 @@ class ShardedVariable(_Shard):
 
     def _read_now(self) -> Tensor:
         strategy = self._strategy
-        # Run eagerly, an exchange traces a function anyway, of which TensorFlow warns.
-        gather_all = tf.function(lambda: strategy.run(self.gathered), autograph=False)
         with tf.init_scope(), strategy.scope():
             name = f"reading {self.path!r}, which is divided"
             host_collectives.barrier(strategy, name, READ_SECONDS)
-            whole: Tensor = local_results(strategy, gather_all.get_concrete_function()())[0]
-        return whole
+            kept = tf.convert_to_tensor(self.kept)
+            return _gathering_of(strategy, self.kept_layout, kept.dtype)(kept)
 
     def assign(self, value: Any) -> Any:
         """Assigns a whole value, of which the part is kept; of a saved one only that is read."""
@@ -348,6 +356,37 @@ class ShardedVariable(_Shard):
     def _restore_from_tensors(self, restored_tensors: Mapping[str, Tensor]) -> Any:
         self.assign(restored_tensors["VARIABLE_VALUE"])
         return self.kept
+
+
+#: For each strategy its compiled functions that gather a whole value, by layout and type.
+_gatherings: weakref.WeakKeyDictionary[Any, dict[tuple[Layout, DType], Callable[[Tensor], Tensor]]]
+_gatherings = weakref.WeakKeyDictionary()
+
+
+def _gathering_of(strategy: Strategy, layout: Layout, dtype: DType) -> Callable[[Tensor], Tensor]:
+    """A function that gathers a whole value of each process's part, outside of any step.
+
+    All variables of one layout share it: a model is read weight by weight, and tracing a function
+    takes longer than to gather a small one.
+    """
+    known = _gatherings.setdefault(strategy, {})
+    if (layout, dtype) not in known:
+        alive: Callable[[], Any] = weakref.ref(strategy)
+
+        def in_replica(part: Tensor) -> Tensor:
+            for cut in reversed(layout.cuts):
+                (part,) = gather(alive().link(cut.axis.name), [part], [cut])
+            return part
+
+        def whole(part: Tensor) -> Tensor:
+            gathered: Tensor = local_results(alive(), alive().run(in_replica, args=(part,)))[0]
+            return gathered
+
+        spec = tf.TensorSpec(layout.shard_shape, dtype)
+        compiled = tf.function(whole, autograph=False)
+        # A concrete one is compiled also if functions are set to run eagerly.
+        known[layout, dtype] = compiled.get_concrete_function(spec)
+    return known[layout, dtype]
 
 
 def asked(strategy: AnyStrategy) -> str:
