@@ -50,18 +50,19 @@ bench: $(STAMP)dev
 shape: $(STAMP)dev
 	$(BIN)/python -m tests.shape
 
-# The lowest versions of the supported range: the seams, and the core of the contract suite on every
-# strategy. Horovod is built for one TensorFlow. Keras's nightly may have moved seams: a warning.
+# The lowest versions of the supported range: the seams, and of the contract suite what `make test`
+# runs. Horovod is built for one TensorFlow. Keras's nightly may have moved seams: a warning.
 LOWEST_KERAS := keras==3.14.1
 LOWEST_TENSORFLOW := tensorflow==2.20.0
 SEAMS := tests/unit/test_seams.py tests/keras/test_hooks.py
+CONTRACT = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --tier=test tests/contract
 versions: export PATH := $(CURDIR)/$(BIN):$(PATH)
 versions: $(STAMP)dev
 	$(BIN)/tfdist build-horovod
 	$(call with,$(LOWEST_KERAS)) $(SEAMS)
-	$(call with,$(LOWEST_KERAS)) -m core --tier=test tests/contract
+	$(call with,$(LOWEST_KERAS)) $(CONTRACT)
 	$(call with,$(LOWEST_TENSORFLOW)) $(SEAMS)
-	$(call with,$(LOWEST_TENSORFLOW)) -m core --tier=test -k "not horovod" tests/contract
+	$(call with,$(LOWEST_TENSORFLOW)) $(CONTRACT) -k "not horovod"
 	$(call with,keras-nightly) $(SEAMS) || \
 	    echo "WARNING: Keras's nightly has moved what is named above."
 
