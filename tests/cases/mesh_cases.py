@@ -402,6 +402,31 @@ def noisy(strategy: Any) -> list[Any]:
         return [np.float32(each) for each in common.weights(model)]
 
 
+def by_keras_without_parts(strategy: Any, kind: str) -> dict[str, Any]:
+    """Programs with a distribution of Keras that divides no weight; stock Keras ignores it."""
+    api = keras.distribution
+    with scope(strategy):
+        if strategy is not None:
+            devices = api.list_devices()
+            mesh = api.DeviceMesh((1, 1), ["batch", "model"], devices[:1])
+            layout_map = api.LayoutMap(mesh)
+            layout_map[".*kernel"] = (None, "model")
+            by_kind = {
+                "data": lambda: api.DataParallel(devices=devices),
+                "one device": lambda: api.ModelParallel(
+                    layout_map=layout_map, batch_dim_name="batch"
+                ),
+            }
+            api.set_distribution(by_kind[kind]())
+        try:
+            model = common.dense_model()
+        finally:
+            api.set_distribution(None)
+        x, y = common.table(UNEVEN)
+        model.compile(adam(), common.sparse_crossentropy())
+        return common.fitted(model, x=x, y=y, batch_size=BATCH, epochs=2, shuffle=False)
+
+
 def kept_by_keras(strategy: Any) -> dict[str, Any]:
     """The shapes that a process keeps of dense kernels, by rules of a `LayoutMap` that change."""
     api = keras.distribution

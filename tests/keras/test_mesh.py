@@ -132,6 +132,23 @@ def test_the_distribution_api_of_keras(cluster: Pool, weights_by_batch: bool) ->
         assert_same(expected, result, 1e-5, f"worker {worker}")
 
 
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ("single", "one device"),
+        ("mirrored", "one device"),
+        ("mirrored", "data"),
+        *seldom(("single", "data"), ("parameter_server", "one device"), ("multi_worker", "data")),
+    ],
+)
+def test_a_distribution_that_divides_no_weight(cluster: Pool, target: str, kind: str) -> None:
+    """A program that is tried on one device, and data parallel training, need no mesh."""
+    case = f"{CASES}:by_keras_without_parts"
+    expected = cluster.plain(case, kind=kind)
+    for worker, result in enumerate(cluster(target).call(case, kind=kind)):
+        assert_same(expected, result, 1e-5, f"worker {worker}")
+
+
 def test_rules_of_a_layout_map_are_those_of_keras(cluster: Pool) -> None:
     """An exact path before patterns, also later ones; without a rule a weight is whole."""
     for found in cluster("mesh").call(f"{CASES}:kept_by_keras"):

@@ -275,9 +275,11 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             layouts: the rules by which the weights that are made from now on are divided.
 
         Raises:
-            ConfigError: if the strategy has no mesh.
+            ConfigError: if the strategy has no mesh, and more is asked for than one device, or than
+                data parallel training on its replicas.
         """
-        if mesh.processes > 1 or layouts:
+        replicas = mesh.size(DATA) == self.num_replicas_in_sync and not layouts
+        if mesh.processes > 1 and not (replicas and mesh.processes == mesh.size(DATA)):
             raise ConfigError(
                 f"keras.distribution asks for the mesh '{mesh}', which conflicts with "
                 f"strategy={self.name!r}. Choose strategy='multi_worker'."
