@@ -413,6 +413,7 @@ def by_keras_without_parts(strategy: Any, kind: str) -> dict[str, Any]:
             layout_map[".*kernel"] = (None, "model")
             by_kind = {
                 "data": lambda: api.DataParallel(devices=devices),
+                "own data": lambda: api.DataParallel(devices=devices, auto_shard_dataset=False),
                 "one device": lambda: api.ModelParallel(
                     layout_map=layout_map, batch_dim_name="batch"
                 ),

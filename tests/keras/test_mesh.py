@@ -138,6 +138,7 @@ def test_the_distribution_api_of_keras(cluster: Pool, weights_by_batch: bool) ->
         ("single", "one device"),
         ("mirrored", "one device"),
         ("mirrored", "data"),
+        ("mirrored", "own data"),
         *seldom(("single", "data"), ("parameter_server", "one device"), ("multi_worker", "data")),
     ],
 )

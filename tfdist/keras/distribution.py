@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._keras import distribution_backend, distribution_lib, global_state
+from tfdist.comm.host_collectives import worker_count
 from tfdist.config.mesh import DATA, MODEL, LayoutRule, Mesh
 from tfdist.errors import ConfigError
 from tfdist.keras.hooks import Hook
@@ -106,7 +107,7 @@ def _lay_out(strategy: Strategy, distribution: Any) -> None:
     Raises:
         ConfigError: if they cannot be arranged so.
     """
-    if not distribution.auto_shard_dataset:
+    if not distribution.auto_shard_dataset and worker_count(strategy) > 1:
         raise ConfigError(
             "auto_shard_dataset=False of keras.distribution is not supported: tfdist slices the "
             "global batches. Leave it out; or give a data set the auto-shard policy OFF, by which "
