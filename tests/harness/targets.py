@@ -75,7 +75,9 @@ class Target:
 
 #: What ZeRO lacks at each stage, and what a model axis does.
 _BY_ZERO = frozenset({"collectives", "eager", "any optimizer"})
-_BY_MESH = frozenset({"collectives", "eager", "loops", "own data", "whole gradients"})
+_BY_MESH = frozenset(
+    {"any optimizer", "collectives", "eager", "loops", "own data", "whole gradients"}
+)
 
 PLAIN = "plain"
 

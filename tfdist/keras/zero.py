@@ -61,6 +61,7 @@ __all__ = [
 #: Keras's optimizers whose update of an element depends on that element alone.
 _ELEMENTWISE = (
     *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion"),
+    "ScheduleFreeAdamW",
 )
 
 #: Those whose update of an element depends on the whole weight, or its whole gradient.
