@@ -100,7 +100,13 @@ def test_a_loss_with_a_call_of_its_own(agree: Agree) -> None:
 
 
 @pytest.mark.needs("own steps")
-@pytest.mark.parametrize("name", BY_OUTPUT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.needs("inner gradients") if name == "by hand" else ())
+        for name in BY_OUTPUT
+    ],
+)
 def test_gradients_that_a_step_takes_with_output_gradients(agree: Agree, name: str) -> None:
     agree("loss_cases:by_output", name=name)
 

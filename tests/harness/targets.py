@@ -22,6 +22,7 @@ CAPABILITIES = {
     "own steps": "a model has a `train_step` of its own, or is of a subclass",
     "any model": "a model need not be one that can be cut into stages",
     "any optimizer": "an optimizer need not be one of which ZeRO knows how it computes",
+    "inner gradients": "a step may ask for gradients of the outputs of a layer",
     "eager": "a step may run eagerly (`run_eagerly=True`)",
     "replicas": "this process sees the copy of a variable of each replica",
     "whole gradients": "a step may change gradients before it applies them",
@@ -76,7 +77,10 @@ class Target:
 #: What ZeRO lacks at each stage, and what a model axis does.
 _BY_ZERO = frozenset({"collectives", "eager", "any optimizer"})
 _BY_MESH = frozenset(
-    {"any optimizer", "collectives", "eager", "loops", "own data", "whole gradients"}
+    {
+        *("any optimizer", "collectives", "eager", "inner gradients", "loops", "own data"),
+        "whole gradients",
+    }
 )
 
 PLAIN = "plain"
