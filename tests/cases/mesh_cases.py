@@ -423,9 +423,8 @@ def by_keras_without_parts(strategy: Any, kind: str) -> dict[str, Any]:
             model = common.dense_model()
         finally:
             api.set_distribution(None)
-        x, y = common.table(UNEVEN)
         model.compile(adam(), common.sparse_crossentropy())
-        return common.fitted(model, x=x, y=y, batch_size=BATCH, epochs=2, shuffle=False)
+        return common.fitted(model, *common.table(UNEVEN))
 
 
 def kept_by_keras(strategy: Any) -> dict[str, Any]:

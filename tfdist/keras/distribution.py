@@ -43,13 +43,13 @@ def _processes(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
     @functools.wraps(original)
     def list_devices(device_type: str | None = None) -> list[str]:
         strategy = tf.distribute.get_strategy()
-        world = getattr(strategy, "world", None)
-        if world is None or world.workers == 1:
+        if worker_count(strategy) == 1:
             return original(device_type)
         kind = "gpu" if "GPU" in strategy.extended.worker_devices[0] else "cpu"
         if device_type is not None and device_type.lower() != kind:
             return original(device_type)
-        return [f"{kind}:{number}" for number in range(world.workers * world.local)]
+        count = strategy.world.workers * strategy.world.local
+        return [f"{kind}:{number}" for number in range(count)]
 
     return list_devices
 

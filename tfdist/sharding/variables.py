@@ -358,12 +358,15 @@ class ShardedVariable(_Shard):
         return self.kept
 
 
+_Gathering = Callable[[Tensor], Tensor]
+
 #: For each strategy its compiled functions that gather a whole value, by layout and type.
-_gatherings: weakref.WeakKeyDictionary[Any, dict[tuple[Layout, DType], Callable[[Tensor], Tensor]]]
-_gatherings = weakref.WeakKeyDictionary()
+_gatherings: weakref.WeakKeyDictionary[Any, dict[tuple[Layout, DType], _Gathering]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _gathering_of(strategy: Strategy, layout: Layout, dtype: DType) -> Callable[[Tensor], Tensor]:
+def _gathering_of(strategy: Strategy, layout: Layout, dtype: DType) -> _Gathering:
     """A function that gathers a whole value of each process's part, outside of any step.
 
     All variables of one layout share it: a model is read weight by weight, and tracing a function
@@ -379,8 +382,8 @@ def _gathering_of(strategy: Strategy, layout: Layout, dtype: DType) -> Callable[
             return part
 
         def whole(part: Tensor) -> Tensor:
-            gathered: Tensor = local_results(alive(), alive().run(in_replica, args=(part,)))[0]
-            return gathered
+            value: Tensor = local_results(alive(), alive().run(in_replica, args=(part,)))[0]
+            return value
 
         spec = tf.TensorSpec(layout.shard_shape, dtype)
         compiled = tf.function(whole, autograph=False)

@@ -278,8 +278,8 @@ class StrategyMixin(_TensorFlowStrategy):  # type: ignore[misc]
             ConfigError: if the strategy has no mesh, and more is asked for than one device, or than
                 data parallel training on its replicas.
         """
-        replicas = mesh.size(DATA) == self.num_replicas_in_sync and not layouts
-        if mesh.processes > 1 and not (replicas and mesh.processes == mesh.size(DATA)):
+        by_replicas = mesh.processes == mesh.size(DATA) == self.num_replicas_in_sync
+        if mesh.processes > 1 and (layouts or not by_replicas):
             raise ConfigError(
                 f"keras.distribution asks for the mesh '{mesh}', which conflicts with "
                 f"strategy={self.name!r}. Choose strategy='multi_worker'."
